@@ -1,4 +1,4 @@
-"""The contract of environments: time steps as in dm_env, `Environment`, and what else can be asked of one.
+"""The contract of environments: time steps as in dm_env, `Environment`, and its optional members.
 
 Anything with `reset`, `step` and `close` is an environment.
 """
@@ -25,7 +25,7 @@ from typing import (
     runtime_checkable,
 )
 
-from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
+from typing_extensions import TypeVar  # `typing.TypeVar` supports defaults only from Python 3.13
 
 from ares_exp.config.parts import StandIn, has_members
 from ares_exp.containers.activity import Activity
@@ -57,7 +57,7 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
 
     Attributes:
         step_type: `"FIRST"` from `reset()`, `"MID"` while the episode is running, `"LAST"` when it has ended.
-        reward: `None` on FIRST; 0.0 on MID unless the task gives one; the episode's reward on LAST.
+        reward: `None` on FIRST; 0.0 on MID unless the task gives a reward; the episode's reward on LAST.
             `None` on LAST only when the verifier did not run (`verify_on_truncation=false`).
         discount: `None` on FIRST; 1.0 on MID; on LAST 0.0 for termination and 1.0 for truncation.
         observation: The pending LLM request; `None` on LAST.
@@ -69,7 +69,7 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     observation: ObservationT | None
 
     def __repr__(self) -> str:
-        """Shows all but the middle of a long observation."""
+        """Formats the time step, with the middle of a long observation left out."""
         shown = repr(self.observation)
         if len(shown) > _SHOWN_CHARS:
             half = _SHOWN_CHARS // 2
@@ -110,7 +110,7 @@ def truncation(reward: float | None) -> TimeStep[Any]:
 
 
 def check_action(action: object) -> None:
-    """Refuses anything that is not a response of a policy, before any state changes.
+    """Rejects any action that is not a response of a policy, before the state changes.
 
     Raises:
         TypeError: `action` is neither an `LLMResponse` nor `None`.
@@ -122,14 +122,15 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit"]
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
 """A limit on episodes: one of `limits`, or `time` for the time limits. `format_errors` is a limit of an agent.
-`agent_exit` stands for an installed agent that failed: its work is still scored."""
+`agent_exit` stands for an installed agent that failed: its work is still scored. `context` means that a request is
+longer than the model can read."""
 
 
 @runtime_checkable
 class MinimalEnvironment(Protocol):
-    """The minimal environment: three methods. Everything in this package works with it; `EnvironmentBase` has the rest.
+    """The minimal environment: three methods. The whole package works with it; `EnvironmentBase` has the rest.
 
     Observation = LLM request, action = LLM response. `reset()` and `step()` raise when the agent, the container or the
     verifier fails; a LAST step always means that the episode ended by itself or by a limit.
@@ -144,14 +145,14 @@ class MinimalEnvironment(Protocol):
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
         """Applies `action` to the pending observation and returns the next step.
 
-        `None` means that the policy's time was up, so that there is no response. Only an environment that `is_timed` is
-        given `None`; it ends the episode, or the stage of its task, by truncation. For all others the runner keeps
-        the time limit itself, and ends the episode without a call of `step`.
+        `None` means that the policy gave no response within its time limit. Only an environment that `is_timed` gets
+        `None`; it truncates the episode, or the stage of its task. For other environments, the runner enforces the time
+        limit, and ends the episode without a call of `step`.
         """
         ...
 
     async def close(self) -> None:
-        """Releases everything that the environment holds. May be called at any time, and more than once."""
+        """Releases all resources of the environment. May be called at any time, and more than once."""
         ...
 
 
@@ -178,7 +179,7 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. The exception says how a running episode ended."""
+        """Closes the environment. An exception determines how a running episode ended."""
         ...
 
 
@@ -187,31 +188,31 @@ class EpisodeReport:
     """Facts about the running episode, or the last one, for its records.
 
     Attributes:
-        task_name: Name of the task; `None` when the environment has no tasks, or before the first `reset()`.
-        agent: Name of its code agent in records; `None` when it has none.
-        agent_facts: What came from its code agent, one that is installed; `None` for any other.
-        seed: Seed of the episode; `None` when the environment does not know it.
-        attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
+        task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
+        agent: Name of its code agent in records; `None` if it has none.
+        agent_facts: Facts from an installed code agent; `None` for other agents.
+        seed: Seed of the episode; `None` if the environment does not know it.
+        attempt: Number of the attempt at the task, from 0; `None` if the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
-            when no limit did, or while the episode is running.
-        limit_note: More about that limit, in a sentence; `None` when there is no more.
-        format_errors: Replies that its agents could not use, as far as they count them.
-        rewards: Everything that the verifier scored, by key, and every scorer, by name; empty when none did.
-        note: Why the reward says nothing about the tests, if they could not be run or graded, or why an episode that
+            if no limit did, or while the episode is running.
+        limit_note: More about that limit, in a sentence; `None` if nothing more is known.
+        format_errors: Number of replies that its agents could not use, if they count them.
+        rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
+        note: Why the tests could not be run or graded, or why an episode that
             a limit ended has none.
         stages: Results of the finished stages; empty for a single-stage task.
-        phase: What a running call is busy with: `start`, `agent`, `verify`, `score`, or a name that only this
+        phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this
             environment uses.
             `None` while it waits for an action.
         phase_sec: Wall seconds by phase so far.
         has_container: Whether the episode holds a container, started or being started.
-        container_image: Source of the container's files; `None` when there is no container, or none yet.
-        environment_usage: Tokens and cost of the environment's own model calls in this try; `None` when it makes
+        container_image: Source of the container's files; `None` without a container, or before it has one.
+        environment_usage: Tokens and cost of the environment's own model calls in this try; `None` if it makes
             no such calls.
         lineage: Origin of a branched episode: ids of the root and the parent episode, and the step; empty for an
         episode that was not branched.
         edits: Messages that the policy sees in another form than the agent wrote them.
-        snapshots: Names of its snapshots that are kept, oldest first.
+        snapshots: Names of its kept snapshots, oldest first.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
     """
 
@@ -242,8 +243,8 @@ class PastStep:
     """A past time step of the running episode, and the action that led to it.
 
     Attributes:
-        time_step: As it was returned.
-        action: The answer to the previous step; `None` on FIRST, and where there was no response in time.
+        time_step: The time step as it was returned.
+        action: The response to the previous step; `None` on FIRST, and without a response in time.
         timestamp: Epoch seconds.
         policy_sec: Seconds until that response; `None` on FIRST.
         environment_sec: Seconds that the environment took.
@@ -277,17 +278,17 @@ MAIN_CONVERSATION = "main"
 
 
 class EnvironmentBase:
-    """Everything that can be asked of an environment, with a neutral value for each optional member.
+    """Defines all members of an environment, with a neutral value for each optional one.
 
-    Inherit from it, or have some of its members: `complete` adds the others where an environment enters. Only `reset`,
-    `step` and `close` are needed.
+    Inherit from it, or implement some of its members: `complete` adds the missing ones to a custom environment. Only
+    `reset`, `step` and `close` are required.
     """
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode (abandoning a running one) and returns its FIRST step.
 
         Args:
-            seed: Seeds the choice of tasks.
+            seed: Seed of the choice of tasks.
             options: `{"task": name_or_index}` picks the task.
         """
         raise NotImplementedError
@@ -297,7 +298,7 @@ class EnvironmentBase:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Releases everything that the environment holds. Idempotent."""
+        """Releases all resources of the environment. Idempotent."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -326,7 +327,7 @@ class EnvironmentBase:
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages; asked once per response. Default: those of the report."""
+        """Number of finished stages, read once per response. Default: the number in the report."""
         return len(self.report().stages)
 
     @property
@@ -361,15 +362,15 @@ class EnvironmentBase:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it has `time_left_sec`; only then is it given `step(None)`."""
+        """Whether it has `time_left_sec`; only then, `step(None)` is called."""
         return type(self).time_left_sec is not EnvironmentBase.time_left_sec
 
     @property
     def time_left_sec(self) -> float | None:
-        """Returns the seconds until the limit that it keeps on the agent; the policy's time counts, too.
+        """Seconds left of its limit on the agent, which includes the policy's time.
 
-        A response that is missing by then is given as `step(None)`. `None` without a limit, without a running episode,
-        and by default.
+        If a response is missing by then, `step(None)` is called. `None` without a limit, without a running episode, and
+        by default.
         """
         return None
 
@@ -380,16 +381,16 @@ class EnvironmentBase:
         """Ends an episode that waits for an action, because the previous step reached `limit`, and scores its state.
 
         Returns:
-            LAST with discount 1.0 and the verifier's reward; `None` when the episode cannot be ended and continues,
-            and by default.
+            LAST with discount 1.0 and the verifier's reward; `None` if the episode cannot be ended and continues, and
+            by default.
 
         Raises:
-            ContainerError, VerifierError: As from `step`.
+            ContainerError, VerifierError: See `step`.
         """
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Whether it ends its episodes at these `EpisodeLimits` by itself. Default: no, they are kept around it."""
+        """Whether it enforces these `EpisodeLimits` by itself. Default: no, a wrapper enforces them."""
         return False
 
     # Snapshots
@@ -398,11 +399,11 @@ class EnvironmentBase:
         """Writes `<output_dir>/<snapshot_id>/snapshot.json` atomically. The episode continues unchanged.
 
         Args:
-            output_dir: The snapshot store: a directory, made when missing.
+            output_dir: The snapshot store: a directory, created if missing.
             snapshot_id: Name of the snapshot; generated by default.
 
         Raises:
-            SnapshotError: The environment cannot be exported; the subclass says why.
+            SnapshotError: The environment cannot be exported. The subclass of the error identifies the cause.
             OSError: The snapshot could not be written.
         """
         raise self._cannot_be_captured
@@ -415,7 +416,7 @@ class EnvironmentBase:
             diversify: Whether each agent draws different random values from now on.
 
         Raises:
-            SnapshotError, ContainerError: A fork failed; the subclass says why. No fork is left running.
+            SnapshotError, ContainerError: A fork failed. No fork is left running.
         """
         raise self._cannot_be_captured
 
@@ -429,16 +430,18 @@ class EnvironmentBase:
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the unanswered requests, in a defined order; `step(action)` answers the first, the observation.
 
-        Lets a caller ask the policy for several responses at once. The order is not changed by what comes later: new
-        requests come last. During `step()` those that wait besides the answered one; empty without an episode.
+        A caller can use this to ask the policy for several responses at once. New requests are appended, without
+        changing the order. During `step()`, it returns the requests that wait in addition to the answered one. It is
+        empty without an episode.
         """
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until `pending_requests()` has other calls than `known`, and returns it.
 
-        May be awaited at any time, also during `step()`, and cancelled. Does not return while nothing changes, and need
-        not for the request that a `step()` answers or returns: its caller knows of these. Default: never returns.
+        May be awaited at any time, also during `step()`, and may be cancelled. Does not return while nothing changes.
+        It need not report the request that a `step()` answers or returns, because its caller knows it. Default: never
+        returns.
         """
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
@@ -485,7 +488,7 @@ class EnvironmentWrapper(EnvironmentBase):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment and passes the exception on; that closes the environment."""
+        """Leaves the wrapped environment, which gets the exception and is closed."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
     def report(self) -> EpisodeReport:
@@ -556,11 +559,11 @@ class EnvironmentWrapper(EnvironmentBase):
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
-    """Returns `env` if it inherits `EnvironmentBase`, otherwise a view of it that adds what it lacks.
+    """Returns `env` if it inherits `EnvironmentBase`, otherwise a view of it with the missing members.
 
-    Called where an environment enters, so that all later code sees complete environments. The `reset` of the view takes
-    `seed` and `options`. If the environment takes no seed, it is reset without, which is logged once; it raises
-    `TypeError` for options that the environment does not take.
+    It is called for every custom environment, so that all later code sees complete ones. The `reset` of the view takes
+    `seed` and `options`. If the environment takes no seed, it is reset without one, which is logged once. The view
+    raises `TypeError` for options that the environment does not take.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)
@@ -574,7 +577,7 @@ class _Completed(StandIn, EnvironmentBase):
         return getattr(own("_part"), name)
 
     def _has(self, name: str) -> bool:
-        """Whether the environment has a member. A method that is `None` is missing."""
+        """Returns whether the environment has a member. A method that is `None` counts as missing."""
         value = getattr(self._part, name, _ABSENT)
         if value is _ABSENT:  # or a property that has failed
             return inspect.getattr_static(self._part, name, _ABSENT) is not _ABSENT
@@ -632,13 +635,13 @@ class _Named(Protocol):
 
 
 def _name_of(task: object) -> str | None:
-    """Returns the name of a current task; `None` where it has none."""
+    """Returns the name of a current task; `None` if it has none."""
     name = task.name if has_members(task, _Named) else task
     return name if isinstance(name, str) else None
 
 
 def takes_seed(env: MinimalEnvironment) -> bool:
-    """Whether the environment's `reset()` takes a seed."""
+    """Returns whether the environment's `reset()` takes a seed."""
     return _takes(env.reset, "seed")
 
 
@@ -662,17 +665,17 @@ def _warn_of_unused_seed(kind: Any) -> None:
 
 
 class OneCallAtATime:
-    """Refuses a call of an environment while another call is running.
+    """Rejects a call of an environment while another call is running.
 
     Attributes:
-        in_progress: Name of the running call; empty when there is none.
+        in_progress: Name of the running call; empty without one.
     """
 
     def __init__(self) -> None:
         self.in_progress = ""
 
     def during(self, what: str) -> Self:
-        """Marks `what` as the running call inside the block. Raises `EpisodeStateError` when another one is running."""
+        """Marks `what` as the running call inside the block. Raises `EpisodeStateError` if another one is running."""
         if self.in_progress:
             raise EpisodeStateError(f"{what} while {self.in_progress} is running: await that one first.")
         self.in_progress = what

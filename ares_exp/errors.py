@@ -1,28 +1,28 @@
-"""Every error that ares_exp raises on purpose. The class says where the fault lies.
+"""Every error that ares_exp raises on purpose. The class identifies the cause.
 
 ```
 AresExpError
 ├── UserError                     the command line, the config or the preflight is at fault (exit code 2)
 │   ├── ConfigError                 a key, a value or a combination of values is wrong
-│   │   ├── PresetError (ValueError)   a preset's name or selector is malformed or taken, or it cannot be made as it is
-│   │   └── PresetLookupError (LookupError)  there is no such preset, or no such task in it
+│   │   ├── PresetError (ValueError)   a preset's name or selector is malformed or taken, or it lacks a value
+│   │   └── PresetLookupError (LookupError)  the preset does not exist, or has no such task
 │   ├── TaskError (ValueError)      a task directory is malformed
 │   │   └── UnsupportedTaskError      well-formed, but uses a feature that is not built or not possible here
-│   └── PreflightError              something the run needs is not there: a daemon, a key, an endpoint
+│   └── PreflightError              a daemon, a key or an endpoint of the run is missing
 │       ├── GitError                    a git repository cannot be reached, or has no such commit
-│       └── ToolboxError                an agent's package cannot be fetched, or is not what its digest says
+│       └── ToolboxError                an agent's package cannot be fetched, or does not match its digest
 ├── EpisodeError                  one episode has no reward; the others continue
 │   ├── AgentError                  the code agent raised
-│   │   ├── NoRequestError            it ended without one LLM request
+│   │   ├── NoRequestError            it ended without a single LLM request
 │   │   ├── AgentSetupTimeoutError
 │   │   ├── AgentInstallError         an installed agent does not run in this container
-│   │   ├── AgentExitError            an installed agent ended with an exit code that says it failed
-│   │   └── RepeatedFormatError       its LLM's replies had none of its forms: the episode is truncated, and scored
+│   │   ├── AgentExitError            an installed agent ended with a failure exit code
+│   │   └── RepeatedFormatError       its LLM's replies had an invalid form: the episode is truncated, and scored
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no response within timeouts.policy
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
-│   │   ├── UnansweredError           there was no response in time when the request was first asked, so there is none
-now │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
+│   │   ├── UnansweredError           the recorded request got no response in time, so its replay gets none
+│   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
 │   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── QuotaError              no credit left, or a spending limit is reached: waiting never helps
 │   │   │   ├── AuthenticationError     the key is wrong, or not allowed to do this (401, 403)
@@ -31,27 +31,27 @@ now │   │   ├── EndpointError             the endpoint gave no usable 
 │   │   │   ├── ServerError             5xx
 │   │   │   ├── EndpointTimeoutError (TimeoutError)
 │   │   │   └── EndpointUnreachableError
-│   │   └── WireFormatError (ValueError)  something does not fit the wire format
+│   │   └── WireFormatError (ValueError)  a request or response does not fit the wire format
 │   │       ├── UnsendableRequestError  our request
 │   │       └── MalformedResponseError    their response
 │   ├── ContainerError              the container, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
-│   │   │   ├── ContainerLostError      it was killed from outside, or its engine is gone: nothing in it is the cause
-│   │   │   └── HostsLostError          its attempt was lost with several hosts, and may be what ends them
-│   │   ├── PortForwardingError      agents of others cannot be served in this container
-│   │   ├── EndpointLostError         the way from the agent to its LLM broke for good
+│   │   │   ├── ContainerLostError      it was killed from outside, or its engine is gone: no process in it is the cause
+│   │   │   └── HostsLostError          its attempt was lost with several hosts, and may be the cause
+│   │   ├── PortForwardingError      third-party agents cannot be served in this container
+│   │   ├── EndpointLostError         the connection from the agent to its LLM broke permanently
 │   │   ├── HealthcheckError          a health check of the task did not succeed
 │   │   ├── StepSetupError            the setup.sh of a step failed
-│   │   ├── ContainerServiceError     a service that runs containers for us refused a request: `status`, `retryable`
-│   │   │   ├── ContainerQuotaError       no more of them, or not as large, until something is freed or paid for
+│   │   ├── ContainerServiceError     a service that runs containers for us rejected a request: `status`, `retryable`
+│   │   │   ├── ContainerQuotaError       no more or larger containers until some are freed or paid for
 │   │   │   ├── ContainerRateLimitError   too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── ContainerAuthorizationError  the key is wrong, or not allowed to do this (401, 403)
-│   │   │   ├── ContainerNotFoundError    what was asked for is not there: an image, a snapshot (404)
+│   │   │   ├── ContainerNotFoundError    the requested image or snapshot does not exist (404)
 │   │   │   └── ContainerServiceUnavailableError  5xx, no response, or no connection
 │   │   └── TransferError
-│   ├── HostLostError               the process on a cluster that held the environment is gone: another one goes on
+│   ├── HostLostError               the environment's process on a cluster is gone: another one continues
 │   └── VerifierError               the verifier gave no usable reward
 │       ├── AddTestsDirError
 │       ├── DownloadVerifierDirError
@@ -71,25 +71,25 @@ now │   │   ├── EndpointError             the endpoint gave no usable 
 │   ├── SnapshotMetadataError (ValueError)  a snapshot cannot be read
 │   │   ├── SnapshotNotFoundError (LookupError)
 │   │   ├── SnapshotVersionError
-│   │   ├── SnapshotCorruptError     an object is missing or not what its name says; or snapshot.json was changed
-│   │   └── UnsafeSnapshotError      well-formed, and refused: traversal, devices, sizes out of bounds
+│   │   ├── SnapshotCorruptError     an object is missing or does not match its name, or snapshot.json was changed
+│   │   └── UnsafeSnapshotError      well-formed, but rejected: traversal, devices, sizes out of bounds
 │   ├── SnapshotMismatchError     restored with another task, agent or base image than it was made with
 │   ├── JournalError
-│   │   ├── NondeterministicCallError  the agent reached for the world past its container and its LLM
-│   │   └── DivergenceError            the agent, run again, did something else than recorded: `step`, `entry`, `why`
-│   └── RestoreError              the container could not be given its files back
+│   │   ├── NondeterministicCallError  the agent used more than its container and its LLM
+│   │   └── DivergenceError            the agent, run again, differs from the record: `step`, `entry`, `why`
+│   └── RestoreError              the container's files could not be restored
 ├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
 ├── StorageError                  the run can no longer be recorded; its episodes are cancelled
 ├── UnreachableError              the run cannot reach an engine or endpoint; it pauses, or ends
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is running
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 │   └── TrajectoryVersionError
-└── UntrainableError (ValueError)  an episode's calls are no tokens sampled from the policy
+└── UntrainableError (ValueError)  an episode's calls are not tokens sampled from the policy
 ```
 
-Names that Harbor has too (`RewardFileNotFoundError`, …) are spelt as there, so that reports stay portable.
-Messages say what was expected, what was found and what to do about it. One long module, so that the classes
-that `retry` and the statistics use can be read in one place.
+Names that Harbor also has (`RewardFileNotFoundError`, …) are spelled as in Harbor, so that reports stay portable.
+Messages state the expected value, the actual value and a fix. All classes are in one long module, so that
+the classes that `retry` and the statistics use can be read in one place.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PresetError(ConfigError, ValueError):
 
 
 class PresetLookupError(ConfigError, LookupError):
-    """There is no such preset, or it has no such task."""
+    """The preset does not exist, or it has no such task."""
 
 
 class TaskError(UserError, ValueError):
@@ -131,14 +131,14 @@ class UnsupportedTaskError(TaskError):
 
 
 class PreflightError(UserError):
-    """Something that the run needs is not there: a daemon, a key, an endpoint, a path."""
+    """A daemon, a key, an endpoint or a path that the run needs is missing."""
 
 
 class GitError(PreflightError):
     """Git failed: a repository cannot be reached, or has no such commit.
 
     Attributes:
-        said: What git said, without advice.
+        said: Output of git, without advice.
     """
 
     def __init__(self, message: str, *, said: str | None = None) -> None:
@@ -147,7 +147,7 @@ class GitError(PreflightError):
 
 
 class ToolboxError(PreflightError):
-    """The package of an agent cannot be fetched, is not what its digest says, or is not for this machine."""
+    """The package of an agent cannot be fetched, does not match its digest, or does not fit this machine."""
 
 
 class EpisodeError(AresExpError):
@@ -171,13 +171,13 @@ class AgentInstallError(AgentError):
 
 
 class AgentExitError(AgentError):
-    """An installed agent ended with an exit code that says it failed; the message has what it printed last."""
+    """An installed agent ended with a failure exit code. The message has the end of its output."""
 
 
 class RepeatedFormatError(AgentError):
     """Several replies in a row had none of the forms that the code agent can use.
 
-    An agent raises it to end its episode: that is truncated by the limit `format_errors`, and still scored.
+    An agent raises it to end its episode, which is truncated by the limit `format_errors` and still scored.
     """
 
 
@@ -186,17 +186,17 @@ class PolicyError(EpisodeError):
 
 
 class PolicyTimeoutError(PolicyError, TimeoutError):
-    """The policy gave no response within the run's limit on one."""
+    """The policy gave no response within the run's limit on a response."""
 
 
 class _Divergence(Exception):
-    """An episode that is run again does something else than recorded.
+    """An episode that is run again differs from its record.
 
     Attributes:
-        step: The time step, from 0, at which it does: how many answers the agent had got in this stage. `None` where no
-            step does it (no episode is recorded, or the comparison is not of steps).
-        entry: The entry of the agent's journal, from 0; `None` where requests are compared, not journals.
-        why: What differs, in words: the recorded one and the one of now. The message has it, too.
+        step: The first differing time step, from 0, which is the number of responses that the agent had got in this
+            stage. `None` if the comparison has no steps, or no episode is recorded.
+        entry: The differing entry of the agent's journal, from 0; `None` if requests are compared, not journals.
+        why: The recorded and the current value, in words. The message contains it, too.
     """
 
     def __init__(self, message: str, *, step: int | None = None, entry: int | None = None, why: str = "") -> None:
@@ -213,18 +213,18 @@ class ReplayDivergenceError(_Divergence, PolicyError):
 class UnansweredError(PolicyError):
     """A recorded request got no response before its environment's time was up, so its replay gets none either.
 
-    Does not end the episode: the environment gets `None`, as it did the first time.
+    Does not end the episode: the environment gets `None`, as in the recorded run.
     """
 
 
 class EndpointError(PolicyError):
-    """An endpoint gave no usable answer.
+    """An endpoint gave no usable response.
 
     Attributes:
-        status: HTTP status; `None` when there was none: no connection, or no response in time.
-        code: The server's own name for the error (`"context_length_exceeded"`, …), when it gave one.
+        status: HTTP status; `None` without a connection or a response in time.
+        code: The server's own name for the error (`"context_length_exceeded"`, …), if it sent one.
         retryable: Whether the same request may succeed later.
-        retry_after_sec: Seconds that the server asked to wait, when it did.
+        retry_after_sec: Seconds that the server asked to wait, if it did.
     """
 
     def __init__(
@@ -260,10 +260,10 @@ class ContextOverflowError(EndpointError):
 
 
 class RefusalError(EndpointError):
-    """The model, or a filter before or behind it, refuses.
+    """The model, or a filter on its input or output, refused the request.
 
     Attributes:
-        response: The refusal, if it was sent as a response, which is paid for. `None` when the request was refused.
+        response: The refusal, if it was sent as a response, which is paid for. `None` if the request was rejected.
     """
 
     response: LLMResponse | None = None
@@ -278,21 +278,21 @@ class EndpointTimeoutError(EndpointError, TimeoutError):
 
 
 class EndpointUnreachableError(EndpointError):
-    """There was no connection to the endpoint, or it broke.
+    """The connection to the endpoint failed or broke.
 
     Attributes:
-        never_connected: Whether no connection could be made: the endpoint has not seen the request.
+        never_connected: Whether no connection could be made, so that the endpoint has not seen the request.
     """
 
     never_connected = False
 
 
 class WireFormatError(PolicyError, ValueError):
-    """A request or a response does not fit the wire format: malformed, or with a field that the other side lacks."""
+    """A request or a response does not fit the wire format: malformed, or with an unsupported field."""
 
 
 class UnsendableRequestError(WireFormatError):
-    """A request of the agent's has no place in the wire format."""
+    """A request of the agent cannot be expressed in the wire format."""
 
 
 class MalformedResponseError(WireFormatError):
@@ -312,23 +312,23 @@ class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
 
 
 class ContainerDiedError(ContainerError):
-    """The container ended, or no longer responses, while it was needed."""
+    """The container ended, or no longer responds, while it was needed."""
 
 
 class PortForwardingError(ContainerError):
-    """A container cannot be given a forwarded port: what that takes is not there."""
+    """A forwarded port cannot be opened in a container, because a requirement is missing."""
 
 
 class EndpointLostError(ContainerError):
-    """The way from an agent in its container to its LLM broke, and could not be opened again."""
+    """The connection from an agent in its container to its LLM broke, and could not be restored."""
 
 
 class ContainerLostError(ContainerDiedError):
-    """The container was killed from outside, or its engine is gone: nothing that ran in it is the cause."""
+    """The container was killed from outside, or its engine is gone: no process in it is the cause."""
 
 
 class HostsLostError(ContainerDiedError):
-    """The attempt was lost with several hosts of a cluster, the last time alone on one: it may be what ends them."""
+    """The attempt was lost with several hosts of a cluster, the last time as the only one: it may be the cause."""
 
 
 class HealthcheckError(ContainerError):
@@ -340,25 +340,25 @@ class StepSetupError(ContainerError):
 
 
 class ContainerServiceError(ContainerError):
-    """A service that runs containers for us refused a request, or failed to answer it.
+    """A service that runs containers for us rejected a request, or failed to respond.
 
     Attributes:
-        status: HTTP status; `None` when there was none.
+        status: HTTP status; `None` without a response.
         retryable: Whether the same request may succeed later.
-        retry_after_sec: Seconds that the service asked to wait, when it did.
+        retry_after_sec: Seconds that the service asked to wait, if it did.
     """
 
     retryable = False
 
     def __init__(self, message: str, *, status: int | None = None, retry_after_sec: float | None = None) -> None:
-        """Takes the service's message, status and requested wait."""
+        """Keeps the service's message, status and requested wait."""
         super().__init__(message)
         self.status = status
         self.retry_after_sec = retry_after_sec
 
 
 class ContainerQuotaError(ContainerServiceError):
-    """The service gives no more containers, or none as large: a quota is used up. Waiting alone does not help."""
+    """The service provides no more, or no larger, containers because a quota is used up. Waiting does not help."""
 
 
 class ContainerRateLimitError(ContainerServiceError):
@@ -376,7 +376,7 @@ class ContainerNotFoundError(ContainerServiceError):
 
 
 class ContainerServiceUnavailableError(ContainerServiceError):
-    """The service failed (5xx), did not answer in time, or could not be reached."""
+    """The service failed (5xx), did not respond in time, or could not be reached."""
 
     retryable = True
 
@@ -386,7 +386,7 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The process on a cluster that held the environment is gone, or does not answer: the attempt goes on elsewhere."""
+    """The environment's process on a cluster is gone, or does not respond. The attempt continues elsewhere."""
 
 
 class VerifierError(EpisodeError):
@@ -410,22 +410,22 @@ class RewardFileEmptyError(VerifierError):
 
 
 class VerifierOutputParseError(VerifierError):
-    """The reward file holds something that is no reward."""
+    """The content of the reward file is not a reward."""
 
 
 class OracleResponseError(VerifierError):
     """The oracle of a game could not be asked, or gave no response that can be parsed.
 
-    The oracle decides what is true, as a verifier does: without it there is no honest reward, and neither the policy
-    nor its endpoint is to blame.
+    Like a verifier, the oracle decides what counts as correct. Without it, the reward would not be valid, and neither
+    the policy nor its endpoint is to blame.
     """
 
 
 class ScorerError(VerifierError):
-    """A scorer raised, or returned something that is no reward; its name is in the message.
+    """A scorer raised, or returned an invalid reward. The message contains its name.
 
     Attributes:
-        scorer: Name of the scorer; empty where it is not known yet.
+        scorer: Name of the scorer; empty if not known yet.
     """
 
     def __init__(self, message: str, *, scorer: str = "") -> None:
@@ -461,7 +461,7 @@ class UnreachableError(AresExpError):
 
 
 class EpisodeStateError(AresExpError, RuntimeError):
-    """A method was called at a point of the episode where it makes no sense."""
+    """A method was called at a point of the episode where it is not allowed."""
 
 
 class SnapshotError(AresExpError):
@@ -473,7 +473,7 @@ class SnapshotTimingError(SnapshotError, RuntimeError):
 
 
 class SnapshotBusyError(SnapshotTimingError):
-    """Commands of the agent were still running when the time for them to end was over."""
+    """Commands of the agent did not end within the time limit."""
 
 
 class SnapshotUnsupportedError(SnapshotError):
@@ -485,11 +485,11 @@ class CaptureError(SnapshotError):
 
 
 class SnapshotMetadataError(SnapshotError, ValueError):
-    """A snapshot cannot be read; the message names the path and what is wrong."""
+    """A snapshot cannot be read. The message names the path and the problem."""
 
 
 class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
-    """There is no such snapshot."""
+    """The snapshot does not exist."""
 
 
 class SnapshotVersionError(SnapshotMetadataError):
@@ -497,15 +497,15 @@ class SnapshotVersionError(SnapshotMetadataError):
 
 
 class SnapshotCorruptError(SnapshotMetadataError):
-    """An object of a snapshot is missing or not what its name says, or snapshot.json is not what its checksum says."""
+    """An object of a snapshot is missing or does not match its name, or snapshot.json does not match its checksum."""
 
 
 class UnsafeSnapshotError(SnapshotMetadataError):
-    """A snapshot is well-formed but refused: a path that leads out, a device, a size out of bounds."""
+    """A snapshot is well-formed but rejected: a path outside of it, a device, a size out of bounds."""
 
 
 class SnapshotMismatchError(SnapshotError):
-    """A snapshot was to be restored with another task, agent or base image than it was made with."""
+    """A snapshot cannot be restored with a different task, agent or base image."""
 
 
 class JournalError(SnapshotError):
@@ -517,15 +517,15 @@ class NondeterministicCallError(JournalError):
 
 
 class DivergenceError(_Divergence, JournalError):
-    """The agent, run again against the journal, did something else than recorded. Has `step`, `entry` and `why`."""
+    """The agent, run again against the journal, acted differently from the record. Has `step`, `entry` and `why`."""
 
 
 class RestoreError(SnapshotError):
-    """The container could not be given its files back."""
+    """The files of the container could not be restored."""
 
 
 class TrajectoryFormatError(AresExpError, ValueError):
-    """A trajectory file cannot be read; the message names the path and the place."""
+    """A trajectory file cannot be read; the message names the path and the position."""
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
@@ -533,7 +533,7 @@ class TrajectoryVersionError(TrajectoryFormatError):
 
 
 class UntrainableError(AresExpError, ValueError):
-    """An episode has calls that cannot be trained on; the message names the episode, the step and the remedy."""
+    """An episode has calls that cannot be trained on; the message names the episode, the step and a fix."""
 
 
 INFRASTRUCTURE: Mapping[str, int] = {
@@ -552,14 +552,14 @@ INFRASTRUCTURE: Mapping[str, int] = {
 
 
 def may_pass(name: str) -> bool:
-    """Returns whether an error of the class with this name may go away, so that the attempt is worth another try."""
+    """Returns whether an error of the class with this name may be temporary, so that a retry is useful."""
     kind: object = globals().get(name)
     bases = [base.__name__ for base in kind.__mro__] if isinstance(kind, type) else []
     return next((INFRASTRUCTURE[base] for base in bases if base in INFRASTRUCTURE), 0) > 0
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:
-    """Returns the name that is most like `word`, and a second one that is nearly as much like it, if there are any."""
+    """Returns the name most similar to `word`, if any, and a second one if it is nearly as similar."""
     names = [name for name in known if "_target_" not in name]
     matches = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     likeness = [difflib.SequenceMatcher(None, match, word).ratio() for match in matches]
@@ -573,4 +573,4 @@ def close_matches(word: str, known: Iterable[str]) -> str:
 
 
 class SweepInterrupted(Exception):
-    """The sweep ends early: this job was cut short, or not started. A BaseException would break a launcher's worker."""
+    """The sweep ends early: this job was cut short or not started. A BaseException would break a launcher's worker."""

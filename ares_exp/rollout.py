@@ -8,7 +8,7 @@ from typing import Any
 
 from ares_exp.config.parts import has_members
 from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
-from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
+from ares_exp.errors import ContextOverflowError, PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
@@ -27,6 +27,8 @@ async def run_episode(
 
     If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
     episode, or the current stage of its task.
+
+    If a request is longer than the model's context, the episode is truncated, if the environment supports it.
 
     Where the agent waits for several responses and the policy may be asked for several at once
     (`ConcurrentClient`), it is; the environment is given them one at a time, in its order, whichever comes first.
@@ -52,7 +54,13 @@ async def run_episode(
                 events.wait_for("policy")
                 if client.looks_ahead:
                     client.expect(_pending(env, time_step))
-                response = await _ask(client, time_step.observation, events, policy_timeout_sec, env.time_left_sec)
+                try:
+                    response = await _ask(client, time_step.observation, events, policy_timeout_sec, env.time_left_sec)
+                except ContextOverflowError:
+                    if (cut := await env.truncate("context")) is None:
+                        raise
+                    time_step = cut
+                    continue
                 events.wait_for("environment")
                 time_step = await env.step(response)
         finally:

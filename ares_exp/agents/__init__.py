@@ -1,4 +1,4 @@
-"""Code agents: scaffolds that ask an LLM and work in a container, and third-party agents.
+"""Code agents: bundled agents that send requests to an LLM and work in a container, and third-party agents.
 
-Imports llms, containers and tasks; imported by environments, runs and testing.
+Imports llms, containers and tasks. Environments, runs and testing import it.
 """

@@ -1,4 +1,7 @@
-"""The contracts of a code agent, ordinary code that awaits an LLM client and works in a container, and its factory."""
+"""Contracts of code agents and their factories.
+
+A code agent is ordinary code that awaits an LLM client and uses a container.
+"""
 
 from __future__ import annotations
 
@@ -17,66 +20,66 @@ from ares_exp.tasks.task_contract import AgentContext
 
 
 class AgentContainer(Protocol):
-    """A container as its code agent sees it: a place to work in, which it can neither start nor stop."""
+    """The view that a code agent has of its container. The agent works in it, but cannot start or stop it."""
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `Container.exec`. `user` defaults to the task's agent user."""
         ...
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Copies from the host into the container; see `Container.upload`."""
+        """Copies a file or directory from the host into the container; see `Container.upload`."""
         ...
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies from the container to the host; see `Container.download`."""
+        """Copies a file or directory from the container to the host; see `Container.download`."""
         ...
 
 
 @runtime_checkable
 class AgentTerminal(AgentContainer, Protocol):
-    """An `AgentContainer` with a terminal, which agents of factories that say `needs_terminal` get."""
+    """An `AgentContainer` with a terminal, for agents whose factory sets `needs_terminal`."""
 
     async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
-        """Types into the terminal, waits, and returns what it printed since the last time.
+        """Types into the terminal, waits, and returns the output since the previous call.
 
-        It is opened at the first call. Where there is none any more, because its shell has ended, or because the
-        episode goes on in another container, a fresh one is opened before: the output says so.
+        The first call opens the terminal. If its shell has ended, or if the episode continues in another container, the
+        call opens a new terminal first and reports this in the output.
 
         Args:
-            keys: What is typed, as a keyboard sends it: Enter is a carriage return.
-            seconds: How long is waited.
-            columns: Width of a terminal that is opened.
-            lines: Its height.
+            keys: Characters to type, as a keyboard sends them: Enter is a carriage return.
+            seconds: Time to wait after typing.
+            columns: Width of a newly opened terminal.
+            lines: Height of a newly opened terminal.
 
         Raises:
-            ContainerError: It cannot be opened.
+            ContainerError: The terminal cannot be opened.
         """
         ...
 
 
 class CodeAgent(Protocol):
-    """Works on one task, once."""
+    """An agent that works on one task, once."""
 
     async def run(self, task: str) -> None:
-        """Works on the instruction `task` and returns when done. What it raises is an agent error."""
+        """Works on the instruction `task` and returns when done. Any exception it raises is an agent error."""
         ...
 
 
 @runtime_checkable
 class ContextualAgent(CodeAgent, Protocol):
-    """An agent that can use further parts of a task than the instruction; its factory has `supports`."""
+    """An agent that uses other parts of a task in addition to the instruction; its factory lists them in `supports`."""
 
     def set_context(self, context: AgentContext) -> None:
-        """Takes it, before `run` or `resume`."""
+        """Receives the context of the task. It is called before `run` or `resume`."""
         ...
 
 
 @runtime_checkable
 class CountingAgent(CodeAgent, Protocol):
-    """An agent that counts the replies that were in none of its forms, for the row of its episode.
+    """An agent that counts its malformed replies, for the row of its episode.
 
     Attributes:
-        format_errors: Number of them so far.
+        format_errors: Number of malformed replies so far.
     """
 
     format_errors: int
@@ -84,10 +87,10 @@ class CountingAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class AccountedAgent(CodeAgent, Protocol):
-    """An agent that is a program of its own, for the row of its episode.
+    """An agent that runs a separate program and collects facts about it for the row of its episode.
 
     Attributes:
-        facts: What came from it so far.
+        facts: Facts about the program so far.
     """
 
     @property
@@ -96,102 +99,108 @@ class AccountedAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class StatefulAgent(CodeAgent, Protocol):
-    """An agent that can be stopped at an LLM call and continued from its own state, instead of being run again.
+    """An agent that can be stopped at an LLM call and resumed from its own state, without running it again.
 
     Attributes:
-        state_version: Raised whenever the meaning of the state changes.
+        state_version: Version of the state's format; increased whenever its meaning changes.
     """
 
     state_version: int
 
     def get_state(self) -> Mapping[str, Any]:
-        """Returns the state from which the pending LLM call is made again. JSON-ready."""
+        """Returns the JSON-ready state from which the agent can repeat the pending LLM call."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state. Raises `ValueError` when it is none."""
+        """Restores a state. Raises `ValueError` if the state is invalid."""
         ...
 
     async def resume(self, task: str) -> None:
-        """Continues: its first call is the LLM call that it waited for. As `run` from there."""
+        """Continues from the restored state like `run`. Its first LLM call repeats the pending one."""
         ...
 
 
 class CodeAgentFactory(Protocol):
-    """Makes a fresh agent for each episode: the agent's class, a function, or an object with options.
+    """Creates a new agent for each episode.
 
-    What else can be asked of a factory, and what is assumed of one that does not have it, is `AgentFactoryBase`.
+    The factory can be the agent's class, a function, or an object with options.
+
+    `AgentFactoryBase` lists the optional members of a factory and their defaults.
     """
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:
-        """Makes an agent that works in `container` and asks `llm_client`."""
+        """Creates an agent that works in `container` and sends its requests to `llm_client`."""
         ...
 
 
 class AgentFactoryBase(CodeAgentFactory):
-    """Everything that is asked of a factory of code agents. All but calling it has its default here.
+    """The complete interface of a code agent factory. Every member except `__call__` has a default.
 
     Attributes:
-        harmless_options: Names of the constructor's options that a snapshot may bring. A snapshot can come from
-            anybody: with any other option set, it is restored only with a factory that the user gives. Default: none.
+        harmless_options: Names of the constructor options that a snapshot from any source may set. If a snapshot sets
+            other options, the user has to pass the factory to restore it. Default: none.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:
-        """The agent's name in records. Default: the name of the class without `Factory`, or of the function."""
+        """Name of the agent in records.
+
+        Default: the name of the class without `Factory`, or the name of the function.
+        """
         return name_of(self).removesuffix("Factory")
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The constructor's options that snapshots record, JSON-ready, without secrets. Default: none."""
+        """Constructor options to record in snapshots, JSON-ready and without secrets. Default: none."""
         return {}
 
     @property
     def supports(self) -> frozenset[str]:
-        """Names of what of `AgentContext` its agents, then `ContextualAgent`s, can use. Default: nothing.
+        """Names of the parts of `AgentContext` that the agents, then `ContextualAgent`s, support. Default: none.
 
-        A task that gives its agent more is refused.
+        Tasks with unsupported parts are rejected.
         """
         return frozenset()
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Directories of this machine that the container of its agents is started with. Default: none.
+        """Host directories to mount into the agent's container. Default: none.
 
-        Asked for after `preflight`, and the same for every task: what fits an image is found out in the container. A
-        backend that has no place for them refuses the task.
+        The property is read after `preflight` and has to be the same for every task. The agent selects the files that
+        fit the image inside the container. Backends that cannot mount directories reject the task.
         """
         return ()
 
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
-        """What of its requests differs whenever it is run again: name → pattern and replacement. Default: nothing.
+        """Patterns for the parts of requests that differ in every run: name → pattern and replacement. Default: none.
 
-        Beside the built-in ones of `ares_exp.trajectories.request_diff`, in resumes.
+        Resumes use them in addition to the built-in ones of `ares_exp.trajectories.request_diff`.
         """
         return {}
 
     @property
     def files_dir(self) -> str | None:
-        """The directory in the container that is kept as `files/<episode>/agent/`. Default: none is."""
+        """Directory in the container to save as `files/<episode>/agent/`. Default: no directory."""
         return None
 
     @property
     def deterministic(self) -> bool:
-        """Whether its agents can be run again from a journal, by the rules of `ares_exp.testing.check_agent`.
+        """Whether the agents can be run again from a journal, by the rules of `ares_exp.testing.check_agent`.
 
-        Agents that reach for the world past their container and their LLM (sockets, processes, threads) cannot. They
-        get the whole event loop, and have snapshots only as `StatefulAgent`s. Default: yes.
+        Agents that use anything except their container and LLM (sockets, processes, threads) are not deterministic.
+        They get the full event loop, and support snapshots only as `StatefulAgent`s. Default: yes.
         """
         return True
 
     @property
     def can_be_restored(self) -> bool:
-        """Whether an episode of its agents can go on from a snapshot, by a journal or by their state. Default: yes.
+        """Whether an episode can continue from a snapshot, by a journal or by the agent's state. Default: yes.
 
-        Of others, snapshots have the container's files alone, to look at; and branches run recorded responses again.
+        Otherwise, snapshots contain only the container's files, for inspection, and branches run recorded responses
+        again.
         """
         return True
 
@@ -207,12 +216,15 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def responds_in_background(self) -> bool:
-        """Whether its agents mark calls that are answered without a step (`Origin.is_background`). Default: no."""
+        """Whether the agents mark calls that are answered without a step (`Origin.is_background`). Default: no."""
         return False
 
     @property
     def source_digest(self) -> str | None:
-        """Digest of the agent's code, in case a snapshot cannot be restored. Default: of the module of the factory."""
+        """Digest of the agent's code, for snapshots that cannot be restored.
+
+        Default: digest of the factory's module.
+        """
         try:
             source = inspect.getsource(inspect.getmodule(kind_of(self)) or object)
         except (OSError, TypeError):
@@ -220,31 +232,31 @@ class AgentFactoryBase(CodeAgentFactory):
         return f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
 
     def check_snapshots(self) -> None:
-        """Checks, before `preflight`, that the state of its agents can be captured. Default: it can be.
+        """Checks, before `preflight`, that the state of the agents can be captured. Default: accepts.
 
         Raises:
-            UserError: It cannot be.
+            UserError: The state cannot be captured.
         """
 
     async def preflight(self) -> None:
-        """Checks, before the first episode, what its agents need.
+        """Checks the requirements of the agents before the first episode.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: A requirement is not met. The message suggests a fix.
         """
 
 
 def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
-    """Returns `factory` with the defaults of `AgentFactoryBase` for what it lacks."""
+    """Returns `factory` with the defaults of `AgentFactoryBase` for missing members."""
     return completed(factory, AgentFactoryBase)
 
 
 def effective_agent(agents: AgentFactoryBase, *, runs_solutions: bool) -> AgentFactoryBase:
-    """Returns who runs: solutions need no program of others, and the shell agent carries them out.
+    """Returns the agent to use. The shell agent replaces third-party agents if the policy runs the reference solutions.
 
     Args:
-        agents: The agent that was chosen.
-        runs_solutions: Whether the policy runs the tasks' solutions.
+        agents: Factory of the configured agent.
+        runs_solutions: Whether the policy runs the reference solutions of the tasks.
     """
     return _solver() if runs_solutions and agents.needs_forwarded_port else agents
 

@@ -1,14 +1,14 @@
-"""An agent's conversation with its LLM, which is shortened when it becomes too long.
+"""An agent's conversation with its LLM, and its compaction.
 
-There is one way of shortening for all agents of the package, in three kinds (`compaction`):
+All bundled agents shorten long conversations in one of three ways (`compaction`):
 
-- `none`: nothing is left out.
-- `drop_outputs`: all outputs but the last ones are replaced by a line that says how long they were.
-- `summarise`: the LLM is asked for a summary, which takes the place of everything after the task. The request for it is
-  one of the agent's, so it is a step of the episode, with tokens, cost and a place in the trajectory.
+- `none`: the conversation is never shortened.
+- `drop_outputs`: all outputs except the last ones are replaced by a line with their length.
+- `summarise`: the LLM is asked for a summary, which replaces everything after the task. The agent sends this request,
+  so it is a step of the episode, with tokens, a cost and a place in the trajectory.
 
-How long a conversation is, the engine says with each response; where it does not, four characters count as a token. So
-an agent that is run again shortens at the same place.
+The engine reports the length of the conversation with each response. If it does not, four characters count as one
+token. An agent that is run again therefore shortens the conversation at the same point.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Writes calls of tools out as text; messages of tools and of the system become the user's."""
+    """Converts tool calls to text, and tool and system messages to user messages."""
     return [_plain(message) for message in messages]
 
 
@@ -53,20 +53,20 @@ CompactionKind = Literal["none", "drop_outputs", "summarise"]
 TEMPLATES = Path(__file__).parent / "context_templates"
 CHARS_PER_TOKEN = 4
 LEAST_MESSAGES = 4
-"""A conversation with fewer messages after the task is not summarised: that would not make it shorter."""
+"""Number of messages after the task below which a summary would not shorten the conversation, so none is requested."""
 KEPT_CHARS = 200
-"""Outputs up to this length are never dropped."""
+"""Length up to which outputs are never dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """How conversations are shortened.
+    """Settings for the compaction of conversations.
 
     Attributes:
-        kind: What is done.
-        at_tokens: Length at which it is done.
-        kept_outputs: How many outputs stay whole when the others are dropped.
-        summarise, handoff: The prompts of a summary: what asks for it, and what it is put into.
+        kind: Method of compaction.
+        at_tokens: Length at which the conversation is shortened.
+        kept_outputs: Number of outputs that are kept when the others are dropped.
+        summarise, handoff: Templates of the request for a summary and of the message that contains the summary.
     """
 
     kind: CompactionKind
@@ -77,7 +77,7 @@ class Compaction:
 
     @classmethod
     def of(cls, kind: CompactionKind, at_tokens: int, kept_outputs: int, folders: Sequence[Path]) -> Compaction:
-        """Makes one with prompts from the first of the agent's folders that has them, or else the package's.
+        """Returns settings with prompts from the first folder that has them; the package's prompts are the default.
 
         Raises:
             ConfigError: A template does not compile.
@@ -86,7 +86,7 @@ class Compaction:
 
 
 class Conversation:
-    """The messages so far. `add` messages to it, then `ask`."""
+    """A conversation with an LLM. Use `add` to append messages, then `ask` for a response."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] | None = None,
         state: Callable[[], str] = str,
     ) -> None:
-        """Starts it.
+        """Starts the conversation.
 
         Args:
-            llm_client: Who is asked.
-            start: What is never left out; its last message is the task, a user's.
-            compaction: How it is shortened.
-            system_prompt: The system text.
+            llm_client: Client to send requests to.
+            start: Messages that are never removed. The last one is the task, a user message.
+            compaction: Settings for the compaction.
+            system_prompt: System prompt.
             tools: Definitions of the tools that the LLM may call.
-            state: Returns what is to be said after a summary of how things stand; empty for nothing.
+            state: Function that returns a description of the current state to append to a summary, or an empty string.
         """
         self._llm = llm_client
         self._task = tuple(start)
@@ -120,19 +120,19 @@ class Conversation:
         self._chars_since = 0
 
     def add(self, *messages: Message) -> None:
-        """Appends messages."""
+        """Appends messages to the conversation."""
         self._rest += messages
         if self._compaction.kind != "none":
             self._chars_since += sum(map(_chars, messages))
 
     async def ask(self) -> LLMResponse:
-        """Asks for the next reply, which is not appended; before that the conversation may be shortened."""
+        """Shortens the conversation if necessary, then requests the next response. The response is not appended."""
         if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
             await self._shorten()
         response = await self._llm(self._request([*self._start, *self._rest]))
         if response.usage.total_tokens:
             self._answered_tokens = response.usage.total_tokens
-            self._chars_since = -len(response.text)  # it is added as a message, and counted already
+            self._chars_since = -len(response.text)  # its tokens are already counted
         return response
 
     def _request(self, messages: Sequence[Message], tool_choice: str | None = None) -> LLMRequest:
@@ -147,10 +147,10 @@ class Conversation:
     async def _shorten(self) -> None:
         if self._compaction.kind == "drop_outputs" or not await self._summarise():
             self._drop_outputs()
-        self._answered_tokens = 0  # what the engine counted is of another conversation
+        self._answered_tokens = 0  # the engine's count was for the previous conversation
 
     async def _summarise(self) -> bool:
-        """Puts a summary in the place of all but the start. Returns whether there was one."""
+        """Replaces everything except the start with a summary. Returns whether the LLM wrote one."""
         if len(self._rest) < LEAST_MESSAGES:
             return True
         assert self._compaction.summarise is not None
@@ -174,7 +174,10 @@ class Conversation:
 
 
 def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Returns the messages with a user's text at the end, as part of the last message if that is a user's."""
+    """Returns the messages with a user's text at the end.
+
+    If the last message is a user's, the text is appended to it.
+    """
     last = messages[-1]
     if last["role"] != "user" or not isinstance(last["content"], str):
         return [*messages, Message(role="user", content=text)]
@@ -182,7 +185,7 @@ def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _chars(value: Any) -> int:
-    """Counts the characters of all texts in JSON-like data."""
+    """Counts the characters of all strings in JSON-like data."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Base classes of the bundled agents and their factories: prompts, shortened conversations, format errors."""
+"""Base classes of the bundled agents and their factories: prompts, compaction of conversations, format errors."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SHARED_OPTIONS = (
 
 
 class ConversingAgentFactory(AgentFactoryBase):
-    """A factory of agents that have a conversation, with prompts that a user can replace.
+    """A factory of agents with a conversation, whose prompts users can replace.
 
     Attributes:
-        templates_folder: The folder of the package with its prompts.
-        own_options: Names of the options that it has beside the shared ones.
+        templates_folder: Folder in the package with the prompts.
+        own_options: Names of the options in addition to the shared options.
     """
 
     supports = frozenset({"messages", "skills_dir"})
@@ -53,15 +53,15 @@ class ConversingAgentFactory(AgentFactoryBase):
         """Takes validated options.
 
         Args:
-            format_errors_in_a_row: How many consecutive replies that are of no use end the episode, which is truncated
-                and scored; `None` for no such limit.
-            templates_dir: A folder of templates; files that it lacks are taken from the package.
-            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
-                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
-                which takes the place of all but the task.
-            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
-                four characters are one.
-            compaction_keeps: How many outputs stay when the others are left out.
+            format_errors_in_a_row: Number of consecutive malformed replies that end the episode, which is truncated and
+                scored; `None` for no limit.
+            templates_dir: Folder with custom templates; missing files are taken from the package.
+            compaction: How to shorten a conversation that is too long. `none` keeps it unchanged. `drop_outputs`
+                removes all outputs except the last ones. `summarise` requests a summary from the LLM, in a separate
+                step, which replaces everything except the task.
+            compaction_tokens: Length at which a conversation is shortened, in tokens as counted by the engine. If the
+                engine does not count them, four characters count as one token.
+            compaction_keeps: Number of outputs to keep when the others are removed.
         """
         self.format_errors_in_a_row = format_errors_in_a_row
         self.templates_dir = templates_dir
@@ -71,26 +71,32 @@ class ConversingAgentFactory(AgentFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
+        """JSON-ready constructor options."""
         return {name: _plain(getattr(self, name)) for name in (*self.own_options, *SHARED_OPTIONS)}
 
     @property
     def template_folders(self) -> list[Path]:
-        """The folders that templates are taken from, the user's first. Raises `ConfigError` for one that is none."""
+        """Folders of the templates, the user's folder first.
+
+        Raises `ConfigError` if `templates_dir` is not a directory.
+        """
         return find_folders(self.templates_folder, self.templates_dir)
 
     @cached_property
     def templates(self) -> Any:
-        """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
+        """Compiled templates. Raises `ConfigError` if a folder is missing or a template does not compile."""
         return Prompts(self.template_folders)
 
     @cached_property
     def shortening(self) -> Compaction:
-        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
+        """Settings for the compaction of conversations.
+
+        Raises `ConfigError` under the same conditions as `templates`.
+        """
         return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, self.template_folders)
 
     async def preflight(self) -> None:
-        """Compiles the templates. Raises `ConfigError` as `templates` does."""
+        """Compiles the templates. Raises `ConfigError` under the same conditions as `templates`."""
         _ = self.templates, self.shortening
 
 
@@ -101,10 +107,10 @@ def _plain(value: Any) -> Any:
 
 
 class Prompts:
-    """The prompts of an agent that runs commands."""
+    """Compiled prompts of an agent that runs commands."""
 
     def __init__(self, folders: list[Path]) -> None:
-        """Loads from the first folder that has a template.
+        """Compiles each template from the first folder that contains it.
 
         Raises:
             ConfigError: A template does not compile.
@@ -115,10 +121,10 @@ class Prompts:
 
 
 class ConversingAgent:
-    """The common part of the bundled agents.
+    """The common base of the bundled agents.
 
     Attributes:
-        format_errors: Number of replies that could not be used.
+        format_errors: Number of malformed replies.
     """
 
     _options: Any
@@ -133,11 +139,11 @@ class ConversingAgent:
         self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
-        """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
+        """Receives an earlier conversation, which precedes the task, and skills, which are described to the LLM."""
         self._context = context
 
     async def _skills(self, template: Template, timeout_sec: float) -> str:
-        """Describes the skills of the task; empty without any."""
+        """Describes the skills of the task. Returns an empty string if there are none."""
         if self._context.skills_dir is None:
             return ""
         from ares_exp.agents.skills import find_skills
@@ -146,7 +152,7 @@ class ConversingAgent:
         return template.render(skills=skills) if skills else ""
 
     def _count_format_error(self, problem: str) -> None:
-        """Counts a reply of no use. Raises `RepeatedFormatError` after too many in a row (`_in_a_row`)."""
+        """Counts a malformed reply. Raises `RepeatedFormatError` after too many consecutive ones (`_in_a_row`)."""
         self._in_a_row += 1
         self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:

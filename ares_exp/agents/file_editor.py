@@ -1,6 +1,6 @@
-"""Viewing and editing of text files in a container, by commands that every image has.
+"""Viewing and editing of text files in a container, with commands that every image has.
 
-Files are read and written by the agent's user, with that user's rights; a file keeps its owner and its mode.
+Files are read and written with the rights of the agent's user. A file keeps its owner and mode.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from ares_exp.agents.tool_calls import EditCall
 from ares_exp.containers.container import ExecResult
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Larger files are not edited."""
+"""Size above which files are not edited."""
 MAX_ENTRIES = 1000
 CONTEXT_LINES = 4
-"""Lines shown before and after an edit."""
+"""Number of lines shown before and after an edit."""
 
 _IS_DIRECTORY = 21
-"""Exit code that says so."""
+"""Exit code for a directory."""
 
 
 T = TypeVar("T")
 
 
 class EditError(Exception):
-    """An edit was not made; says why, to the LLM."""
+    """An edit failed and changed nothing. The message explains the reason to the LLM."""
 
 
 class FileEditor:
-    """Carries out calls of `edit`."""
+    """Executes calls of the `edit` tool."""
 
     def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
         """Takes the container.
 
         Args:
-            container: Where the files are.
-            timeout_sec: Bound on each command.
+            container: Container with the files.
+            timeout_sec: Time limit of each command.
         """
         self._container = container
         self._timeout_sec = timeout_sec
 
     async def edit(self, call: EditCall) -> str:
-        """Carries out a call. Returns what the LLM is told.
+        """Executes a call and returns the output for the LLM.
 
         Raises:
-            EditError: Nothing was changed.
+            EditError: The edit failed. Nothing was changed.
         """
         if call.command == "view":
             return await self._view(call)
@@ -108,12 +108,12 @@ class FileEditor:
                 max_output_bytes=2 * MAX_FILE_BYTES,
                 separate_stderr=True,
             )
-        except ValueError as error:  # a NUL, say: no shell can be given that
+        except ValueError as error:  # for example, a NUL, which no shell accepts
             raise EditError(str(error)) from None
 
 
 def _path(path: str) -> str:
-    """Quotes a path, so that it is no option either."""
+    """Quotes a path so that commands do not read it as an option."""
     return shlex.quote(path if path.startswith("/") else f"./{path}")
 
 
@@ -124,7 +124,7 @@ def _given(value: T | None, name: str, call: EditCall) -> T:
 
 
 def _text(result: ExecResult, path: str) -> str:
-    """Returns the content of a file that was printed."""
+    """Returns the printed content of a file."""
     if result.timed_out:
         raise EditError(f"{path} could not be read in time.")
     if result.exit_code != 0:
@@ -137,7 +137,7 @@ def _text(result: ExecResult, path: str) -> str:
 
 
 def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
-    """Returns where the only `old` is, and the text with `new` in its place."""
+    """Returns the position of the only occurrence of `old`, and the text with `new` instead of it."""
     count = text.count(old) if old else 0
     if count == 0:
         raise EditError(
@@ -163,7 +163,7 @@ def _places(text: str, part: str) -> list[int]:
 
 
 def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
-    """Returns where the line after `line` starts, and the text with `new` as lines of their own there."""
+    """Returns the position after line `line`, and the text with `new` inserted there as separate lines."""
     lines = _lines(text)
     if line > len(lines):
         raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the lines of {path}, got {line}.")
@@ -176,13 +176,13 @@ def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Splits at newlines alone, and keeps them."""
+    """Splits the text at newlines only, and keeps them."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def _numbered(text: str, first: int, last: int) -> str:
-    """Returns lines with their numbers, as `cat -n` does; those outside of the text are left out."""
+    """Returns lines with their numbers, in the format of `cat -n`. Line numbers outside of the text are skipped."""
     lines = _lines(text)
     chosen = range(max(first, 1), min(last, len(lines)) + 1)
     return "\n".join(f"{number:6d}\t{lines[number - 1].removesuffix(chr(10))}" for number in chosen)

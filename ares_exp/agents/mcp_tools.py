@@ -1,9 +1,9 @@
-"""Tools of a task's MCP servers (https://modelcontextprotocol.io), as tools of an agent.
+"""Tools of a task's MCP servers (https://modelcontextprotocol.io), offered as tools of an agent.
 
-Everything takes place in the container, by commands of the agent's: a server of the transport `stdio` runs there, reads
-a FIFO and writes a file; one of `streamable-http` is asked by `curl`, or else `python3`. So a request is a command like
-any other: in the agent's journal, with a time limit, with the rights of its user. In a container that was restored a
-server is started again, without what it kept in memory.
+All communication uses commands of the agent in the container. A server with the transport `stdio` runs there, reads
+from a FIFO and writes to a file. Requests to a `streamable-http` server are sent with `curl`, or with `python3` if
+`curl` is missing. A request is therefore an ordinary command: it is in the agent's journal, has a time limit, and runs
+with the rights of the agent's user. In a restored container, a server is started again, and its memory is lost.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 
 
 class McpError(Exception):
-    """A server gave no usable answer; says why, to the LLM."""
+    """A server sent no usable response, or a tool failed. The message explains the reason to the LLM."""
 
 
 class ServerGoneError(McpError):
-    """A server does not run, or does not know its session any more."""
+    """A server is not running, or no longer knows its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class McpCall:
     """A call of a server's tool.
 
     Attributes:
-        name: The tool's, as the LLM knows it.
-        arguments: Its arguments, which the server checks.
+        name: Name of the tool, as offered to the LLM.
+        arguments: Arguments of the call, which the server checks.
     """
 
     name: str
@@ -63,13 +63,13 @@ class McpCall:
 
 @dataclass
 class _Server:
-    """A server of a task.
+    """An MCP server of a task.
 
     Attributes:
-        about: As the task has it.
-        folder: Where its FIFO and its output are.
-        session: The id that an HTTP server has given its session.
-        asked: Number of requests.
+        about: Description of the server in the task.
+        folder: Directory of its FIFO and its output.
+        session: Session id that an HTTP server has assigned.
+        asked: Number of requests so far.
     """
 
     about: McpServer
@@ -79,19 +79,19 @@ class _Server:
 
 
 class McpTools:
-    """The tools of all servers of a task. `open` it before all else.
+    """The tools of all MCP servers of a task. Call `open` first.
 
     Attributes:
-        definitions: The tools, in the chat-completions form.
+        definitions: Definitions of the tools in the chat-completions format.
     """
 
     def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
         """Takes the servers.
 
         Args:
-            container: Where they are.
-            servers: The task's.
-            timeout_sec: Bound on each request.
+            container: Container in which the servers run.
+            servers: MCP servers of the task.
+            timeout_sec: Time limit of each request.
         """
         self._container = container
         self._servers = [_Server(about, f"{_FOLDER}/{place}") for place, about in enumerate(servers)]
@@ -100,10 +100,10 @@ class McpTools:
         self.definitions: list[dict[str, Any]] = []
 
     async def open(self) -> None:
-        """Starts the servers and asks for their tools.
+        """Starts the servers and requests their tools.
 
         Raises:
-            AgentError: One cannot be used; with the reason.
+            AgentError: A server cannot be used. The message gives the reason.
         """
         for server in self._servers:
             about = server.about
@@ -124,7 +124,7 @@ class McpTools:
                 raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
 
     def read(self, piece: ToolCallData) -> McpCall | UnusableCall | None:
-        """Reads a call; `None` if it is of no tool here."""
+        """Parses a call. Returns `None` if the tool does not belong to these servers."""
         if piece.name not in self._tools:
             return None
         try:
@@ -136,10 +136,10 @@ class McpTools:
         return McpCall(piece.name, arguments)
 
     async def call(self, call: McpCall) -> str:
-        """Carries out a call; returns the result as text.
+        """Executes a call and returns the result as text.
 
         Raises:
-            McpError: The tool failed, or there is no usable answer.
+            McpError: The tool failed, or the server sent no usable response.
         """
         server, name = self._tools[call.name]
         asked = {"name": name, "arguments": call.arguments}
@@ -154,7 +154,7 @@ class McpTools:
             raise McpError(f"The MCP server {server.about.name} answers what is no response: {error}") from None
 
     async def _start(self, server: _Server) -> None:
-        """Starts a server, or a session with it."""
+        """Starts a server or, for HTTP servers, a session."""
         server.session = None
         if server.about.transport == "stdio":
             await self._run(_start_script(server))
@@ -164,7 +164,7 @@ class McpTools:
         await self._send(server, {"jsonrpc": "2.0", "method": "notifications/initialized"}, None)
 
     async def _list(self, server: _Server) -> None:
-        """Asks a server for its tools."""
+        """Requests the tools of a server."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._ask(server, "tools/list", {} if cursor is None else {"cursor": cursor})
@@ -191,7 +191,7 @@ class McpTools:
         self.definitions.append({"type": "function", "function": function})
 
     async def _ask(self, server: _Server, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the result of a request."""
+        """Sends a request and returns its result."""
         server.asked += 1
         number = f"ares-{server.asked}"
         said = await self._send(server, {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
@@ -203,7 +203,10 @@ class McpTools:
         raise McpError(f"{method} has no response, but {shorten(said)}")
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
-        """Sends a message; returns what is said until the response to it, where it has a number."""
+        """Sends a message and returns the server's output.
+
+        If the message has a number, waits for the response to it.
+        """
         line = json.dumps(message)
         if server.about.transport == "stdio":
             return await self._run(_stdio_script(server, line, number))
@@ -234,7 +237,7 @@ class McpTools:
 
 def _start_script(server: _Server) -> str:
     folder, words = server.folder, shlex.join([str(server.about.command), *server.about.args])
-    # The FIFO is open for reading and writing, so that it has no end when a request has been written.
+    # The FIFO is open for reading and writing, so that the server does not see its end after a request.
     run = f"exec {words} 0<>{folder}/in 1>>{folder}/out 2>{folder}/err"
     return (
         f"if {_lives(folder)}; then kill $(cat {folder}/pid); fi; rm -rf {folder}; "
@@ -245,7 +248,10 @@ def _start_script(server: _Server) -> str:
 
 
 def _lives(folder: str) -> str:
-    """Returns a condition: the process with the recorded number reads the FIFO. In a restored container none does."""
+    """Returns a shell condition that checks whether the recorded process reads the FIFO.
+
+    It is false in a restored container.
+    """
     return f'[ "$(readlink /proc/$(cat {folder}/pid 2>/dev/null || echo none)/fd/0)" = {folder}/in ]'
 
 
@@ -264,7 +270,7 @@ def _stdio_script(server: _Server, line: str, number: str | None) -> str:
 
 
 def _http_script(server: _Server, line: str, seconds: int) -> str:
-    """Returns a script that prints the status, the id of the session, an empty line and the body."""
+    """Returns a script that prints the status, the session id, an empty line and the body."""
     headers = {
         **server.about.headers,
         "Content-Type": "application/json",
@@ -304,7 +310,7 @@ sys.stdout.buffer.write(response.read())
 
 
 def _responses(said: str) -> list[Mapping[str, Any]]:
-    """Reads the messages in lines of JSON, in one JSON body, or in events; what is none is left out."""
+    """Parses the messages in lines of JSON, in one JSON body, or in events. Invalid messages are skipped."""
     stripped = said.lstrip()
     is_events = stripped.startswith(("event:", "data:", "id:", ":"))
     texts = list(EventReader().feed(said.encode() + b"\n\n")) if is_events else stripped.splitlines()
@@ -322,7 +328,7 @@ def _result(result: Mapping[str, Any]) -> str:
     """Returns the text of a result.
 
     Raises:
-        McpError: It says that the tool failed.
+        McpError: The result reports that the tool failed.
     """
     parts = [_part(part) for part in list_of(result, "content", Mapping) or ()]
     if not parts and result.get("structuredContent") is not None:

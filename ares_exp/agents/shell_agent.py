@@ -1,7 +1,7 @@
-"""The shell agent: one fenced bash block per reply is one command.
+"""The shell agent, which runs one fenced bash block per reply as a command.
 
-A deliberately small scaffold. Its prompts are the files in `templates/`; copy the folder, edit it and set
-`agent.templates_dir` to it to change what the agent says.
+The agent is deliberately small. Its prompts are the files in `templates/`. To change them, copy the folder, edit the
+copy, and set `agent.templates_dir` to it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ OPENERS = frozenset({"```bash", "```sh", "```shell"})
 
 
 class ShellAgentFactory(ConversingAgentFactory):
-    """Makes shell agents that share one set of compiled templates.
+    """Creates shell agents that share one set of compiled templates.
 
     Attributes:
-        command_timeout_sec: Bound on one command in seconds.
-        max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-        format_errors_in_a_row: How many consecutive replies without exactly one command end the episode, which is
-            truncated and scored; `None` for no such limit.
-        templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
-            files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
+        command_timeout_sec: Time limit of one command in seconds.
+        max_output_chars: Length above which an output is cut. The LLM gets its head and tail, half of the length each,
+            and the number of removed characters.
+        format_errors_in_a_row: Number of consecutive replies without exactly one command that end the episode, which is
+            truncated and scored; `None` for no limit.
+        templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
+            `summarise.j2` and `handoff.j2` for summaries. Missing files are taken from the package.
     """
 
     templates_folder = TEMPLATES
@@ -59,7 +60,7 @@ class ShellAgentFactory(ConversingAgentFactory):
         compaction_tokens: Tokens = 100_000,
         compaction_keeps: Outputs = 5,
     ) -> None:
-        """Checks the options, those of `ConversingAgentFactory` and its own."""
+        """Checks the options: the shared options of `ConversingAgentFactory` and the agent's own."""
         super().__init__(
             format_errors_in_a_row=format_errors_in_a_row,
             templates_dir=templates_dir,
@@ -71,12 +72,12 @@ class ShellAgentFactory(ConversingAgentFactory):
         self.max_output_chars = max_output_chars
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ShellAgent:
-        """Makes an agent."""
+        """Creates an agent."""
         return ShellAgent(self, container=container, llm_client=llm_client)
 
 
 def bash_blocks(reply: str) -> list[str]:
-    """Finds the contents of the fenced bash blocks of a reply. A block that is not closed does not count."""
+    """Returns the contents of the fenced bash blocks of a reply. Blocks that are not closed are ignored."""
     blocks: list[str] = []
     block: list[str] | None = None
     for line in reply.replace("\r\n", "\n").split("\n"):
@@ -92,15 +93,15 @@ def bash_blocks(reply: str) -> list[str]:
 
 
 class ShellAgent(ConversingAgent):
-    """Asks the LLM for one command at a time, runs it, shows it the output, until it submits."""
+    """An agent that requests one command at a time, runs it and shows the output to the LLM, until the LLM submits."""
 
     _options: ShellAgentFactory
 
     async def run(self, task: str) -> None:
-        """Works on `task` until a command's output starts with the submit line.
+        """Works on `task` until the output of a command starts with the submit line.
 
         Raises:
-            RepeatedFormatError: Too many replies in a row had no command, or several.
+            RepeatedFormatError: Too many consecutive replies had no command, or several.
         """
         options, prompts = self._options, self._options.templates
         told = prompts.instance.render(task=task)
@@ -118,7 +119,7 @@ class ShellAgent(ConversingAgent):
             conversation.add(Message(role="assistant", content=reply), Message(role="user", content=observation))
 
     async def _act(self, reply: str) -> str | None:
-        """Runs the command in `reply`; returns the next message to the LLM, `None` when it submitted."""
+        """Runs the command in `reply`. Returns the next message to the LLM, or `None` if the LLM submitted."""
         options, prompts = self._options, self._options.templates
         blocks = bash_blocks(reply)
         if len(blocks) != 1:
@@ -127,7 +128,7 @@ class ShellAgent(ConversingAgent):
         self._in_a_row = 0
         try:
             result = await self._container.exec(blocks[0], timeout_sec=options.command_timeout_sec)
-        except ValueError as error:  # a NUL, say: no shell can be given that
+        except ValueError as error:  # for example, a NUL, which no shell accepts
             result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
         if result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
             return None

@@ -1,4 +1,4 @@
-"""Skills: directories in a container with a `SKILL.md` each, which says at its top what the skill is for."""
+"""Skills: directories in a container, each with a `SKILL.md` that starts with the purpose of the skill."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Skill:
     """One skill, as described to an agent.
 
     Attributes:
-        name: The name in its `SKILL.md`, or else its directory's.
-        description: Its purpose; empty when it states none.
-        path: Of its `SKILL.md` in the container.
+        name: Name from `SKILL.md`; defaults to the name of the directory.
+        description: Purpose of the skill; empty if `SKILL.md` has no description.
+        path: Path of `SKILL.md` in the container.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Skill:
 
 
 async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: float) -> list[Skill]:
-    """Finds the skills in a directory of the container, sorted by their directories. Warns when there are none.
+    """Finds the skills in a directory of the container, sorted by their directories. Logs a warning if it has none.
 
     Raises:
         ContainerError: The container failed.
@@ -53,14 +53,17 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
 
 
 def read_skill(text: str, path: str) -> Skill:
-    """Reads the skill whose `SKILL.md`, at `path`, starts with `text`."""
+    """Returns the skill whose `SKILL.md`, at `path`, starts with `text`."""
     fields = _front_matter(text)
     name = fields.get("name") or posixpath.basename(posixpath.dirname(path))
     return Skill(name[:100], fields.get("description", "")[:MAX_DESCRIPTION_CHARS], path)
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """Reads the two fields from the subset of YAML in use: one line, quoted or not, or indented ones."""
+    """Reads `name` and `description` from the front matter.
+
+    Supports the YAML in use: quoted or plain lines, indented blocks.
+    """
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         return {}

@@ -1,4 +1,7 @@
-"""Prompts of agents: templates of a folder, a user's own before the package's, and the results of commands in them."""
+"""Prompt templates of agents, and the rendering of command results.
+
+Custom templates of the user take precedence over the templates of the package.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def find_folders(own: Path, templates_dir: Path | None) -> list[Path]:
-    """Returns the folders that templates are taken from, the user's first.
+    """Returns the folders to load templates from, the user's folder first.
 
     Args:
-        own: The agent's folder of the package.
-        templates_dir: The user's.
+        own: Folder of the agent in the package.
+        templates_dir: Folder of the user.
 
     Raises:
-        ConfigError: The user's is no folder.
+        ConfigError: `templates_dir` is not a directory.
     """
     if templates_dir is not None and not templates_dir.is_dir():
         raise ConfigError(f"Expected `agent.templates_dir` to be a folder of templates, got {templates_dir}.")
@@ -29,7 +32,9 @@ def find_folders(own: Path, templates_dir: Path | None) -> list[Path]:
 
 
 def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Template]:
-    """Compiles templates, each from the first folder that has it: compiling costs a hundred times what rendering does.
+    """Compiles each template from the first folder that contains it.
+
+    Compiling costs a hundred times as much as rendering.
 
     Raises:
         ConfigError: A template does not compile.
@@ -50,7 +55,7 @@ def _compile(environment: Environment, name: str) -> Template:
         raise ConfigError(
             f"The agent's template {error.filename or name}, line {error.lineno}: {error.message}"
         ) from None
-    template.globals = dict(template.globals)  # a chain of mappings, which takes longer to copy than all the rest
+    template.globals = dict(template.globals)  # a chain of mappings takes longer to copy than everything else
     return template
 
 
@@ -58,10 +63,10 @@ def render_result(template: Template, result: ExecResult, *, timeout_sec: float,
     """Renders the result of a command.
 
     Args:
-        template: The agent's.
-        result: The result.
-        timeout_sec: The command's time limit.
-        max_output_chars: Longer outputs are shown as head and tail, half each.
+        template: Template of the agent.
+        result: Result of the command.
+        timeout_sec: Time limit of the command.
+        max_output_chars: Length above which the output is shown as head and tail, half of the length each.
     """
     output, half = result.output, max_output_chars // 2
     cut = len(output) > max_output_chars

@@ -1,8 +1,8 @@
-"""The terminal agent: the LLM types into a terminal and sees its screen, in the protocol of terminus-2.
+"""The terminal agent, whose LLM types into a terminal and sees its screen, with the protocol of terminus-2.
 
-Each reply is JSON with a batch of keystrokes, and how long is waited after each. The response is what is new on
-the terminal, or its screen. Its prompts are the files in `terminal_templates/`; copy the folder, edit it and set
-`agent.templates_dir` to it to change what the agent says.
+Each reply is JSON with a batch of keystrokes and a wait time after each. The agent responds with the new output of the
+terminal, or with its screen. Its prompts are the files in `terminal_templates/`. To change them, copy the folder, edit
+the copy, and set `agent.templates_dir` to it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ SKILLS_SEC = 60.0
 
 
 class TerminalAgentFactory(ConversingAgentFactory):
-    """Makes terminal agents that share one set of compiled templates.
+    """Creates terminal agents that share one set of compiled templates.
 
     Attributes:
         columns: Width of the terminal.
-        lines: Its height.
-        max_wait_sec: Bound on the wait after one batch of keystrokes in seconds, whatever the LLM gives.
-        max_output_bytes: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-        format_errors_in_a_row: How many consecutive replies that cannot be read end the episode, which is
-            truncated and scored; `None` for no such limit.
-        templates_dir: A folder with `instance.j2`, `skills.j2`; files that it lacks are taken from the package. For
-            summaries `summarise.j2` and `handoff.j2`.
+        lines: Height of the terminal.
+        max_wait_sec: Upper bound in seconds on the wait after one batch of keystrokes.
+        max_output_bytes: Length above which an output is cut. The LLM gets its head and tail, half of the length each,
+            and the number of removed bytes.
+        format_errors_in_a_row: Number of consecutive malformed replies that end the episode, which is truncated and
+            scored; `None` for no limit.
+        templates_dir: Folder with `instance.j2` and `skills.j2`, and `summarise.j2` and `handoff.j2` for summaries.
+            Missing files are taken from the package.
     """
 
     needs_terminal = True
@@ -71,7 +72,7 @@ class TerminalAgentFactory(ConversingAgentFactory):
         compaction_tokens: Tokens = 100_000,
         compaction_keeps: Outputs = 5,
     ) -> None:
-        """Checks the options, those of `ConversingAgentFactory` and its own."""
+        """Checks the options: the shared options of `ConversingAgentFactory` and the agent's own."""
         super().__init__(
             format_errors_in_a_row=format_errors_in_a_row,
             templates_dir=templates_dir,
@@ -85,11 +86,11 @@ class TerminalAgentFactory(ConversingAgentFactory):
         self.max_output_bytes = max_output_bytes
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> TerminalAgent:
-        """Makes an agent."""
+        """Creates an agent."""
         return TerminalAgent(self, container=container, llm_client=llm_client)
 
     async def preflight(self) -> None:
-        """Compiles the templates and looks for the emulator. Raises `ConfigError` as `templates` does.
+        """Checks that the emulator is installed, and compiles the templates. Raises `ConfigError` like `templates`.
 
         Raises:
             PreflightError: The emulator is not installed.
@@ -99,13 +100,13 @@ class TerminalAgentFactory(ConversingAgentFactory):
 
     @cached_property
     def templates(self) -> tuple[Template, Template]:
-        """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
+        """Compiled templates. Raises `ConfigError` if a folder is missing or a template does not compile."""
         instance, skills = compile_templates(self.template_folders, ("instance", "skills"))
         return instance, skills
 
 
 class TerminalAgent(ConversingAgent):
-    """Types what the LLM says, shows it what the terminal prints, until it has said twice that the task is done."""
+    """An agent that types the LLM's keystrokes and shows it the terminal, until the LLM confirms the end."""
 
     _options: TerminalAgentFactory
 
@@ -117,11 +118,11 @@ class TerminalAgent(ConversingAgent):
         self._wants_to_end = False
 
     async def run(self, task: str) -> None:
-        """Works on `task` until the LLM says twice in a row that it is done.
+        """Works on `task` until two consecutive replies report that it is done.
 
         Raises:
             AgentError: The container has no terminal.
-            RepeatedFormatError: Too many replies in a row could not be read.
+            RepeatedFormatError: Too many consecutive replies were malformed.
         """
         options = self._options
         instance, skills_template = options.templates
@@ -147,7 +148,7 @@ class TerminalAgent(ConversingAgent):
             conversation.add(Message(role="assistant", content=text), Message(role="user", content=response))
 
     async def _act(self, reply: TerminalReply) -> str | None:
-        """Types what a reply says; returns what the LLM is told, `None` when it is done."""
+        """Types the keystrokes of a reply. Returns the next message to the LLM, or `None` if the task is done."""
         if reply.error:
             self._count_format_error("could not be read as JSON of the protocol")
             return (
@@ -186,7 +187,7 @@ class TerminalAgent(ConversingAgent):
         self._screen.feed(output.text)
 
     def _news(self) -> str:
-        """Returns what is new, and once that there is a new terminal."""
+        """Returns the new output. If the terminal was replaced, a note precedes it once."""
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with what ran in it, and this is a new one.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"
@@ -196,7 +197,7 @@ class TerminalAgent(ConversingAgent):
 
 
 def cut_bytes(text: str, most: int) -> str:
-    """Cuts a text of more than `most` bytes in the middle."""
+    """Removes the middle of a text that is longer than `most` bytes."""
     data, half = text.encode(), most // 2
     if len(data) <= most:
         return text

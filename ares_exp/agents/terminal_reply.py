@@ -1,7 +1,7 @@
-"""Replies of the terminal agent's LLM: batches of keystrokes as one JSON object, the protocol of terminus-2.
+"""Replies of the terminal agent's LLM: batches of keystrokes in one JSON object, as in the protocol of terminus-2.
 
-What is not quite in the form is read all the same where its meaning is clear, with a warning that the LLM gets to see.
-Commands, errors and warnings are those that Harbor's terminus-2 has for the same reply.
+Malformed replies with a clear meaning are accepted with a warning to the LLM. Commands, errors and warnings are the
+same as in Harbor's terminus-2.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _OBJECT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keystrokes, and how long is waited after them.
+    """Keystrokes, and the time to wait after them.
 
     Attributes:
-        text: What is typed, or the name of a key (see `terminal_keys`).
-        seconds: As the LLM gave it.
+        text: Text to type, or the name of a key (see `terminal_screen.as_typed`).
+        seconds: Time to wait, as given by the LLM.
     """
 
     text: str
@@ -36,13 +36,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class TerminalReply:
-    """A reply, read.
+    """A parsed reply.
 
     Attributes:
-        commands: The keystrokes, in order; none where there is an error.
-        is_complete: Whether it says that the task is done.
-        error: Why it cannot be used; empty if it can.
-        warnings: What was not in the form.
+        commands: Keystrokes in order; empty if the reply has an error.
+        is_complete: Whether the reply reports that the task is done.
+        error: Reason why the reply cannot be used; empty if it can.
+        warnings: Deviations from the format.
     """
 
     commands: tuple[Keys, ...] = ()
@@ -52,7 +52,7 @@ class TerminalReply:
 
     @property
     def feedback(self) -> str:
-        """What the LLM is told of it; empty if there is nothing to say."""
+        """Error and warnings for the LLM; empty if there are none."""
         parts = [f"ERROR: {self.error}"] if self.error else []
         if self.warnings:
             parts.append("WARNINGS: " + "\n".join(f"- {warning}" for warning in self.warnings))
@@ -60,7 +60,10 @@ class TerminalReply:
 
 
 def read_reply(text: str) -> TerminalReply:
-    """Reads a reply; one with an error is tried again with what is missing added, or without what is around it."""
+    """Parses a reply.
+
+    If the reply has an error, missing braces are added or surrounding text is removed, and it is parsed again.
+    """
     reply = _read(text)
     if not reply.error:
         return reply
@@ -104,7 +107,7 @@ def _read(text: str) -> TerminalReply:
 
 
 def _find_object(text: str) -> slice | None:
-    """Finds the first `{…}` whose braces balance; those in quotes do not count."""
+    """Finds the first `{…}` with balanced braces. Braces in quotes are ignored."""
     depth, start, quoted, escaped = 0, -1, False, False
     for place, char in enumerate(text):
         if escaped or char == "\\":
@@ -125,7 +128,7 @@ def _around(text: str, place: slice) -> tuple[tuple[str, str], ...]:
 
 
 def _of_order(source: str) -> list[str]:
-    """Warns of fields that do not come in the order of the form."""
+    """Returns a warning if the fields are not in the required order."""
     matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
     places = {name: match.start() for name, match in matches.items() if match is not None}
     found = sorted(places, key=lambda name: places[name])
@@ -135,10 +138,10 @@ def _of_order(source: str) -> list[str]:
 
 
 def _commands(given: list[Any], warnings: list[str]) -> tuple[Keys, ...]:
-    """Reads the commands.
+    """Parses the commands.
 
     Raises:
-        ValueError: One is none.
+        ValueError: A command is malformed.
     """
     return tuple(_command(one, number, number == len(given), warnings) for number, one in enumerate(given, 1))
 
@@ -168,14 +171,14 @@ def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Key
 
 
 def _closed(text: str, error: str) -> str | None:
-    """Adds the braces that are missing at the end."""
+    """Appends the missing closing braces."""
     missing = text.count("{") - text.count("}")
     is_cut = error.startswith((_NO_JSON, _NOTHING_FOUND))
     return text + "}" * missing if is_cut and missing > 0 else None
 
 
 def _extracted(text: str, error: str) -> str | None:
-    """Finds a JSON object in other text."""
+    """Finds a JSON object within other text."""
     for found in _OBJECT.findall(text):
         try:
             json.loads(found)

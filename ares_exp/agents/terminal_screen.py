@@ -1,4 +1,4 @@
-"""The screen of a terminal, emulated from its output, and the codes that a keyboard sends."""
+"""An emulated terminal screen, and the codes that a keyboard sends."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _CURSOR = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End"
 
 
 def as_typed(keys: str, *, application_cursor: bool) -> str:
-    """Returns what a keyboard sends: for the name of a key that key, else the text, with Enter for newlines.
+    """Returns the characters that a keyboard sends for the name of a key, or for a text with Enter instead of newlines.
 
     Args:
-        keys: A text, or the name of one key: `Up`, `C-c`, `M-x`.
-        application_cursor: Whether the program on the screen has asked for the other codes of the cursor keys.
+        keys: Text, or the name of one key: `Up`, `C-c`, `M-x`.
+        application_cursor: Whether the program on the screen has enabled the alternative codes of the cursor keys.
     """
     if keys in _PLAIN:
         return _PLAIN[keys]
@@ -53,16 +53,16 @@ def as_typed(keys: str, *, application_cursor: bool) -> str:
 
 HISTORY_LINES = 20_000
 _CURSOR_KEYS = 1 << 5
-"""The private mode 1, as the emulator keeps it."""
+"""Private mode 1 in the emulator's representation."""
 _ALTERNATE = (47, 1047, 1049)
-"""Private modes by which full-screen programs ask for a screen of their own."""
+"""Private modes with which full-screen programs switch to an alternate screen."""
 
 
 class TerminalScreen:
     """One screen with its history."""
 
     def __init__(self, columns: int, lines: int) -> None:
-        """Makes an empty one.
+        """Creates an empty screen.
 
         Raises:
             PreflightError: The emulator is not installed.
@@ -73,28 +73,32 @@ class TerminalScreen:
         self._told: str | None = None
 
     def feed(self, text: str) -> None:
-        """Prints on it."""
+        """Prints text on the screen."""
         self._stream.feed(text)
 
     @property
     def application_cursor(self) -> bool:
-        """Whether the program has asked for the other codes of the cursor keys."""
+        """Whether the program has enabled the alternative codes of the cursor keys."""
         return _CURSOR_KEYS in self._screen.mode
 
     @property
     def visible(self) -> str:
-        """What it shows now."""
+        """Current content of the screen."""
         return _text(line.rstrip() for line in self._screen.display)
 
     @property
     def everything(self) -> str:
-        """What it shows, after all that has gone off its top."""
+        """Content of the screen, preceded by all lines that have scrolled off."""
         columns = self._screen.columns
         above = [_line(line, columns) for line in self._screen.history.top]
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns what is new since the last call, from the last line that was there; else the screen."""
+        """Returns the output since the previous call.
+
+        The output starts with the last line shown before. If the earlier content is gone, the screen is returned
+        instead.
+        """
         now, before, self._told = self.everything, self._told, self.everything
         if before is not None and before.strip() in now:
             before = before.strip()
@@ -114,10 +118,10 @@ def _line(line: Mapping[int, Any], columns: int) -> str:
 
 @cache
 def emulator() -> Any:
-    """Imports the emulator.
+    """Imports and returns the emulator.
 
     Raises:
-        PreflightError: It is not installed.
+        PreflightError: The emulator is not installed.
     """
     try:
         import pyte
@@ -131,7 +135,7 @@ def emulator() -> Any:
 
 @cache
 def _screen_class() -> Any:
-    """Makes the class of screens: the emulator's, with an alternate screen, which it lacks."""
+    """Returns a subclass of the emulator's screen with an alternate screen, which the emulator lacks."""
     base: Any = emulator().HistoryScreen
 
     class Screen(base):  # type: ignore[misc]

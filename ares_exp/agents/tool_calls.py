@@ -1,4 +1,4 @@
-"""Tools that an agent offers its LLM: their definitions, and the calls of a reply, checked."""
+"""Tools that an agent offers its LLM: their definitions, and the validated calls of a response."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
 }
 
 _OTHER_NAMES = {"str_replace_based_edit_tool": "edit", "str_replace_editor": "edit"}
-"""Names by which models know a tool that they were not told."""
+"""Names that models use for a tool from their training, although it was offered under another name."""
 
 
 def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
-    """Returns the definitions of tools, in the chat-completions form."""
+    """Returns the definitions of tools in the chat-completions format."""
     made = []
     for name in tools:
         text, properties, required = _DEFINITIONS[name]
@@ -100,10 +100,10 @@ class SubmitCall:
 
 @dataclass(frozen=True, slots=True)
 class UnusableCall:
-    """A call that cannot be carried out.
+    """A call that cannot be executed.
 
     Attributes:
-        why: What the LLM is told.
+        why: Explanation for the LLM.
     """
 
     why: str
@@ -118,7 +118,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
 
 
 def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
-    """Reads a call of one of the tools that were offered. Arguments that are not asked for are left out of account."""
+    """Validates a call of one of the offered tools. Unknown arguments are ignored."""
     name = _OTHER_NAMES.get(piece.name, piece.name)
     if name not in tools:
         return UnusableCall(f"There is no tool {piece.name!r:.60}. The tools are: {', '.join(tools)}.")
@@ -135,11 +135,11 @@ def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
 
 
 def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[ToolCallData]]:
-    """Returns the message that repeats a response, and its calls, each with an id of its own.
+    """Returns a response as a message, and its calls, each with a unique id.
 
     Args:
-        response: The response. Its reasoning is left out: the policy puts it back where the endpoint wants it.
-        first_number: For the ids of calls that have none, or the same one as another.
+        response: Response of the LLM. Its reasoning is omitted, because the policy adds it where the endpoint needs it.
+        first_number: Number of the first call, for the ids of calls without an id or with a duplicate one.
     """
     calls: list[ToolCallData] = []
     for place, call in enumerate(piece for piece in response.data if isinstance(piece, ToolCallData)):

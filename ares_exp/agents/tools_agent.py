@@ -1,7 +1,7 @@
-"""The tools agent: the LLM calls tools by function calling, several at once if it likes.
+"""The tools agent, whose LLM calls tools by function calling. A response may contain several calls.
 
-Its prompts are the files in `tools_templates/`; copy the folder, edit it and set `agent.templates_dir` to it to change
-what the agent says.
+Its prompts are the files in `tools_templates/`. To change them, copy the folder, edit the copy, and set
+`agent.templates_dir` to it.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")
 
 
 class ToolsAgentFactory(ConversingAgentFactory):
-    """Makes tools agents that share one set of compiled templates.
+    """Creates tools agents that share one set of compiled templates.
 
     Attributes:
-        tools: The tools that the LLM gets, of `bash`, `edit` and `submit`; `None` for all. Without `submit`, the
-            command `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT` ends the work.
-        command_timeout_sec: Bound on one command in seconds, where the LLM gives none.
-        max_command_timeout_sec: Bound on one command in seconds, whatever the LLM gives.
-        max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-        format_errors_in_a_row: How many consecutive replies without a usable call end the episode, which is
-            truncated and scored; `None` for no such limit.
-        templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
-            files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
+        tools: Tools to offer, from `bash`, `edit` and `submit`; `None` for all. Without `submit`, the command
+            `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT` ends the work.
+        command_timeout_sec: Time limit of one command in seconds if the LLM sets none.
+        max_command_timeout_sec: Upper bound on the time limit of one command in seconds.
+        max_output_chars: Length above which an output is cut. The LLM gets its head and tail, half of the length each,
+            and the number of removed characters.
+        format_errors_in_a_row: Number of consecutive replies without a usable call that end the episode, which is
+            truncated and scored; `None` for no limit.
+        templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
+            `summarise.j2` and `handoff.j2` for summaries. Missing files are taken from the package.
     """
 
     supports = ConversingAgentFactory.supports | {"mcp_servers"}
@@ -80,7 +81,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
         compaction_tokens: Tokens = 100_000,
         compaction_keeps: Outputs = 5,
     ) -> None:
-        """Checks the options, those of `ConversingAgentFactory` and its own."""
+        """Checks the options: the shared options of `ConversingAgentFactory` and the agent's own."""
         super().__init__(
             format_errors_in_a_row=format_errors_in_a_row,
             templates_dir=templates_dir,
@@ -96,12 +97,12 @@ class ToolsAgentFactory(ConversingAgentFactory):
         self.max_output_chars = max_output_chars
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ToolsAgent:
-        """Makes an agent."""
+        """Creates an agent."""
         return ToolsAgent(self, container=container, llm_client=llm_client)
 
 
 class ToolsAgent(ConversingAgent):
-    """Asks the LLM, carries out the calls of its reply one after the other, shows it the results, until it submits."""
+    """An agent that executes the calls of each response in order and returns their results, until the LLM submits."""
 
     _options: ToolsAgentFactory
 
@@ -117,7 +118,7 @@ class ToolsAgent(ConversingAgent):
 
         Raises:
             AgentError: An MCP server of the task cannot be used.
-            RepeatedFormatError: Too many replies in a row had no usable call.
+            RepeatedFormatError: Too many consecutive replies had no usable call.
         """
         tools, options = self._options.tools, self._options
         if self._context.mcp_servers:
@@ -140,7 +141,10 @@ class ToolsAgent(ConversingAgent):
             conversation.add(*results)
 
     async def _act(self, response: LLMResponse) -> Sequence[Message] | None:
-        """Carries out the calls of a response, in order. Returns the messages of both; `None` when it submitted."""
+        """Executes the calls of a response in order.
+
+        Returns the response and the results as messages, or `None` if it submitted.
+        """
         message, pieces = as_message(response, self._calls)
         self._calls += len(pieces)
         calls = [
@@ -163,7 +167,7 @@ class ToolsAgent(ConversingAgent):
         return messages
 
     async def _result_of(self, call: Call | McpCall) -> str | None:
-        """Carries out one call; `None` for the last one of the episode."""
+        """Executes one call and returns its result, or `None` if the call ends the episode."""
         if isinstance(call, SubmitCall):
             return None
         if isinstance(call, BashCall):
@@ -183,7 +187,7 @@ class ToolsAgent(ConversingAgent):
         timeout_sec = min(call.timeout_sec or options.command_timeout_sec, options.max_command_timeout_sec)
         try:
             result = await self._container.exec(call.command, timeout_sec=timeout_sec)
-        except ValueError as error:  # a NUL, say: no shell can be given that
+        except ValueError as error:  # for example, a NUL, which no shell accepts
             result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
         if "submit" not in options.tools and result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
             return None
@@ -192,7 +196,7 @@ class ToolsAgent(ConversingAgent):
         )
 
     def _cut(self, text: str) -> str:
-        """Cuts a long text in the middle."""
+        """Removes the middle of a long text."""
         most, half = self._options.max_output_chars, self._options.max_output_chars // 2
         if len(text) <= most:
             return text

@@ -81,7 +81,7 @@ def add_arguments(parser: CommandParser) -> None:
         ("remove", _remove, "remove packages of agents from the user's cache", REMOVE, REMOVE_EXAMPLES),
     ):
         command = parser.add_command(verb, act, about=about, description=description, epilog=epilog)
-        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"what to {verb}: {', '.join(PACKAGES)}")
+        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"agents to {verb}: {', '.join(PACKAGES)}")
         command.add_argument("--all", action="store_true", help="every agent")
         command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
         command.add_argument(
@@ -90,7 +90,7 @@ def add_arguments(parser: CommandParser) -> None:
             default=[],
             choices=PYTHONS,
             metavar="3.N",
-            help="for agents in Python: only the build for that minor version; may be given again",
+            help="for agents in Python: only the build for that minor version; repeatable",
         )
 
 
@@ -157,7 +157,7 @@ def _install(arguments: argparse.Namespace) -> int:
     ]
     for build in builds:
         if store.place(build).exists() and store.find(build, thoroughly=True) is None:
-            _say(f"{store.place(build)} is not what was installed there; it is fetched again.")
+            _say(f"{store.place(build)} was changed after its installation, and is fetched again.")
             store.remove(build)
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")

@@ -19,42 +19,42 @@ from ares_exp.records.terminal_text import format_size
 EXIT_OK, EXIT_REMAINS = 0, 1
 
 DESCRIPTION = """\
-Removes what killed runs left on this machine: containers, networks, volumes and images on the Docker engine, the
-directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, if
-DAYTONA_API_KEY is set, sandboxes of the Daytona service. Things of a running run, of another machine or of another user
-are kept. Every run does the same at its start.
+Removes leftovers of killed runs from this machine: containers, networks, volumes and images on the Docker engine, the
+directories and cgroups of local containers, and temporary directories of builds, verifiers and W&B uploads. If
+DAYTONA_API_KEY is set, it also removes sandboxes of the Daytona service. It keeps everything that belongs to a running
+run, to another machine or to another user. Every run does the same when it starts.
 """
 EPILOG = """\
 Examples:
-  %(prog)s --dry-run            says what would be removed
+  %(prog)s --dry-run            show what would be removed
   %(prog)s
-  %(prog)s --cache --dry-run    what is kept for the next run, and its size
+  %(prog)s --cache --dry-run    show the cache for later runs, and its size
 
-Exit codes: 0 no leftovers remain (without a Docker engine: outside of one); 1 something could not be removed, or a
-service did not answer; 2 the command line is wrong.
+Exit codes: 0 no leftovers remain (if no Docker engine is available, on this machine outside Docker); 1 something could
+not be removed, or a service did not respond; 2 the command line is wrong.
 """
 _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, without removing it")
     parser.add_argument(
         "--cache",
         action="store_true",
-        help="also what is kept for the next run: tasks and repositories that were fetched and what was made of them "
-        "(~/.cache/ares_exp, or below XDG_CACHE_HOME), and --images; not what a running process uses",
+        help="also remove the cache for later runs (~/.cache/ares_exp, or below XDG_CACHE_HOME): downloaded tasks and "
+        "repositories, and files made from them; implies --images and keeps entries that a running process uses",
     )
     parser.add_argument(
         "--images",
         action="store_true",
-        help="also the images built from tasks' Dockerfiles, which are kept for the next run; not those in use",
+        help="also remove unused images that were built from Dockerfiles of tasks and kept for later runs",
     )
     parser.add_argument(
         "--snapshots",
         action="store_true",
-        help="also the snapshots that the Daytona service keeps of sandboxes for runs of this machine, "
-        "of runs that live, too: what is recorded of them cannot be restored after that",
+        help="also remove the sandbox snapshots that the Daytona service keeps for runs of this machine, including "
+        "running ones; recorded snapshots that need them can then no longer be restored",
     )
     parser.add_argument(
         "--config-dir",
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="DIR",
-        help="also what backends of your own left, of which DIR/container has options; may be given again",
+        help="also remove leftovers of your own backends, which have options in DIR/container; repeatable",
     )
 
 

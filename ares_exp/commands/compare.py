@@ -37,16 +37,17 @@ CONTEXT_LINES = 3
 HEAD, TAIL = 30, 10
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
 DESCRIPTION = """\
-Compares two or more runs on the tasks that they have in common: how much the mean reward differs, with an interval and
-a p-value, which tasks flipped, and how many attempts or tasks would settle it. The first run is the baseline. The last
-try of an attempt is its result. An attempt without a reward counts as zero; a second row leaves these attempts out.
+Compares two or more runs on the tasks that they have in common. It shows the difference of the mean rewards with an
+interval and a p-value, the tasks that pass in only one of the runs, and the number of attempts or tasks that would make
+the difference significant. The first run is the baseline. The result of an attempt is its last try. An attempt without
+a reward counts as zero, and a second row leaves these attempts out.
 
-One sweep: prints the table of its jobs, also while it runs and after it was killed. If several jobs differ only in
+One sweep: prints a table of its jobs, even while it runs or after it was killed. If several jobs differ only in
 their seed, a second table has one row per setting, with the mean and an interval over tasks and seeds. `--over KEY`
 prints this table for another key.
 
-Two episodes: aligns them at the first thing that was said or done differently, and shows the difference, how each
-continues, and the totals of both. Ids, times, seconds, tokens, prices, reasoning and the model's name do not count.
+Two episodes: shows the first request, response or result that differs, how each episode continues, and the totals of
+both. Differences of ids, times, durations, tokens, prices, reasoning and the name of the model are ignored.
 """
 EPILOG = """\
 Examples:
@@ -74,24 +75,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs = parser.add_argument_group("runs")
     runs.add_argument(
-        "--threshold", type=_number, default=THRESHOLD, help="the reward from which on an attempt has passed (1.0)"
+        "--threshold", type=_number, default=THRESHOLD, help="minimum reward of an attempt that passes (1.0)"
     )
     runs.add_argument(
         "--alpha",
         type=_probability,
         default=ALPHA,
-        help="the p-value below which a difference counts as one; intervals are of 1 - alpha (0.05)",
+        help="significance level: p-values below it are significant, and intervals have level 1 - alpha (0.05)",
     )
-    runs.add_argument("--all-pairs", action="store_true", help="every run with every other, not only with the first")
     runs.add_argument(
-        "--over", metavar="KEY", help="of a sweep: one row per setting, the mean over the jobs that differ only in KEY"
+        "--all-pairs", action="store_true", help="compare every pair of runs, not only each run with the first"
     )
-    runs.add_argument("--json", action="store_true", help="everything, as JSON; of a sweep, the content of sweep.json")
+    runs.add_argument(
+        "--over",
+        metavar="KEY",
+        help="for a sweep: one row per setting, with the mean over the jobs that differ only in KEY",
+    )
+    runs.add_argument(
+        "--json", action="store_true", help="print the result as JSON; for a sweep, the content of sweep.json"
+    )
     episodes = parser.add_argument_group("episodes")
     episodes.add_argument(
-        "--after", type=_count, default=2, metavar="N", help="how many steps of each to show after the difference (2)"
+        "--after",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="number of steps of each episode to show after the difference (2)",
     )
-    episodes.add_argument("--full", action="store_true", help="leave nothing out of long texts")
+    episodes.add_argument("--full", action="store_true", help="show long texts completely")
 
 
 def run(arguments: argparse.Namespace) -> int:

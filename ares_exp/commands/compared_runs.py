@@ -69,8 +69,8 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
     places = list({place.resolve(): place for path in paths for place in _runs_in(path)}.values())
     if len(places) == 1 and len(paths) > 1:
         raise ConfigError(
-            f"Expected different runs to compare, but all {len(paths)} paths mean the same run: {places[0]}. Name "
-            "another one beside it."
+            f"Expected different runs to compare, but all {len(paths)} paths name the same run: {places[0]}. Name "
+            "at least two different runs."
         )
     if not 2 <= len(places) <= MOST_RUNS:
         raise ConfigError(
@@ -241,7 +241,7 @@ class ComparedPair:
                 f"tasks is below {self.comparison.alpha:g}, whatever the rewards."
             )
         if not self.is_settled:
-            return f"Not settled: chance alone makes a difference as large with p = {format_p(self.adjusted_p)}."
+            return f"Not settled: chance can explain a difference of this size (p = {format_p(self.adjusted_p)})."
         better, worse = (self.b, self.a) if difference.value > 0 else (self.a, self.b)
         return f"{better.letter} is better than {worse.letter} (p = {format_p(self.adjusted_p)})."
 

@@ -28,20 +28,21 @@ POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
 DESCRIPTION = """\
-Shows the state of a running run or sweep, and gives it orders, by files in its directory: from another
-terminal, another machine with the same disk, or a script. Users who may write in the directory may give orders.
+Shows the state of a running run or sweep, or changes it. It uses files in the run directory, so it works from another
+terminal, from a script, and from another machine with the same disk. Users with write access to the directory can
+control the run.
 
-  status               the state: what episodes wait for, what is spent
-  pause                no new episode starts; running episodes continue to their end
-  pause --now          also holds requests to the policy; time limits of episodes stand still
-  resume               ends a pause
-  stop                 as Ctrl-C once: ends episodes as cancelled, `resume=` continues them
-  set KEY=VALUE ...    changes concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries,
+  status               show the state: why episodes wait, and how much was spent
+  pause                start no new episodes; running episodes continue to their end
+  pause --now          also hold requests to the policy; time limits of episodes are suspended
+  resume               end a pause
+  stop                 same as Ctrl-C once: end episodes as cancelled; `resume=` continues them
+  set KEY=VALUE ...    change concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries
                        until this session ends
-  cancel TASK|EPISODE  ends its running episodes as cancelled, takes the rest off the queue; `resume=` runs them
+  cancel TASK|EPISODE  end its running episodes as cancelled, and remove the others from the queue; `resume=` runs them
 
-A sweep passes an order on to all its jobs, also to the jobs that start later. control.jsonl records each order, with
-its author, reason and outcome.
+A sweep passes each order to all its jobs, including jobs that start later. control.jsonl records each order with its
+author, reason and outcome.
 """
 EPILOG = """\
 Examples:
@@ -50,24 +51,33 @@ Examples:
   %(prog)s latest status --json | jq .status.waiting
   %(prog)s latest set concurrency=32 budget.cost=20 --reason "more budget"
 
-Exit codes: 0 done; 1 refused by the run, or not taken in time; 2 the command line is wrong, or the run is not running.
+Exit codes: 0 done; 1 the run rejected the order or did not respond in time; 2 the command line is wrong, or the run is
+not running.
 """
 ORDERS = ("status", *VERBS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep's; {MEANING}")
+    parser.add_argument(
+        "path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep folder; {MEANING}"
+    )
     parser.add_argument("order", choices=ORDERS, metavar="ORDER", help=", ".join(ORDERS))
-    parser.add_argument("what", nargs="*", default=[], metavar="WHAT", help="KEY=VALUE, or a task or an episode")
+    parser.add_argument(
+        "what", nargs="*", default=[], metavar="WHAT", help="KEY=VALUE for set; a task or an episode for cancel"
+    )
     parser.add_argument("--now", action="store_true", help="pause: also hold running episodes at their next request")
     parser.add_argument(
-        "--for", dest="for_sec", type=_seconds, metavar="TIME", help="pause: resume by itself after 90s, 10m, 1h30m"
+        "--for",
+        dest="for_sec",
+        type=_seconds,
+        metavar="TIME",
+        help="pause: resume automatically after TIME, such as 90s, 10m or 1h30m",
     )
-    parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
+    parser.add_argument("--reason", metavar="TEXT", help="reason to record in control.jsonl")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--wait", type=float, default=WAIT_SEC, metavar="SEC", help=f"how long to wait for the outcome [{WAIT_SEC:g}]"
+        "--wait", type=float, default=WAIT_SEC, metavar="SEC", help=f"seconds to wait for the outcome [{WAIT_SEC:g}]"
     )
 
 

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", type=run_path, metavar="RUN", help=f"a run directory, a folder of runs, or a file of episodes; {MEANING}"
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the file, or the folder; see the formats")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the new file or folder; see the formats")
     parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
     parser.add_argument("--force", action="store_true", help="overwrite the file (not a folder)")
     chosen = parser.add_argument_group("which episodes (not for harbor)", "All conditions must hold.")
@@ -74,18 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--min-reward", type=float, metavar="X", help="at least this total reward")
     chosen.add_argument("--max-reward", type=float, metavar="X", help="at most this total reward")
     rows = parser.add_argument_group("sft and preference")
-    rows.add_argument("--oracle", action="store_true", help="also episodes of the oracle")
-    rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
+    rows.add_argument("--oracle", action="store_true", help="include episodes of the oracle")
+    rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of the arguments of tool calls [text]")
     rows.add_argument("--reasoning", choices=("field", "think"),
                       help="keep reasoning: as `reasoning_content`, or in the text as <think>…</think>")  # fmt: skip
     tokens = parser.add_argument_group("tokens")
     tokens.add_argument("--conversation", action="append", metavar="PATTERN",
                         help=f"conversations to train on: e.g. 'sub-*'; repeatable [{MAIN_CONVERSATION}]")  # fmt: skip
     tokens.add_argument("--realign-tokens", type=int, metavar="N",
-                        help="sampled tokens at a call's end that may go untrained to avoid a fork [0]")  # fmt: skip
+                        help="sampled tokens per call that may stay untrained to avoid a fork [0]")  # fmt: skip
     tokens.add_argument("--temperature", metavar="T", help="required sampling temperature, or `any` [1]")
     tokens.add_argument("--altered-sampling", action="store_true",
-                        help="also responses whose sampling a truncation, a penalty or a grammar changed")  # fmt: skip
+                        help="include responses sampled with a truncation, a penalty or a grammar")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -283,6 +283,6 @@ Examples:
   %(prog)s outputs/first rows.parquet --to tokens --conversation main --conversation 'sub-*'
   %(prog)s outputs/first jobs/first --to harbor
 
-Exit codes: 0 all was read; 1 something could not be read (the rest is written); 2 the command line is wrong, or there
-is nothing to write.
+Exit codes: 0 all episodes were read; 1 some could not be read (the others are written); 2 the command line
+is wrong, or there is nothing to write.
 """

@@ -51,8 +51,8 @@ CELL_CHARS = 200
 TASKS = "tasks"
 SECTIONS = (*GROUP_OF, PLUGINS, TASKS)
 DESCRIPTION = """\
-Lists what you can choose, with a description and the origin of each: built in, a plugin, or your own folder. For an
-environment it also prints the number of tasks, if that is known without a network (otherwise `?`).
+Lists the available options, each with a description and its origin: built in, a plugin, or your own folder. For each
+environment it also prints the number of tasks, or `?` if the number is not known without network access.
 """
 EPILOG = f"""\
 Examples:

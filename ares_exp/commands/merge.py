@@ -28,8 +28,8 @@ from ares_exp.runs.resume.recorded_run import is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 
 DESCRIPTION = """\
-Merges the run directories of a run's shards into one, OUT. It has every episode and trajectory, statistics over all of
-them, and the records of each shard in parts/. The shards do not change. If possible, files are hard links.
+Merges the run directories of the shards of one run into OUT. OUT contains all episodes and trajectories, statistics
+over all of them, and the records of each shard in parts/. The shards do not change. Files are hard links if possible.
 """
 EPILOG = """\
 Examples:
@@ -38,7 +38,7 @@ Examples:
   %(prog)s whole shard0 shard1
   ares-exp compare whole outputs/before
 
-Exit code 1: every RUN is in OUT, but episodes are missing or without a reward. Snapshots stay where they are.
+Exit code 1: all RUNs were merged, but episodes are missing or have no reward. Snapshots are not copied.
 """
 PARTS = "parts"
 SHOWN = 5
@@ -112,12 +112,16 @@ class Shards:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="the run directory to make")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the new run directory")
     parser.add_argument(
         "runs", type=run_path, metavar="RUN", nargs="+", help=f"the run directory of a shard; {MEANING}"
     )
     parser.add_argument(
-        "--allow", action="append", default=[], metavar="KEY", help="a key that may differ in their configs"
+        "--allow",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that may differ between the configs of the shards; repeatable",
     )
 
 
@@ -144,7 +148,7 @@ def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shard
         ConfigError: One is no run directory, or cannot be read; or they are not shards of one run.
     """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("Expected different run directories, got one of them twice.")
+        raise ConfigError("Expected different run directories, got the same directory twice.")
     shards = [_read_shard(path) for path in paths]
     first = shards[0]
     for other in shards[1:]:
@@ -195,8 +199,8 @@ def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) ->
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
             f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} were composed differently: "
-            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `ares-exp compare`, or allow what does "
-            "not matter with `--allow KEY`."
+            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `ares-exp compare`, or use "
+            "`--allow KEY` for keys that may differ."
         )
 
 

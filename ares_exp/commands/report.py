@@ -34,7 +34,7 @@ SUFFIXES = (".html", ".htm")
 DESCRIPTION = """\
 Writes one HTML file that shows a run, a sweep, or two runs side by side: tables, pictures, trajectories with commands
 and the output of the verifier. The file opens in any browser without a network. You can write it while the run
-continues or after it was killed. Failures come first, and trajectories that do not fit are named.
+continues or after it was killed. Failed episodes come first. The report lists the trajectories that do not fit into it.
 """
 EPILOG = """\
 Examples:
@@ -52,20 +52,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory or a sweep folder; {MEANING}")
     parser.add_argument("other", type=run_path, nargs="?", metavar="RUN2", help="a run to compare with the first")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help=f"the file; {NAME} in RUN, or here for two runs, if not given"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"path of the file (default: {NAME} in RUN; for two runs, in the current folder)",
     )
-    parser.add_argument("--max-mb", type=_size, default=25.0, metavar="N", help="the size of the file, 10^6 bytes (25)")
     parser.add_argument(
-        "--episodes", choices=WHICH, default="all", help="whose steps it has, as far as they fit: failed, all or none"
+        "--max-mb", type=_size, default=25.0, metavar="N", help="maximum size of the file in 10^6 bytes (25)"
+    )
+    parser.add_argument(
+        "--episodes",
+        choices=WHICH,
+        default="all",
+        help="episodes to include with their steps, as far as they fit: failed, all or none (all)",
     )
     parser.add_argument(
         "--redact",
         type=_kinds,
         default=(),
         metavar="WHAT",
-        help="hide what tells of this machine, for a report that is handed on: paths, env, or paths,env",
+        help="hide details of this machine before you share the report: paths, env, or paths,env",
     )
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument("--open", action="store_true", help="open the file in the browser")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -60,15 +60,15 @@ NO_CONTAINER = (
 )
 
 DESCRIPTION = """\
-Scores the finished episodes of RUN again, without LLM calls of the policy. The scores have the name of the scorer and
-are shown next to the first rewards, which stay. Run the command again to continue after an interruption.
+Scores the finished episodes of RUN again, without LLM calls of the policy. The new scores have the name of the scorer
+and are shown next to the first rewards, which do not change. To continue after an interruption, run the command again.
 """
 EPILOG = """\
 Examples:
   %(prog)s outputs/first scorer=judge scorer.policy.model=gpt-5-mini concurrency=8
   %(prog)s outputs/first 'env.scorers=[my_scorers.tidy]'
 
-Exit codes: 0 all are scored; 1 some are not; 2 the command line or the run is wrong; 130 interrupted.
+Exit codes: 0 all episodes are scored; 1 some are not; 2 the command line or the run is wrong; 130 interrupted.
 """
 
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory; {MEANING}")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"{', '.join(SETTABLE)}, as for a run")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:

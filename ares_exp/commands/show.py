@@ -37,10 +37,10 @@ LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns that a terminal too narrow for all goes without, one after the other: an id starts with the task mostly."""
 
 DESCRIPTION = """\
-Prints an episode: of each step the reply of the policy, the commands that ran, and what was added to the conversation
-(+), or removed from it (-). The middle of long texts is left out. The end is the reward and the output of the verifier.
-If there are several episodes, the command lists them.
-On a terminal an episode is shown page by page, with `less` or what PAGER says (PAGER= for none).
+Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
+conversation (+) or removed from it (-), then the reward and the output of the verifier. The middle of long texts is
+left out. If the path contains several episodes, the command lists them.
+On a terminal, an episode is shown page by page with `less`, or with the program in PAGER (set PAGER= for no pager).
 """
 EPILOG = """\
 Examples:
@@ -56,16 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="only this step, from 0; -1 is the last")
+    which.add_argument("--step", type=int, metavar="N", help="show only this step; the first is 0, the last is -1")
     which.add_argument(
-        "--steps", type=_slice, metavar="A:B", help="steps A to B, B not included (--steps=-3: the last)"
+        "--steps",
+        type=_slice,
+        metavar="A:B",
+        help="show steps A up to, but not including, B (--steps=-3: for the last three)",
     )
-    parser.add_argument("--fold", action="store_true", help="a line or two of each step: how it replied, what it ran")
-    parser.add_argument("--no-pager", action="store_true", help="on a terminal, too, print all at once")
-    parser.add_argument("--full", action="store_true", help="leave nothing out of long texts")
-    parser.add_argument("--list", action="store_true", help="list the episodes, even if it is one")
+    parser.add_argument(
+        "--fold", action="store_true", help="show one or two lines per step: the response and the commands"
+    )
+    parser.add_argument("--no-pager", action="store_true", help="do not use a pager")
+    parser.add_argument("--full", action="store_true", help="show long texts completely")
+    parser.add_argument("--list", action="store_true", help="list the episodes, even if there is only one")
     chosen = parser.add_argument_group("which episodes of a run", "All conditions must hold.")
-    chosen.add_argument("--failed", action="store_true", help=f"without a reward, or with one below {SUCCESS:g}")
+    chosen.add_argument("--failed", action="store_true", help=f"no reward, or a reward below {SUCCESS:g}")
     chosen.add_argument("--outcome", action="append", choices=[*Outcome], metavar="OUTCOME",
                         help=f"{', '.join(Outcome)}; repeatable")  # fmt: skip
     chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")

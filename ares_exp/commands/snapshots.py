@@ -66,25 +66,26 @@ Examples:
 Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is wrong, or there is no such snapshot.
 """
 VERIFY = """\
-Reads everything that snapshots need, and compares it with its name, their metadata and their checksums.
+Reads all files that snapshots need, and checks them against their names, metadata and checksums.
 """
 VERIFY_EXAMPLES = """\
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first/hello__0__3f2a91bc@7
 
-Exit codes: 0 all are whole; 1 something is wrong; 2 the command line is wrong.
+Exit codes: 0 all snapshots are intact; 1 a snapshot is damaged; 2 the command line is wrong.
 """
 GC = """\
-Removes contents that no snapshot needs any more, and what killed processes left. With --keep N it first removes all but
-the last N snapshots of each episode. A store in which a snapshot is being written is left alone.
+Removes contents that no snapshot needs any more, and leftovers of killed processes. With --keep N, it first removes all
+but the last N snapshots of each episode. A store in which a snapshot is being written is skipped.
 """
 GC_EXAMPLES = """\
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/* --keep 1 --dry-run
 
-Exit codes: 0 done; 1 a store was left alone, as it is being written; 2 the command line is wrong, or a snapshot broken.
+Exit codes: 0 done; 1 a store was skipped because it is being written; 2 the command line is wrong, or a snapshot is
+damaged.
 """
 LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
 """The columns of a list that a terminal too narrow for all goes without, one after the other."""
@@ -95,11 +96,15 @@ def add_arguments(parser: CommandParser) -> None:
     command = parser.add_command("list", _list, about="list snapshots", description=LIST, epilog=LIST_EXAMPLES)
     command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
     command = parser.add_command(
-        "show", _show, about="show what a snapshot contains, and what it lacks", description=SHOW, epilog=SHOW_EXAMPLES
+        "show",
+        _show,
+        about="show what a snapshot contains, and which parts are missing",
+        description=SHOW,
+        epilog=SHOW_EXAMPLES,
     )
     command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP)
     command.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
-    command.add_argument("--full", action="store_true", help="leave nothing out of the last message")
+    command.add_argument("--full", action="store_true", help="show the whole last message")
     command = parser.add_command(
         "verify",
         _verify,
@@ -112,7 +117,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--quick", action="store_true", help="check that the contents of files exist, without reading them"
     )
     command = parser.add_command(
-        "gc", _gc, about="remove old snapshots, and what no snapshot needs", description=GC, epilog=GC_EXAMPLES
+        "gc", _gc, about="remove old snapshots, and contents that no snapshot needs", description=GC, epilog=GC_EXAMPLES
     )
     command.add_argument(
         "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories or snapshot stores; {MEANING}"
@@ -120,10 +125,10 @@ def add_arguments(parser: CommandParser) -> None:
     command.add_argument(
         "--keep", type=_at_least_1, metavar="N", help="remove all but the last N snapshots of an episode"
     )
-    command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    command.add_argument("--dry-run", action="store_true", help="show what would be removed, without removing it")
     command.add_argument(
         "--grace", type=_seconds, default=GRACE_SEC, metavar="SEC",
-        help=f"leave what was written less than so many seconds ago (default {GRACE_SEC:g})",
+        help=f"keep files that were written less than SEC seconds ago (default {GRACE_SEC:g})",
     )  # fmt: skip
 
 
@@ -273,7 +278,7 @@ def _gc(arguments: argparse.Namespace) -> int:
         sys.stdout.write(
             f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {format_size(freed.bytes)} and "
             f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}"
-            f"{f' (what is younger than {arguments.grace:g} s stays: --grace)' if arguments.grace else ''}.\n"
+            f"{f' (files younger than {arguments.grace:g} s are kept: --grace)' if arguments.grace else ''}.\n"
         )
     return code
 

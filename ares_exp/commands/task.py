@@ -36,9 +36,7 @@ from ares_exp.records.results import HOST_IMAGE
 from ares_exp.records.run_dir import fresh_dir
 from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
 
-DESCRIPTION = (
-    "Makes a task to start with, checks whether the tests of tasks test, and opens a shell in a task's container."
-)
+DESCRIPTION = "Creates a small task, checks that the tests of tasks work, and opens a shell in the container of a task."
 EPILOG = """\
 Examples:
   %(prog)s new tasks/my-task
@@ -48,37 +46,37 @@ Examples:
 `%(prog)s COMMAND --help` lists the options of each command.
 """
 NEW = """\
-Makes a small task in the Harbor format, with comments: the agent has to add up a file of numbers. You can run it as it
-is, or edit its five files.
+Creates a small task in the Harbor format, in which the agent adds up the numbers in a file. Comments in its five files
+explain them. You can run the task unchanged, or edit the files.
 """
 NEW_EXAMPLES = """\
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks/my-task --image python:3.12-slim
 
-Exit codes: 0 made; 2 the command line is wrong, or there is something already.
+Exit codes: 0 the task was created; 2 the command line is wrong, or the folder is not empty.
 """
 CHECK = """\
-Runs each task twice, with its own solution and with an agent that does nothing, and reports whether the tests
-distinguish them: the solution has to pass, and nothing must not. Both are ordinary runs with records.
+Runs each task twice: with its own solution, which must pass, and with an agent that does nothing, which must not pass.
+Both are ordinary runs with a run directory.
 """
 CHECK_EXAMPLES = """\
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks --container docker concurrency=4
-  %(prog)s tasks/my-task attempts=5           tests that pass only sometimes
+  %(prog)s tasks/my-task attempts=5           finds tests that pass only sometimes
   %(prog)s tasks --json | jq '.tasks[] | select(.good | not) | .name'
 
-Exit codes: 0 the tests of all tasks do; 1 the tests of some do not, or a task is invalid; 2 the command line is wrong,
-or nothing can be run here; 130 interrupted.
+Exit codes: 0 all tasks are good; 1 a task is invalid, or its tests accept doing nothing or reject the solution; 2 the
+command line is wrong, or tasks cannot be run here; 130 interrupted.
 """
 TEMPLATE = Path(__file__).parent / "task_template"
 FILES = {
-    "instruction.md": "what the agent is told",
+    "instruction.md": "everything that the agent knows about the task",
     "task.toml": "time limits, resources, network",
-    "environment/Dockerfile": "what the agent works in",
-    "tests/test.sh": "gives the reward when the agent is done",
-    "solution/solve.sh": "solves the task, which shows that the tests can be passed",
+    "environment/Dockerfile": "the container image in which the agent works",
+    "tests/test.sh": "computes the reward when the agent is done",
+    "solution/solve.sh": "the reference solution, which shows that the tests can be passed",
 }
 IMAGE = "debian:bookworm-slim"
 
@@ -91,21 +89,32 @@ TASKS_OF_ENV = ("path", "registry", "dataset", "git_url", "git_commit", "repo", 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declares the arguments of the command."""
-    command = parser.add_command("new", _new, about="make a small task to edit", description=NEW, epilog=NEW_EXAMPLES)
-    command.add_argument("folder", type=Path, metavar="PATH", help="the task's folder; its last part is the name")
-    command.add_argument("--image", default=IMAGE, help="the image that the Dockerfile starts with (%(default)s)")
+    command = parser.add_command("new", _new, about="create a small task to edit", description=NEW, epilog=NEW_EXAMPLES)
+    command.add_argument(
+        "folder", type=Path, metavar="PATH", help="folder of the task; its last part is the name of the task"
+    )
+    command.add_argument("--image", default=IMAGE, help="base image of the Dockerfile (%(default)s)")
     command = parser.add_command(
-        "check", _check, about="check whether the tests of tasks test", description=CHECK, epilog=CHECK_EXAMPLES
+        "check",
+        _check,
+        about="check that tests accept the solution and reject doing nothing",
+        description=CHECK,
+        epilog=CHECK_EXAMPLES,
     )
     command.add_argument(
-        "arguments", nargs="+", metavar="PATH", help="a task, or a folder of tasks; overrides (key=value) as for a run"
+        "arguments",
+        nargs="+",
+        metavar="PATH",
+        help="a task or a folder of tasks, and overrides (key=value) as for a run",
     )
-    command.add_argument("--container", metavar="NAME", help="where to run them: local, docker, daytona (local)")
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="where both runs go (outputs/task-check/<date>_<time>)"
+        "--container", metavar="NAME", help="where the tasks run: local, docker, podman or daytona (local)"
     )
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
-    command.add_argument("--json", action="store_true", help="everything, as JSON")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for both runs (outputs/task-check/<date>_<time>)"
+    )
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
     command = parser.add_command(
         "shell",
         task_shell.run,
@@ -135,15 +144,15 @@ def make_task(folder: Path, *, image: str = IMAGE) -> None:
     folder = folder.expanduser()
     if not _NAME.fullmatch(folder.absolute().name) or ".." in folder.parts:
         raise ConfigError(
-            f"Expected the last part of the folder to be a name for the task (letters, digits, `.`, `_`, `-`), got "
+            f"Expected the last part of the folder to be a valid task name (letters, digits, `.`, `_`, `-`), got "
             f"{str(folder)!r:.200}."
         )
     if not _IMAGE.fullmatch(image):
         raise ConfigError(f"Expected `--image` to be the name of an image, got {image!r:.200}.")
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"Expected a new or an empty folder, but {folder} has files. Choose another one.")
+        raise ConfigError(f"Expected a new or an empty folder, but {folder} has files. Choose another folder.")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"Expected a new or an empty folder, but {folder} is a file. Choose another one.")
+        raise ConfigError(f"Expected a new or an empty folder, but {folder} is a file. Choose another folder.")
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TEMPLATE / name, folder / name)
@@ -157,8 +166,8 @@ def _next_steps(folder: Path) -> str:
     width = max(map(len, FILES))
     files = "\n".join(f"  {name:<{width}}  {about}" for name, about in FILES.items())
     return (
-        f"{folder} is a task that you can run:\n{files}\n\n"
-        f"Do its tests test?     ares-exp task check {shown}\n"
+        f"{folder} is a complete task:\n{files}\n\n"
+        f"Check its tests:       ares-exp task check {shown}\n"
         f"Run it with a model:   ares-exp env.path={shown} policy=openai policy.model=...\n"
     )
 
@@ -192,8 +201,8 @@ def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
         key = override.partition("=")[0].lstrip("+~")
         if key in refused or key.startswith("policy."):
             raise ConfigError(
-                f"Expected no `{key}=`: the check sets what is run, by which policy, and where it is recorded. Name "
-                "tasks by their paths, and the place with `--out`."
+                f"`{key}` cannot be set here: `task check` sets the tasks, the policies and the run directories. Pass "
+                "the paths of tasks, and use `--out` for the directory of the runs."
             )
     if not paths:
         raise ConfigError("Expected the path of a task, or of a folder of tasks: ares-exp task check tasks/my-task.")
@@ -204,7 +213,9 @@ def _place(out: Path | None) -> Path:
     if out is None:
         return Path(fresh_dir(str(CHECKS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}")))
     if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(f"Expected `--out` to be a new or an empty folder, but {out} has files. Choose another one.")
+        raise ConfigError(
+            f"Expected `--out` to be a new or an empty folder, but {out} has files. Choose another folder."
+        )
     return out
 
 
@@ -229,9 +240,12 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
         for problem in verdict.problems:
             write(sys.stdout, f"{_told(verdict, problem)}\n\n")
     good = sum(verdict.is_good for verdict in verdicts)
-    write(sys.stdout, f"The tests of {good} of {count_of(len(verdicts), 'task')} tell the solution from nothing.\n")
+    write(
+        sys.stdout,
+        f"The tests of {good} of {count_of(len(verdicts), 'task')} accept the solution and reject doing nothing.\n",
+    )
     if any(result.container_image == HOST_IMAGE for run in ran.values() for result in run.results):
-        write(sys.stdout, "container=local: FROM means this host; --container docker runs the image.\n")
+        write(sys.stdout, "FROM is ignored with container=local. Use --container docker to run the image.\n")
     if ran:
         write(sys.stdout, f"Recorded in {ran[SOLUTION].path} and {ran[NOTHING].path}\n")
 

@@ -72,7 +72,9 @@ def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
     folders = {folder.resolve(): folder for path in paths for folder in _folders(path.expanduser())}
     counted = Counter(real.name for real in folders)
     if twice := sorted(name for name, count in counted.items() if count > 1):
-        raise ConfigError(f"Expected tasks with names of their own, but several are called {', '.join(twice)}.")
+        raise ConfigError(
+            f"Expected tasks with unique names, but several are named {', '.join(twice)}. Check them one by one."
+        )
     only = paths[0].expanduser() if len(paths) == 1 else None
     return [_read(Candidate(folder, only if folder != only else None)) for folder in folders.values()]
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 DESCRIPTION = """\
-Starts the container of a task as the agent finds it, and opens an interactive shell in it. The container is removed
-when the shell ends.
+Starts the container of a task, in the state in which the agent finds it, and opens an interactive shell in it. The
+container is removed when the shell ends.
 """
 EPILOG = """\
 Examples:
@@ -59,12 +59,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def add_arguments(command: CommandParser) -> None:
     """Declares the arguments of the command."""
     command.add_argument(
-        "arguments", nargs="*", metavar="TASK", help="a task's folder or its name; overrides (key=value) as for a run"
+        "arguments",
+        nargs="*",
+        metavar="TASK",
+        help="the folder or the name of a task, and overrides (key=value) as for a run",
     )
     command.add_argument("--episode", metavar="RUN/TASK@STEP", help="restore the snapshot of a step of an episode")
     command.add_argument("--solution", action="store_true", help="copy the task's solution to /solution")
     command.add_argument("--tests", action="store_true", help="copy the task's tests to /tests")
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [one for one in arguments.arguments if "=" not in one or Path(one).exists()]
     overrides = [one for one in arguments.arguments if one not in names]
     if len(names) != (arguments.episode is None):
-        wanted = "one task" if arguments.episode is None else "no task beside --episode"
+        wanted = "one task" if arguments.episode is None else "no task together with --episode"
         raise ConfigError(
             f"Expected {wanted}, got {', '.join(names) or 'none'}. Example: ares-exp task shell tasks/my-task."
         )
@@ -163,10 +166,10 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
     if name not in store.ids():
         prefix = f"{found.episode.episode_id}@"
         steps = sorted(int(one.removeprefix(prefix)) for one in store.ids() if one.startswith(prefix))
-        there = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        there = f"it has snapshots of steps {', '.join(map(str, steps))}" if steps else "it has no snapshots"
         raise ConfigError(
-            f"Episode {found.episode.episode_id} has no snapshot of step {found.step}: {there}. `snapshot=every_step` "
-            "takes one at each step of a run."
+            f"Episode {found.episode.episode_id} has no snapshot of step {found.step}: {there}. Set "
+            "`snapshot=every_step` in a run to take one at each step."
         )
     return store.get(name)
 

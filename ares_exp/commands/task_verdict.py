@@ -113,7 +113,7 @@ def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
     """The objection to an agent that failed before there was anything to test."""
     if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
         return None
-    said = "the agent failed, so that the tests did not run (a check responses it with one fenced bash block at a time)"
+    said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
     return Fault.AGENT_FAILS, said
 
 
@@ -121,21 +121,21 @@ def _of_solution(reward: float | None, rewards: Sequence[float | None], threshol
     """The objection to one of the rewards of the solution."""
     if reward is not None and reward >= threshold:
         return None
-    passes = f"{format_number(threshold)} would pass"
-    has = "no reward" if reward is None else f"reward {format_number(reward)}, and {passes}"
+    needed = f"at least {format_number(threshold)} is required"
+    has = "no reward" if reward is None else f"reward {format_number(reward)}, and {needed}"
     passed = sum(one is not None and one >= threshold for one in rewards)
     if passed:
-        return Fault.FLAKY, f"the solution passes in {passed} of {len(rewards)} attempts; in another it has {has}"
+        return Fault.FLAKY, f"the solution passes in {passed} of {len(rewards)} attempts; another attempt has {has}"
     return Fault.SOLUTION_FAILS, f"the solution has {has}"
 
 
 def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
     """The objection to a reward of an agent that does nothing."""
     if reward is None:
-        return Fault.TESTS_FAIL, "when nothing was done, the tests give no reward, and they have to give one (0)"
+        return Fault.TESTS_FAIL, "the tests give no reward to an agent that does nothing (expected 0)"
     if reward >= threshold:
         had = f"an agent that does nothing has reward {format_number(reward)}"
-        return Fault.TESTS_DO_NOT_TEST, f"{had}: the tests do not test"
+        return Fault.TESTS_DO_NOT_TEST, f"{had}, so the tests do not check the work"
     return None
 
 

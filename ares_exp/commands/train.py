@@ -11,8 +11,9 @@ DEFAULTS = {"trainer": "grpo", "name": "train"}
 """Values without an override: the run directory is outputs/train/<date>_<time>."""
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
-Trains the policy: runs the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
-are those of a run; `attempts` has no effect. `ares-exp --help trainer=grpo` lists the trainer's arguments.
+Trains the policy in one run: the trainer chooses tasks, runs episodes, and updates the policy from their rewards. You
+can set the same options and keys as for a run, except that `attempts` has no effect. `ares-exp --help trainer=grpo`
+lists the arguments of the trainer.
 """
 EPILOG = """\
 Examples:
@@ -21,15 +22,15 @@ Examples:
   %(prog)s resume=outputs/train/2026-01-01_12-00-00
   %(prog)s -m trainer.learning_rate=1e-6,1e-5 …
 
-Exit codes: those of a run.
+Exit codes: the same as for a run.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run")
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep of trainings")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
+    parser.add_argument("-m", "--multirun", action="store_true", help="sweep: one training per combination of values")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:

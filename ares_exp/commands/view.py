@@ -56,9 +56,9 @@ MAX_DEPTH = 5
 MAX_RUNS = 2_000
 MAX_TEXTS = 64
 DESCRIPTION = """\
-Serves the page of `ares-exp report` to the browser of this machine: of a run, or of all runs below a folder, live while
-they run. It is a separate process that only reads their files: it shows runs that were killed, and runs of other
-machines on the same disk. Ctrl-C ends it.
+Shows a run, or all runs below a folder, in the browser of this machine, with the page of `ares-exp report`. The page is
+updated while a run continues. The command only reads files, so it also shows killed runs, and runs of other machines
+on the same disk. Ctrl-C ends it.
 """
 EPILOG = f"""\
 Examples:
@@ -82,8 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|DIR",
         help=f"a run directory, or a folder of runs [{OUTPUTS}]; {MEANING}",
     )
-    parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=f"the port, 0 for a free one [{PORT}]")
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument(
+        "--port", type=_port, default=PORT, metavar="N", help=f"the port; 0 selects a free port [{PORT}]"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -28,14 +28,14 @@ from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 EXIT_NOT_ALL = 1
 UPLOAD_TIMEOUT_SEC = 60.0  # bound on reaching the service to add to a run that was uploaded
 
-DESCRIPTION = "Uploads what was recorded offline, and builds a workspace, with Weights & Biases."
+DESCRIPTION = "Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace."
 EPILOG = """\
 Examples:
   %(prog)s sync outputs/first                 upload a run, or the runs of a sweep
   %(prog)s dashboard --entity my-team --group ares_exp/2026-01-31_12-00-00
 
-Exit codes: 0 done; 1 something could not be uploaded; 2 the command line or a run directory is wrong, something is
-missing, or the service does not respond.
+Exit codes: 0 done; 1 something could not be uploaded; 2 the command line or a run directory is wrong, a package or
+a key is missing, or the service does not respond.
 """
 SYNC = """\
 Uploads the W&B runs of run directories: numbers, tables and artifacts by `wandb sync`, then the links to task sets and
@@ -69,7 +69,7 @@ def add_arguments(parser: CommandParser) -> None:
     about, end = "upload the W&B runs of run directories", "Examples:\n  %(prog)s outputs/first\n"
     sync = parser.add_command("sync", _upload, about=about, description=SYNC, epilog=end)
     sync.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=f"runs, or folders of runs; {MEANING}")
-    sync.add_argument("--again", action="store_true", help="also upload what was uploaded before")
+    sync.add_argument("--again", action="store_true", help="upload again, even if a run was uploaded before")
     about, end = "build a W&B workspace that shows a group of runs", "Examples:\n  %(prog)s --entity my-team\n"
     dashboard = parser.add_command("dashboard", _dashboard, about=about, description=DASHBOARD, epilog=end)
     dashboard.add_argument("--entity", required=True, help="W&B user or team")

@@ -66,9 +66,9 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         if word.startswith("experiment/"):
             return NO_PACKAGE.format(name=word)
         meant = suggest_key(word, argv, root_config)
-        return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
+        return f"There is no key `{word}`.{meant} `--cfg job` prints all keys; `--help` describes them."
     if is_below_a_list(error):
-        return f"An override sets a key below a list, which has none: {text}. Set the whole list."
+        return f"An override sets a key inside a list: {text}. Lists have no keys. Set the whole list."
     if "is not a subclass of" in str(cause):
         return NOT_A_VALUE.format(name=key)
     if key:
@@ -77,7 +77,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
             values = re.sub(r"\s*,\s*", ",", given[1:-1])
             sweep = f"Use `-m {key}={values}` for a sweep, with one run per value."
             return f"Expected one value of `{key}`, got `{given}`. {sweep}"
-        return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` says what is expected."
+        return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` describes the expected value."
     return " ".join(text.split())
 
 

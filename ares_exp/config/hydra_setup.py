@@ -24,8 +24,8 @@ HYDRA_RECORDS = ".hydra"
 RECORDED_CONFIG = "recorded_run"
 """Name under which the recorded config of a run is stored as a root config."""
 NOTHING_TO_RESUME = (
-    "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
-    "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have started."
+    "`resume=true` continues the {what} in `{key}`, which is not set, so there is nothing to resume. Use "
+    "`resume=<{what}>`, or `{key}=<{what}> resume=true` if the {what} may not have started."
 )
 ONE_AT_A_TIME = threading.Lock()
 """Serializes composition: Hydra keeps its state in one global place."""

@@ -134,11 +134,11 @@ def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
             owner = counts.setdefault(option.name, option)
             if owner is not option and not _same(owner.path, option.path):
                 problems.append(
-                    f"`{group}={option.name}` of {_said(option)} is not to be had: {_said(owner)} has an option of "
+                    f"`{group}={option.name}` of {_said(option)} is ignored: {_said(owner)} has an option of "
                     f"that name, which comes first. Rename {option.path}."
                 )
     problems += [
-        f"{own} is not read: the root config is that of ares_exp itself. Put what it sets into "
+        f"{own} is ignored: the root config of ares_exp cannot be replaced. Move its values to "
         f"{folder / 'experiment'}/NAME.yaml, and choose it with `experiment=NAME`."
         for folder in config_dirs
         if (own := folder / f"{ROOT_CONFIG}.yaml").is_file() and not _same(own, conf_dir() / own.name)

@@ -51,8 +51,10 @@ class Timeouts:
     agent_multiplier: float | None = _key(None, "multiplier of the agent limit, instead of `multiplier`", above=0)
     verifier: float | None = _key(None, "verifier limit in seconds, instead of the task's own", above=0)
     verifier_max: float | None = _key(None, "maximum of the tasks' verifier limits in seconds", above=0)
-    verifier_multiplier: float | None = _key(None, "multiplier of the verifier limit, likewise", above=0)
-    build_multiplier: float | None = _key(None, "multiplier of the limit on container starts, likewise", above=0)
+    verifier_multiplier: float | None = _key(None, "multiplier of the verifier limit, instead of `multiplier`", above=0)
+    build_multiplier: float | None = _key(
+        None, "multiplier of the container start limit, instead of `multiplier`", above=0
+    )
     multiplier: float = _key(1.0, "multiplier of every time limit of the tasks", above=0)
 
 
@@ -60,9 +62,9 @@ class Timeouts:
 class Branch:
     """The start of each branch of `branch_from` (`branch`)."""
 
-    inject: str | None = _key(None, "a user message after those of the pending request")
-    edit: str | None = _key(None, "new text for the pending request's last message")
-    response: str | None = _key(None, "the first response of every branch, instead of the policy's")
+    inject: str | None = _key(None, "a user message to append to the pending request")
+    edit: str | None = _key(None, "new text for the last message of the pending request")
+    response: str | None = _key(None, "the first response of every branch, instead of a response of the policy")
 
 
 @dataclass
@@ -91,13 +93,13 @@ class ExperimentConfig:
     timeouts: Timeouts = field(default_factory=Timeouts, metadata={"prose": "time limits in seconds, and multipliers"})
     budget: Any = field(default=None, metadata={"prose": "limits of the run, and of a sweep: budget.cost=5"})
     retry: Any = field(default=None, metadata={"prose": "retries after errors: retry.infrastructure=true"})
-    resume: bool = _key(False, "RUN or SWEEP to continue; true: whatever is in the run's directory")
+    resume: bool = _key(False, "RUN or SWEEP to continue; true: the run in hydra.run.dir, if it exists")
     resume_redo: list[str] | None = _key(  # noqa: RUF009  # the default is None, which is immutable
         None, "outcomes of attempts to run again, such as [policy_error]"
     )
     resume_force: bool = _key(False, "resume although tasks, agent or policy have changed")
-    replay: str | None = _key(None, "RUN or RUN/EPISODE: run what it recorded again, and compare")
-    branch_from: str | None = _key(None, "RUN/EPISODE@STEP: continue from there")
+    replay: str | None = _key(None, "RUN or RUN/EPISODE to replay and compare with the recording")
+    branch_from: str | None = _key(None, "RUN/EPISODE@STEP to continue from")
     branches: int = _key(1, "number of branches", least=1)
     branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches start"})
 
@@ -156,7 +158,7 @@ def validate(config: Mapping[str, Any]) -> None:
     known = [item.name for item in fields(ExperimentConfig)]
     for name in config:
         if name not in known:
-            raise ConfigError(f"There is no key `{name}`.{close_matches(name, known)} `--help` lists what there is.")
+            raise ConfigError(f"There is no key `{name}`.{close_matches(name, known)} `--help` lists all keys.")
     for name in MADE_NODES:
         if not isinstance(config[name], Mapping):
             raise ConfigError(NOT_A_VALUE.format(name=name))

@@ -102,7 +102,7 @@ def import_target(target: str) -> Any:
         return resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         why = explain_target(target) or f"it cannot be imported: {error}."
-        raise ConfigError(f"`{target}` is not to be had: {why}") from error
+        raise ConfigError(f"`{target}` cannot be imported: {why}") from error
 
 
 def explain_target(target: str) -> str | None:
@@ -343,7 +343,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(unknown or _explain(group, cause)) from (None if is_explained else cause)
     except MissingMandatoryValue as error:
         key = str(error.full_key or group)
-        raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None
+        raise ConfigError(f"`{key}` is required and has no default. Set `{key}=…`.") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"`{group}`: {str(error).splitlines()[0]}") from None
 
@@ -400,4 +400,4 @@ def _explain(group: str, cause: BaseException) -> str:
             message = f"{problems[key].partition(' (got ')[0]} or {message.removeprefix('Input should be ')}"
         problems[key] = message + ("" if "got " in message else f" (got {shown!r:.80})")
     said = "; ".join(f"`{key}`: {message}" for key, message in problems.items())
-    return f"{said}. `ares-exp --cfg job -p {group}` shows what is in force."
+    return f"{said}. `ares-exp --cfg job -p {group}` prints the composed config."

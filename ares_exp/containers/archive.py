@@ -192,7 +192,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
         shutil.copyfileobj(content, file)
     mode = member.mode if member.mode & 0o100 else member.mode & ~0o111
     path.chmod(mode & 0o755 | 0o600)  # writable only for its owner, never setuid
-    with suppress(OverflowError, ValueError):  # a time that this machine cannot express
+    with suppress(OverflowError, ValueError):  # this machine cannot represent the time
         os.utime(path, (member.mtime, member.mtime))
 
 

@@ -220,7 +220,7 @@ class ShellPool:
             channel.close()
 
 
-# A killed tree is gone within milliseconds; the rest is for a loaded machine. First one attempt, then in batches.
+# A killed tree is gone within milliseconds; the rest is for a loaded machine.
 _KILL_SEC = 2.0
 
 END_SEC = 8.0
@@ -254,7 +254,7 @@ class CommandKiller:
                     if channel.run is not run or not channel.is_open:
                         return
         except TimeoutError:
-            pass  # the engine does not answer; the next command reports it
+            pass  # the engine does not respond; the next command reports it
         except ContainerError as error:
             if isinstance(error, ContainerDiedError):
                 raise
@@ -380,7 +380,7 @@ class CommandRunner:
         return ExecResult(
             output=output.text(),
             stderr=errors.text() if errors is not None else None,
-            exit_code=None if timed_out else int(run.word or 137),  # the command killed the shell that reports
+            exit_code=None if timed_out else int(run.word or 137),  # the command killed its own shell
             duration_sec=time.monotonic() - started_at,
             timed_out=timed_out,
             elided_bytes=output.elided_bytes + (errors.elided_bytes if errors is not None else 0),

@@ -22,7 +22,10 @@ User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""
 
 Shell = Literal["bash -c", "sh -c", "bash -lc"]
-"""The shell of a command: a plain one, or a login shell, which reads profile files first. Without bash it is `sh`."""
+"""The shell of a command: a plain one, or a login shell, which reads profile files first.
+
+Default without bash: `sh`.
+"""
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 
@@ -197,8 +200,8 @@ class Container(Protocol):
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """Copies a host file to the path `target`, or a host directory's contents into the directory `target`.
 
-        Missing parents are created; files in the way are overwritten, others stay; modes and symlinks are kept; the
-        owner is root.
+        Missing parents are created. Existing files with the same names are overwritten, other files remain. Modes and
+        symlinks are preserved. The owner is root.
 
         Raises:
             TransferError: The copy failed. The message names the path and the reason.

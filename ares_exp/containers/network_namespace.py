@@ -65,7 +65,10 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 
 
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a child process. Blocks for some milliseconds."""
+    """Opens a socket that listens at `address` in the network of a process of this user.
+
+    Blocks for some milliseconds.
+    """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:

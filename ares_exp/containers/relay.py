@@ -1,7 +1,7 @@
 """The relay in Python 3.6 or newer. It is sent to a container as source and never imported.
 
 `relay.pl` and `relay.mjs` are the same program for perl and node. A relay takes the ports to try as its arguments and
-prints `port PORT`, `taken` or `failed REASON` as its first line. Then it speaks frames on stdin and stdout:
+prints `port PORT`, `taken` or `failed REASON` as its first line. Then it exchanges frames on stdin and stdout:
 the number of a connection and a word (32 bits each, big-endian), and the data.
 
 | word | meaning | sent by |
@@ -29,7 +29,7 @@ WINDOW = 262144
 CHUNK = 32768
 CONNECTIONS = 64
 MORE, BROKEN, ACCEPTED = 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF
-LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence that end it; 0: none do
+LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence after which the relay ends; 0: no limit
 
 
 class Connection:

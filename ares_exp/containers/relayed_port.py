@@ -1,6 +1,6 @@
 """A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
 
-The process is a relay (`relays`), which listens in the container. Programs of the image run it, so it is untrusted: its
+The process is a relay (`relay`), which listens in the container. Programs of the image run it, so it is untrusted: its
 frames are checked, and the memory that it can use in this process is bounded.
 """
 
@@ -353,7 +353,7 @@ async def open_relayed_port(
         port: First port to try.
         lease_sec: Seconds without a frame from this process after which the relay ends, for a backend whose shells
             outlive this process. Frames are sent four times as often. 0: the relay ends only with its stdin.
-        remedy: Other advice if the image has no interpreter, appended to the advice to add one.
+        remedy: Alternative advice if the image has no interpreter, appended to the advice to add one.
 
     Raises:
         PortForwardingError: The image has no interpreter, or all ports are taken.

@@ -43,12 +43,12 @@ class ShellInfo:
     bash: str = ""
 
 
-# The script server, which forks the next script's process ahead of time. That process, a shell in its own session with
-# its output piped through `cat`, reads one script from the stream and becomes the command: the command's shell replaces
-# it, with the environment (`BASH_ENV` too), line numbers and traces of a manual start. `cat` orders the exit code after
-# all output of the command itself, while the server continues only when no process holds the pipe any more, background
-# processes included. It forks the next process when it then reads a line that is the key, which may be sent as soon as
-# the script has started.
+# The script server, which forks the next script's process ahead of time. This process is a shell in its own session,
+# with its output piped through `cat`. It reads one script from the stream and becomes the command: the command's shell
+# replaces it, with the same environment (including `BASH_ENV`), line numbers and traces as after a manual start. `cat`
+# puts the exit code after all output of the command itself. The server continues only when no process holds the pipe
+# any more, including background processes. It forks the next process when it then reads a line with the key, which may
+# be sent as soon as the script has started.
 _SERVER = r"""{
 _setsid=$(command -v setsid) _bash=$(command -v bash)
 printf '\036KEY hello %s|%s\036' $$ "$_bash"
@@ -111,8 +111,8 @@ def command_script(
         command: Shell source text.
         exec_id: Id that the kill script uses to find the command's processes.
         cwd: Working directory; `None` means the directory of the channel's shell.
-        stays: Whether it starts in the shell's directory, unless that is `/`, if `cwd` cannot be entered. So a command
-            can create a removed directory again.
+        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered. So a
+            command can create a removed directory again.
         env: Variables to export.
         shell: Shell of the command.
         stderr: Process of the container whose stdout receives the command's stderr; `None` merges both.

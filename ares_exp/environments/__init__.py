@@ -1,4 +1,4 @@
-"""Environments: task, container and code agent behind reset, step and close.
+"""Environments, which combine a task, a container and a code agent behind reset, step and close.
 
-Imports agents, tasks, snapshots and the folders below them; imported by runs, wrappers and testing.
+Imports agents, tasks, snapshots and the packages below them. Runs, wrappers and testing import it.
 """

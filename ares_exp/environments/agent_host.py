@@ -1,6 +1,6 @@
-"""The agent host: runs one code agent and is its only connection to the world.
+"""The agent host, which runs one code agent and is its only connection to the LLM and the container.
 
-Whatever the agent asks of the LLM or the container passes the runtime's journal. An LLM call becomes a pending
+All requests of the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.
 """
 
@@ -46,10 +46,10 @@ from ares_exp.tasks.task_contract import AgentContext
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """The state that an agent's `get_state` returned.
+    """The result of an agent's `get_state`.
 
     Attributes:
-        version: Its `state_version` then.
+        version: The agent's `state_version` at this time.
         data: The state.
     """
 
@@ -58,16 +58,16 @@ class AgentState:
 
 
 class HostedLLM:
-    """The LLM client that the agent holds."""
+    """The LLM client that the agent uses."""
 
     def __init__(self, runtime: AgentRuntime) -> None:
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Asks the policy.
+        """Sends a request to the policy.
 
         Raises:
-            TypeError: The agent passes something other than a request. Checked here, where the agent is to blame.
+            TypeError: The agent passed an object that is not a request. It is checked here, in the agent's own call.
         """
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
@@ -85,10 +85,10 @@ class HostedLLM:
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:
-    """Returns the agent as one that takes a context: its factory says so, and the task was accepted for that.
+    """Returns the agent as a `ContextualAgent`, as its factory declared when the task was accepted.
 
     Raises:
-        AgentError: It takes none.
+        AgentError: The agent has no `set_context`.
     """
     if not isinstance(agent, ContextualAgent):
         raise AgentError(
@@ -98,10 +98,10 @@ def with_context(agent: CodeAgent) -> ContextualAgent:
 
 
 def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
-    """Gives the agent its state.
+    """Restores the agent's state and returns the agent.
 
     Raises:
-        SnapshotMismatchError: It does not take it.
+        SnapshotMismatchError: The agent does not accept the state.
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
@@ -120,9 +120,9 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
 
 NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0
-"""How long past its time limit an agent may take for its first request."""
+"""Additional time in seconds after the time limit for the agent's first request."""
 CANCEL_GRACE_SEC = 5.0
-"""How long a cancelled agent may take to unwind; its running command is killed on the way."""
+"""Time limit in seconds for a cancelled agent to unwind, which includes killing its running command."""
 
 
 class TimeIsUpError(Exception):
@@ -130,12 +130,12 @@ class TimeIsUpError(Exception):
 
 
 class AgentHost:
-    """One agent at work. Concurrent LLM calls are observed one at a time, in the order in which they were made.
+    """Runs one agent. Concurrent LLM calls are observed one at a time, in the order in which they were made.
 
     Attributes:
-        agent: The agent; `None` until it is made.
-        runtime: What runs it.
-        observed: The LLM call that is the pending observation.
+        agent: The agent; `None` until it is created.
+        runtime: Runtime of the agent.
+        observed: LLM call that is the pending observation.
     """
 
     def __init__(
@@ -151,19 +151,19 @@ class AgentHost:
         on_requests: Callable[[], None] = lambda: None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Prepares the forwarded port.
+        """Prepares the runtime and the agent's view of the container.
 
         Args:
             container: The started container.
-            journal: What the agent does is written down there; `None` for an agent that is not deterministic.
-            user: Who runs the agent's commands unless it says otherwise.
-            shell: What reads them unless it says otherwise; `None`: what the container's backend was told.
-            env: Variables that every command of the agent gets on top of its own.
-            limit_commands: Whether the agent's own limits on single commands hold; the oracle's solution runs under
+            journal: Journal of the agent's calls; `None` for an agent that is not deterministic.
+            user: Default user of the agent's commands.
+            shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
+            env: Variables of every agent command, in addition to its own.
+            limit_commands: Whether the agent's own limits on single commands apply; the oracle's solution runs under
                 the limit of the whole agent phase only.
-            activity: Is told of every call of the container.
-            on_requests: Is called when there is an LLM call behind another one, and when one may have been given up.
-            background_client: Answers the calls that are no observations (`Origin.is_background`); `None`: all are
+            activity: Recorder of every call of the container.
+            on_requests: Callback for a new LLM call behind another one, and for a call that may have been abandoned.
+            background_client: Client for background requests (`Origin.is_background`); `None` makes all requests
                 observations.
         """
         self._background_client = background_client
@@ -193,12 +193,12 @@ class AgentHost:
 
     @property
     def format_errors(self) -> int:
-        """Number of replies that the agent could not use, as far as it counts them."""
+        """Number of replies that the agent could not use, if it counts them."""
         return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     @property
     def agent_facts(self) -> AgentFacts | None:
-        """What came from the agent so far, if it is installed."""
+        """Facts that an installed agent has reported so far; `None` for other agents."""
         return self.agent.facts if isinstance(self.agent, AccountedAgent) else None
 
     def start(
@@ -209,7 +209,7 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent on `instruction`, with what `context` gives it besides; its time runs from now."""
+        """Starts the agent on `instruction` with the extra data of `context`. Its time limit runs from now."""
         self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
         self.runtime.start(lambda: self._run(factory, instruction, context))
@@ -225,19 +225,19 @@ class AgentHost:
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
-        """Brings an agent back to where its journal ends, without carrying anything out; its time runs on from there.
+        """Brings an agent back to the end of its journal, without executing any call. Its time limit continues there.
 
         Args:
-            factory: Makes the agent.
-            instruction: What it was started on.
-            context: What it was given besides.
+            factory: Factory of the agent.
+            instruction: Instruction with which it was started.
+            context: Extra data that it was started with.
             timeout_sec: Its whole time limit.
-            elapsed_sec: What it had used of it.
-            state: Of an agent without a journal.
-            originals: Recorded requests, where they are still known; see `JournalReplay`.
+            elapsed_sec: Time that it had used.
+            state: State of an agent without a journal.
+            originals: Recorded requests, if they are still known; see `JournalReplay`.
 
         Raises:
-            JournalError: It did not come to the same point.
+            JournalError: The agent did not reach the same point.
         """
         self._timeout_sec = timeout_sec
         self._limit(None if timeout_sec is None else max(0.0, timeout_sec - elapsed_sec))
@@ -249,14 +249,16 @@ class AgentHost:
         requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
         self._requests = len(requests)
         shown = [step.call_id for step in journal.steps()][-1]
-        given_up = Call(shown, "llm", requests[shown])  # maybe: then its response has no effect, as it would have had
+        given_up = Call(shown, "llm", requests[shown])  # if it was cancelled: its response has no effect
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Has what an agent that has ended asked its LLM in its journal again. Nothing is carried out; to be cancelled.
+        """Runs an ended agent again against its journal, so that it repeats its LLM requests. The caller cancels it.
+
+        No call is executed.
 
         Raises:
-            JournalError: The agent, run again, did something else.
+            JournalError: The agent acted differently from its journal.
         """
         self.runtime.rerun_finished_stage(lambda: self._run(factory, instruction, context))
 
@@ -268,7 +270,7 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
+        """Creates and runs the agent. A `sys.exit()` in it ends only its episode, not the loop of all episodes."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
@@ -287,11 +289,11 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def first_request(self) -> None:
-        """Waits for the agent's first request, also a little past its limit: then it is told at the first response.
+        """Waits for the agent's first request, also shortly after its time limit, which then ends it at the response.
 
         Raises:
-            AgentSetupTimeoutError: There was none even then.
-            AgentError, ContainerError: As `next_request`.
+            AgentSetupTimeoutError: The agent sent no request within this time.
+            AgentError, ContainerError: See `next_request`.
         """
         with suppress(TimeIsUpError):
             await self.next_request()
@@ -303,10 +305,10 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call, if `late` past its time limit; `None` when it has returned instead.
+        """Waits for the agent's next LLM call; `None` if it has returned instead. `late` ignores its time limit.
 
         Raises:
-            AgentError, ContainerError: The agent raised; its container failing is told apart from its own fault.
+            AgentError, ContainerError: The agent raised, or its container failed.
             TimeIsUpError: The agent's time limit has passed.
         """
         while True:
@@ -321,7 +323,7 @@ class AgentHost:
             if (why := self.runtime.blocked) is not None:
                 raise AgentError(why)
             while self._pending and not self._pending[0].is_open:
-                self._pending.popleft()  # the agent gave the call up itself
+                self._pending.popleft()  # the agent cancelled the call
             if self._pending:
                 self.observed = self._pending[0]
                 return cast("LLMRequest", self.observed.arguments)
@@ -330,9 +332,9 @@ class AgentHost:
 
     @property
     def pending(self) -> Sequence[Call]:
-        """The LLM calls that wait for a response, in the order in which they were made, but for the observed one first.
+        """LLM calls that wait for a response: first the observed call, then the others in call order.
 
-        That one is there also when the agent has given it up meanwhile.
+        The observed call is included even if the agent has abandoned it meanwhile.
         """
         others = [call for call in self._pending if call is not self.observed and call.is_open]
         return [self.observed, *others] if self.observed is not None else others
@@ -343,16 +345,17 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Moves the agent's time limit, unless it has passed: what the environment itself was busy with is not its."""
+        """Extends the agent's time limit, unless it has passed, by time that the environment itself spent."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
-        """Gives the observed LLM call its response; one that the agent gave up meanwhile gets none.
+        """Gives the observed LLM call its response. A call that the agent has abandoned gets none.
 
         Raises:
-            TimeIsUpError: There is no response (`None`), or it came after the agent's time limit: the agent gets none.
+            TimeIsUpError: The response is missing (`None`) or came after the agent's time limit. The agent does not get
+                it.
         """
         if response is None:
             raise TimeIsUpError
@@ -366,10 +369,10 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until nothing that the agent called for is being carried out, and keeps it so until `runtime.release`.
+        """Waits until no call of the agent is running, and keeps this state until `runtime.release`.
 
         Raises:
-            SnapshotBusyError: Something still is.
+            SnapshotBusyError: A call is still running.
         """
         deadline = time.monotonic() + timeout_sec
         while busy := self.runtime.in_flight:
@@ -381,11 +384,11 @@ class AgentHost:
                 )
             if works := [call.work for call in busy if isinstance(call.work, asyncio.Task)]:
                 await asyncio.wait(works, timeout=left)
-            await asyncio.sleep(0)  # what ended is told to the agent, which may ask for more
+            await asyncio.sleep(0)  # the agent gets the results, and may send new calls
         self.runtime.hold()
 
     async def cancel(self) -> None:
-        """Closes the forwarded port, cancels the agent, and waits with a bound until its commands are dead."""
+        """Cancels the agent, and waits for a bounded time until its commands have ended."""
         if self._timer is not None:
             self._timer.cancel()
         for background_request in self._background_requests:
@@ -425,11 +428,11 @@ class AgentHost:
             self._on_requests()
 
     async def _respond_in_background(self, background_client: LLMClient, call: Call) -> None:
-        """Has a call answered that is no observation. Where that fails, so does the episode."""
+        """Sends a background request to its client. If this fails, the episode fails."""
         try:
             response = await background_client(call.arguments)
         except UnansweredError:
-            return  # as in the earlier try: it waits until the agent's time is up
+            return  # as in the earlier try, the call waits until the agent's time is up
         except Exception as error:
             self._failure = error
             self._notify()

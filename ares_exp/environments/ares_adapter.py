@@ -1,7 +1,7 @@
 """`env=ares`: the presets of the `martian-ares` package as a source of environments.
 
-The package is imported late and within a time limit, since its import fetches a list from a server. Its requests and
-responses have the fields of ours; only tools are written in another form (name, description, input_schema).
+The package is imported late and within a time limit, because its import fetches a list from a server. Its requests and
+responses have the same fields as ours. Only tools have another form (name, description, input_schema).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.tasks.selection import parse_position, select
 
 CLOSE_TIMEOUT_SEC = 120.0
-"""How long the wrapped environment may take to let go of its container."""
+"""Time limit in seconds for the wrapped environment to release its container."""
 SHOWN_PRESETS = 20
 
 Entry = int | str
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class AresEnvironments(SourceBase):
-    """The tasks of a preset, each under the name by which the package makes it: `preset:5`."""
+    """The tasks of a preset. Their names are the names that the package uses: `preset:5`."""
 
-    needs_container = False  # the package starts its own
+    needs_container = False  # the package starts its own containers
 
     @validate_call
     def __init__(
@@ -59,13 +59,13 @@ class AresEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            preset: A preset of the package, if you like with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
-            tasks: What of that to run: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or
-                a list; `None` for all.
+            preset: A preset of the package, optionally with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
+            tasks: Tasks to run: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+                `None` for all.
             exclude: Names or globs to leave out.
-            limit: At most so many tasks.
-            container: Which of the package's own containers: `docker` or `daytona`; the group `container` is not used.
-            import_timeout_sec: How long its import may take: it fetches a list of data sets from a hosted registry.
+            limit: Upper bound on the number of tasks.
+            container: Container type of the package: `docker` or `daytona`. The group `container` is not used.
+            import_timeout_sec: Time limit of its import, which fetches a list of data sets from a hosted registry.
             timeout_sec: Bound on one `reset` or `step` of its environments.
         """
         self._preset = preset
@@ -77,11 +77,11 @@ class AresEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """`None`: the tasks are part of the package."""
+        """`None`, because the tasks are part of the package."""
         return None
 
     def load(self, report: Report) -> Sequence[str]:
-        """Imports the package, and applies the selection to the preset's tasks."""
+        """Imports the package, and selects tasks of the preset."""
         self._ares = _import_ares(self._import_timeout_sec)
         name, mark, position = self._preset.partition("@" if "@" in self._preset else ":")
         tasks = [SimpleNamespace(name=f"{name}:{index}") for index in range(_count_tasks(self._ares, name))]
@@ -93,10 +93,10 @@ class AresEnvironments(SourceBase):
         return [task.name for task in select(tasks, preset=f"ares ({name})", **self._selection)]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses nothing."""
+        """Accepts everything."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
-        """Makes the environment of one episode."""
+        """Creates the environment of one episode."""
         module = importlib.import_module(f"ares.containers.{self._container}")
         container = getattr(module, f"{self._container.capitalize()}Container")
         return AresEnvironment(
@@ -108,10 +108,11 @@ class AresEnvironments(SourceBase):
 
 
 def _import_ares(timeout_sec: float) -> Any:
-    """Imports the package in a separate thread, so that a connection that hangs holds nothing up. Blocking.
+    """Imports the package in a separate thread, so that a hanging connection does not block the run. Blocking.
 
     Raises:
-        PreflightError: It is not installed, cannot be imported, takes too long, or is another package of that name.
+        PreflightError: The package is not installed, cannot be imported, takes too long, or is another package of this
+            name.
     """
     python = (
         "" if sys.version_info >= (3, 12) else f" It needs Python 3.12 or newer, and this is 3.{sys.version_info[1]}."
@@ -152,10 +153,10 @@ def _import_ares(timeout_sec: float) -> Any:
 
 
 def _count_tasks(ares: Any, preset: str) -> int:
-    """Counts the tasks of a preset.
+    """Returns the number of tasks of a preset.
 
     Raises:
-        ConfigError: There is no such preset, or it does not say that it has tasks.
+        ConfigError: The preset does not exist, or does not report any tasks.
     """
     known = {str(one.name): one.num_tasks for one in ares.info()}
     if preset not in known:
@@ -173,10 +174,10 @@ def _count_tasks(ares: Any, preset: str) -> int:
 class AresEnvironment(EnvironmentBase):
     """Runs one task of a preset.
 
-    Exceptions of the wrapped environment pass through unchanged: it does not say which of its parts failed. It knows
-    nothing of the limits of a run and cannot be told to verify: an episode that these end has no reward. If it
-    truncates by itself, the reward is the one it gives. Rewards of MID steps are passed on; the episode's reward is the
-    reward of its last step.
+    Exceptions of the wrapped environment pass through unchanged, because it does not report which of its parts failed.
+    It has no support for the limits of a run or for verification on request: an episode that such a limit ends has no
+    reward. If it truncates by itself, its own reward counts. Rewards of MID steps are passed on; the episode's reward
+    is the reward of its last step.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -195,8 +196,8 @@ class AresEnvironment(EnvironmentBase):
 
         Args:
             task_name: Name of the task, for the records.
-            make: Makes the wrapped environment. Blocking: it may have to download the task.
-            response: Turns a response into an action of the wrapped environment.
+            make: Function that makes the wrapped environment. Blocking: it may have to download the task.
+            response: Function that converts a response to an action of the wrapped environment.
             timeout_sec: Bound on a `reset` or a `step` of the wrapped environment.
         """
         self._make = make
@@ -206,11 +207,11 @@ class AresEnvironment(EnvironmentBase):
         self._task_name = task_name
         self.truncated_by: LimitName | None = None
 
-    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # neither seed nor options
-        """Starts an episode; one in progress is given up.
+    async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # no seed, no options
+        """Starts an episode. A running episode is abandoned.
 
         Raises:
-            TimeoutError: It did not start within `timeout_sec`.
+            TimeoutError: The wrapped environment did not start within `timeout_sec`.
         """
         await self.close()
         self.step_count = 0
@@ -228,9 +229,9 @@ class AresEnvironment(EnvironmentBase):
         """Applies `action` to the wrapped environment.
 
         Raises:
-            EpisodeStateError: Before `reset()` or after LAST.
+            EpisodeStateError: The call came before `reset()` or after LAST.
             PolicyError: The action calls a tool.
-            TimeoutError: It took longer than `timeout_sec`.
+            TimeoutError: The step took longer than `timeout_sec`.
         """
         if self._wrapped is None or self.time_step is None:
             raise no_episode(ended=self.time_step is not None)
@@ -241,7 +242,7 @@ class AresEnvironment(EnvironmentBase):
         reward = None if found.reward is None else float(found.reward)
         if found.step_type == "LAST":
             discount = float(found.discount or 0.0)
-            self.truncated_by = "steps" if discount else None  # the only limit that it has
+            self.truncated_by = "steps" if discount else None  # its only limit
             await self.close()
             self.time_step = TimeStep("LAST", reward, discount, None)
         else:
@@ -263,7 +264,7 @@ class AresEnvironment(EnvironmentBase):
             raise
 
     def report(self) -> EpisodeReport:
-        """Reports task and limit; the package reports nothing about the container."""
+        """Reports task and limit. The package reports no facts about the container."""
         return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
 
     async def close(self) -> None:
@@ -287,7 +288,7 @@ async def _leave(wrapped: Any) -> None:
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts its request into one of ours. Fields that it lacks keep our default."""
+    """Converts a request of the package to an `LLMRequest`. Missing fields keep their default."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]
@@ -300,7 +301,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts a message; a call that is a message itself becomes a message of the assistant."""
+    """Converts a message. A call that is itself a message becomes a message of the assistant."""
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}
@@ -316,11 +317,11 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts our response into one of the package: text, cost and usage. It has no place for reasoning and the rest.
+    """Converts a response to one of the package: text, cost and usage. Reasoning and other fields are dropped.
 
     Args:
-        response: The response.
-        module: `ares.llms.response`.
+        response: Response to convert.
+        module: Module `ares.llms.response`.
 
     Raises:
         PolicyError: The response calls a tool.

@@ -1,6 +1,7 @@
 """The code environment: a task, a container and a code agent behind `reset`, `step` and `close`.
 
-The whole life of an episode is in this one class, although it is long: it may be closed at any time.
+One class contains the whole life cycle of an episode, although it is long, because an episode may be closed at any
+time.
 """
 
 from __future__ import annotations
@@ -70,34 +71,34 @@ if TYPE_CHECKING:
 
 
 class CodeEnvironment(EnvironmentBase):
-    """Runs tasks: each LLM request of the code agent is an observation, each LLM response an action.
+    """Runs tasks. Each LLM request of the code agent is an observation, and each LLM response is an action.
 
-    An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
-    agent its response and waits for the next request. When the agent returns, or a limit cuts it short, the agent's
-    commands are killed, the verifier scores the container, and the container is removed. Whenever it waits for an
-    action the episode can be exported, restored elsewhere, and forked.
+    An episode starts a container, sets up the task, and runs the agent until its first LLM request. A step passes the
+    response to the agent and waits for the next request. When the agent returns or a limit is reached, the agent's
+    commands are killed, the verifier scores the container, and the container is removed. Whenever the episode waits for
+    an action, it can be exported, restored elsewhere, and forked.
 
     Attributes:
-        setup: What the episode is made with.
+        setup: Parts that the episode is made from.
         time_step: The pending time step, or the LAST one; `None` before `reset()` and after a call that raised.
         current_task: The task of the episode; `None` before the first `reset()`.
         seed: Seed of the random values of the agent.
-        usage: What the steps have used, those before a snapshot included.
+        usage: Usage of the steps, including the steps before a snapshot.
         truncated_by: The limit that ended the episode; `None` when no limit did.
-        limit_note: More about that limit; `None` when there is no more.
-        verdict: What the verifiers said, taken together; `None` while there is none.
+        limit_note: More about that limit; `None` if nothing more is known.
+        verdict: Combined result of the verifiers; `None` until they have run.
         past_stages: The finished stages of a multi-stage task.
         ran: The time steps that were repeated with recorded responses, the pending one last.
         clock: The current phase, and the seconds in each phase.
         seen: The agent's activity in the container since the last time step.
         activity: The agent's activity in the container during the last call.
-        lineage: Origin of a branched episode: the ids of the root and the parent episode, and the step.
+        lineage: Origin of a branched episode: the ids of the root and parent episodes, and the step.
         edits: Messages that the policy sees in another form than the agent wrote them.
-        container: The running container; `None` before and after.
+        container: The running container; `None` before and after the episode.
         container_image: Source of the container's files; `None` before it has started.
-        host: Runs the agent; `None` before and after.
-        encoder: Encodes the agent's journal.
-        on_release: Awaited once, when the episode has been released.
+        host: The agent host; `None` before and after the episode.
+        encoder: Encoder of the agent's journal.
+        on_release: Callback that is awaited once, when the episode has been released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -117,19 +118,19 @@ class CodeEnvironment(EnvironmentBase):
         start_from: EpisodeStart | None = None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Touches nothing yet.
+        """Keeps the arguments; starts nothing.
 
         Args:
-            tasks: What `reset()` chooses from, by a generator seeded with `seed`.
-            container_factory: Makes the container of an episode.
-            code_agent_factory: Makes the agent of an episode.
-            limits: When an episode is truncated; by default only by the task's own time limits.
-            seed: Same seed, same tasks in the same order, and the same randomness for the agent.
-            provide_solution: Puts the task's solution into the container and lifts the agent's limits on single
-                commands: for the oracle.
-            output_dir: Where the verifier's own files are kept, or `None`.
-            start_from: What the first `reset()` goes on with, instead of starting an episode.
-            background_client: As of `EpisodeParts`.
+            tasks: Tasks from which `reset()` chooses, by a generator seeded with `seed`.
+            container_factory: Factory of the containers.
+            code_agent_factory: Factory of the agents.
+            limits: Limits that truncate an episode; by default only the task's own time limits.
+            seed: Seed of the choice and order of tasks, and of the agent's randomness.
+            provide_solution: Whether the task's solution is put into the container and the agent's limits on single
+                commands are lifted: for the oracle.
+            output_dir: Directory for the verifier's files, or `None`.
+            start_from: Recorded episode that the first `reset()` continues, instead of starting a new one.
+            background_client: Client for background requests; see `EpisodeParts`.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -154,7 +155,7 @@ class CodeEnvironment(EnvironmentBase):
         self._clear()
 
     def _clear(self) -> None:
-        """Forgets the last episode."""
+        """Clears the state of the last episode."""
         self.setup = self._setup
         self.time_step = self.current_task = self.activity = None
         self.seed = 0
@@ -182,7 +183,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @classmethod
     def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
-        """The environment of one episode of a run."""
+        """Makes the environment of one episode of a run."""
         return cls(
             [task],
             container_factory=parts.container_factory,
@@ -196,18 +197,18 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts an episode; one in progress is abandoned.
+        """Starts an episode. An episode in progress is abandoned.
 
         Args:
-            seed: Reseeds the choice of tasks.
+            seed: New seed of the choice of tasks.
             options: `{"task": name_or_index}` picks the task.
 
         Returns:
-            FIRST; of an episode that goes on from a snapshot, the step at which that was taken.
+            FIRST; for an episode that continues from a snapshot, the step at which the snapshot was taken.
 
         Raises:
-            AgentError, ContainerError, SnapshotError: As the class says; nothing is left running.
-            ConfigError: No such task.
+            AgentError, ContainerError, SnapshotError: The episode could not start. Nothing is left running.
+            ConfigError: The task does not exist.
         """
         with self._calls.during("reset()"):
             self._loop = asyncio.get_running_loop()
@@ -237,18 +238,20 @@ class CodeEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Hands `action` to the agent and waits for its next request.
+        """Passes `action` to the agent and waits for its next request.
 
-        `None` says that there was no response before `time_left_sec` had passed: the episode is truncated.
+        `None` means that the policy gave no response before `time_left_sec` had passed: the episode is truncated.
 
         Returns:
-            MID with the next request; LAST when the agent has returned (termination) or a limit was reached
-            (truncation). Finishing on the very step that also reaches a limit is termination.
+            MID step with the next request, or LAST step when the agent has returned (termination) or a limit was
+                reached
+            (truncation). If the agent returns in the same step that reaches a limit, the episode terminates.
 
         Raises:
-            EpisodeStateError: Before `reset()`, after LAST, or while another call is running.
-            AgentError, ContainerError, VerifierError: As the class says; nothing is left running.
-            TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
+            EpisodeStateError: The call came before `reset()`, after LAST, or while another call is running.
+            AgentError, ContainerError, VerifierError: The agent, the container or the verifier failed. Nothing is left
+                running.
+            TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
         check_action(action)
         return await self._go_on("step()", lambda: self.apply(action))
@@ -257,10 +260,10 @@ class CodeEnvironment(EnvironmentBase):
         """Ends the episode, which waits for an action, because `limit` was reached.
 
         Returns:
-            LAST with discount 1.0, and the verifier's reward if `verify_on_truncation` says so.
+            LAST with discount 1.0, and with the verifier's reward if `verify_on_truncation` is set.
 
         Raises:
-            EpisodeStateError, ContainerError, VerifierError: As `step`.
+            EpisodeStateError, ContainerError, VerifierError: See `step`.
         """
 
         async def end() -> TimeStep[LLMRequest]:
@@ -274,7 +277,7 @@ class CodeEnvironment(EnvironmentBase):
     async def _go_on(
         self, what: str, act: Callable[[], Coroutine[Any, Any, TimeStep[LLMRequest]]]
     ) -> TimeStep[LLMRequest]:
-        """Takes the running episode to its next time step; it is released when that fails."""
+        """Advances the running episode to its next time step. On failure, it is released."""
         with self._calls.during(what):
             if self._loop is not None and asyncio.get_running_loop() is not self._loop:
                 raise self._on_another_loop(what)
@@ -293,21 +296,21 @@ class CodeEnvironment(EnvironmentBase):
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
     ) -> EnvironmentSnapshot:
-        """Writes the episode, as it waits for an action, to a snapshot store. It goes on as if nothing had been.
+        """Writes the episode, while it waits for an action, to a snapshot store. The episode then continues unchanged.
 
         Args:
-            output_dir: The store: a directory, made when missing. Snapshots in it share what they have in common.
-            snapshot_id: Name of the snapshot, usable as a file name; made up by default.
+            output_dir: The store: a directory, created if missing. Snapshots in it share common contents.
+            snapshot_id: Name of the snapshot, usable as a file name; generated by default.
             sync: Whether it must survive a power cut when this returns. It survives `kill -9` in any case.
 
         Returns:
-            What was written to `output_dir/snapshot_id/snapshot.json`.
+            The snapshot, as written to `output_dir/snapshot_id/snapshot.json`.
 
         Raises:
             SnapshotTimingError: The environment does not wait for an action.
             SnapshotUnsupportedError: The agent or the container cannot be captured.
             CaptureError: The container's files could not be read.
-            SnapshotError: The store cannot be written, or has that name already.
+            SnapshotError: The store cannot be written, or already has a snapshot of this name.
             ContainerError: The container is gone.
         """
         from ares_exp.environments.exporting import export_episode
@@ -327,26 +330,26 @@ class CodeEnvironment(EnvironmentBase):
         output_dir: Path | None = None,
         start: bool = True,
     ) -> Self:
-        """An environment that goes on where the snapshot was taken: `time_step` is pending, the next call is `step()`.
+        """Makes an environment that continues from a snapshot: `time_step` is pending, and the next call is `step()`.
 
-        No LLM call and no command is repeated: the container starts with the files that it had, and the agent is run
+        No LLM call and no command is repeated: the container starts with its captured files, and the agent is run
         against its journal.
 
         Args:
             snapshot: The snapshot, its directory, or its snapshot.json.
-            container_factory: Makes the container; by default one of the recorded type and options. To be given where
-                the recorded one opened a network.
-            code_agent_factory: Makes the agent; by default one of the recorded kind, for the agents of this package.
-            task: The task; by default read from where it was, which must not have changed. To be given where the
-                episode had the task's solution.
-            limits: When episodes are truncated; by default as recorded.
-            output_dir: Where the verifier's own files are kept, or `None`.
-            start: Whether it is restored now. If not, its first `reset()` does that, on the event loop where it is
-                called, and returns the pending time step: for wrappers, whose users start with `reset()`.
+            container_factory: Factory of the container; by default of the recorded type and options. Required if the
+                recorded factory allowed a network.
+            code_agent_factory: Factory of the agent; by default of the recorded kind, for the agents of this package.
+            task: The task; by default read from its recorded path, where it must be unchanged. Required if the episode
+                had the task's solution.
+            limits: Limits that truncate episodes; by default as recorded.
+            output_dir: Directory for the verifier's files, or `None`.
+            start: Whether it is restored now. If not, its first `reset()` restores it, on the event loop of the call,
+                and returns the pending time step: for wrappers, whose users start with `reset()`.
 
         Raises:
-            SnapshotError: It cannot be read, does not fit, or the agent did not come to the same point; nothing is
-                left running.
+            SnapshotError: The snapshot cannot be read or does not fit, or the agent did not reach the same point.
+                Nothing is left running.
             ContainerError: The container could not be started.
         """
         from ares_exp.environments.recorded_setup import recorded_setup
@@ -364,16 +367,17 @@ class CodeEnvironment(EnvironmentBase):
         return environment
 
     async def fork(self, n: int, *, diversify: bool = False) -> list[Self]:
-        """Environments that each go on from here, by themselves and at the same time; this one does, too.
+        """Makes environments that each continue from here, independently and concurrently. This one continues as well.
 
         Args:
-            n: How many.
-            diversify: Whether the agent of each draws other random values from here on. What the policy draws is its
-                own affair.
+            n: Number of environments.
+            diversify: Whether the agent of each environment draws different random values from here on. This does not
+                affect the policy's randomness.
 
         Raises:
             ConfigError: `n` is less than 1.
-            SnapshotError, ContainerError: As `export_state` and `load_from_state`; none is left running.
+            SnapshotError, ContainerError: A copy could not be made (see `export_state` and `load_from_state`). No copy
+                is left running.
         """
         from ares_exp.environments.exporting import fork_episode
 
@@ -384,9 +388,9 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The time steps of the running episode, the pending one last, those before a snapshot included.
+        """The time steps of the running episode, including steps before a snapshot; the pending step is last.
 
-        Empty for an agent that is not deterministic, but right after its recorded responses were given again.
+        Empty for an agent that is not deterministic, except right after its recorded responses were given again.
         """
         from ares_exp.environments.past_stage import past_steps
 
@@ -394,11 +398,11 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def step_count(self) -> int:
-        """Time steps of the episode since FIRST: `step()` was called as often."""
+        """Number of time steps since FIRST, which is the number of `step()` calls."""
         return self.usage.step_count
 
     def report(self) -> EpisodeReport:
-        """Facts about the episode; see `EpisodeReport`."""
+        """Returns facts about the episode; see `EpisodeReport`."""
         task, verdict = self.current_task, self.verdict
         facts = [host.agent_facts for host in self._hosts if host.agent_facts is not None]
         return EpisodeReport(
@@ -420,7 +424,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """The LLM calls that the agent awaits: the observation, then the others in the order in which it made them."""
+        """The LLM calls that the agent awaits: the observation, then the others in call order."""
         if self.host is None or self.time_step is None:
             return ()
         shown = [(call.call_id, edited(call.arguments, self.edits, self.step_count)) for call in self.host.pending]
@@ -432,7 +436,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the agent awaits other LLM calls than `known`, and returns them; see `pending_requests`."""
+        """Waits until the awaited LLM calls differ from `known`, and returns them; see `pending_requests`."""
         while True:
             self._requests_changed.clear()
             pending = self.pending_requests()
@@ -446,7 +450,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def held_container(self) -> Container | None:
-        """The container of the episode that reached LAST, if it is kept."""
+        """Kept container of the episode that reached LAST, if any."""
         return self.container if self.time_step is not None and self.time_step.last() else None
 
     async def release_container(self) -> None:
@@ -461,31 +465,31 @@ class CodeEnvironment(EnvironmentBase):
         return len(self.past_stages) if task is not None and len(task.stages) > 1 else 0
 
     def keeps(self, limits: object) -> bool:
-        """Whether they are the limits that it was made with."""
+        """Whether `limits` are the limits of this environment."""
         return limits == self._setup.limits
 
     def check_start(self) -> None:
-        """Checks that the task and the agent are those of the snapshot that the first `reset()` continues. Blocking.
+        """Checks that the task and the agent match the snapshot that the first `reset()` continues. Blocking.
 
         Raises:
-            SnapshotError: They are not.
+            SnapshotError: The task or the agent does not match.
         """
         if self._start_from is not None:
             self._start_from.prepare(self, self._tasks)
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds that the agent's time limit leaves; `None` without a limit, or with no episode in progress."""
+        """Seconds left of the agent's time limit; `None` without a limit or an episode in progress."""
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
-        """Moves the agent's time limit by what was spent on something else than the episode, such as a snapshot."""
+        """Extends the agent's time limit by time spent outside of the episode, such as on a snapshot."""
         self._stepped_at += seconds
         if self.host is not None:
             self.host.grant_time(seconds)
 
     async def close(self) -> None:
-        """Cancels the agent and removes the container. Idempotent. A LAST `time_step` stays readable."""
+        """Cancels the agent and removes the container. Idempotent. A LAST `time_step` stays available."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         await self._release()
@@ -499,7 +503,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """The pending time step, with every other call refused meanwhile."""
+        """Yields the pending time step, and rejects every other call meanwhile."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = (
@@ -515,19 +519,19 @@ class CodeEnvironment(EnvironmentBase):
                 raise self._on_another_loop(what)
             yield time_step
 
-    # The life of an episode. What is public here is for the modules that continue one from elsewhere.
+    # The life of an episode. Public members are for the modules that continue an episode from elsewhere.
 
     @property
     def task(self) -> Task:
-        """The task of the episode, which has started."""
+        """Task of the episode, which has started."""
         assert self.current_task is not None
         return self.current_task
 
     async def start(self) -> TimeStep[LLMRequest]:
-        """Starts container and agent, up to the agent's first request; returns the FIRST step.
+        """Starts the container and the agent, up to the agent's first request; returns the FIRST step.
 
         Raises:
-            AgentError, ContainerError: As the class says. Not released then.
+            AgentError, ContainerError: The agent or the container failed. The caller has to release the episode.
         """
         started = time.perf_counter()
         container = await self._start_container()
@@ -540,11 +544,11 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def stage(self) -> Stage:
-        """The stage in progress, or the last one."""
+        """Running stage, or the last one."""
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
     async def _start_stage(self, container: Container) -> AgentHost:
-        """Prepares the container for the stage, and starts its agent, up to its first request."""
+        """Prepares the container for the stage, and runs its agent until its first request."""
         self._refuse_if_released()
         self._scoring, stage = None, self.stage
         with self.clock.during("start"), self.seen.timed():
@@ -552,7 +556,7 @@ class CodeEnvironment(EnvironmentBase):
             self._refuse_if_released()
             if self.setup.provide_solution:
                 self._solution_env = await stage.upload_solution(container)
-            await container.set_network(stage.agent_network)  # until its end; a failing phase ends the container
+            await container.set_network(stage.agent_network)  # until the end of the stage
         self._refuse_if_released()
         is_journaled = self.setup.code_agent_factory.deterministic
         number = len(self.past_stages)
@@ -570,9 +574,9 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     def _context(self, stage: int) -> AgentContext:
-        """What the agent of that stage is given besides its instruction; the oracle needs none of it.
+        """Returns the extra data for the agent of a stage, in addition to its instruction; the oracle needs none.
 
-        The conversation that a task starts with is for the agent of its first stage.
+        Only the agent of the first stage gets the initial conversation of the task.
         """
         context = AgentContext() if self.setup.provide_solution else self.task.context
         return replace(context, messages=()) if stage else context
@@ -580,10 +584,10 @@ class CodeEnvironment(EnvironmentBase):
     async def restore(
         self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
     ) -> None:
-        """Starts the container with the files that it had, and brings the agent to where it was.
+        """Starts the container with its captured files, and brings the agent back to its recorded point.
 
         Raises:
-            SnapshotError, ContainerError: As the class says. Not released then.
+            SnapshotError, ContainerError: The episode could not be restored. The caller has to release it.
         """
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
@@ -610,7 +614,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Has what the agents of past stages asked their LLM at hand again: journals have only digests of it."""
+        """Makes the agents of past stages repeat their LLM requests, since journals contain only digests of them."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -623,7 +627,7 @@ class CodeEnvironment(EnvironmentBase):
                 await host.cancel()
 
     async def apply(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Hands `action` to the agent; see `step`. Not released when it raises."""
+        """Hands `action` to the agent; see `step`. If it raises, the caller has to release the episode."""
         started = time.perf_counter()
         policy_sec = started - self._stepped_at
         host, container, is_over = self.host, self.container, True
@@ -654,9 +658,9 @@ class CodeEnvironment(EnvironmentBase):
         return time_step
 
     async def _release(self) -> None:
-        """Cancels the agent and removes the container, whatever happens to the caller meanwhile. Idempotent.
+        """Cancels the agent and removes the container, even if the caller is cancelled meanwhile. Idempotent.
 
-        What there is to be kept of an episode that ends before it is scored is kept, as far as that can be done.
+        If the episode ends before it is scored, its artifacts and files are kept as far as possible.
         """
         self._is_released = True
         host, self.host = self.host, None
@@ -677,7 +681,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """The container that the task needs, under the limits of the episode."""
+        """Required container of the task, with the limits of the episode."""
         return self.setup.limits.time.container_spec(self.task)
 
     @property
@@ -701,7 +705,7 @@ class CodeEnvironment(EnvironmentBase):
         return container
 
     def _refuse_if_released(self) -> None:
-        """Raises when somebody has closed the environment while this episode was in the middle of something."""
+        """Raises an error if the environment was closed during a call of this episode."""
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was running.")
 
@@ -721,7 +725,7 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     async def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Answers a call that takes no step; it counts towards the limits on tokens and cost."""
+        """Answers a background request, which counts towards the limits on tokens and cost."""
         assert self.setup.background_client is not None
         response = await self.setup.background_client(request)
         self.usage.pay(response)
@@ -730,7 +734,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Whatever becomes of an agent that is being cancelled inside, a closed environment is what counts."""
+        """Reports a closed environment instead of any error of an agent that is being cancelled."""
         try:
             yield
         except Exception:
@@ -740,19 +744,19 @@ class CodeEnvironment(EnvironmentBase):
             self._refuse_if_released()
 
     def _shown(self, host: AgentHost) -> LLMRequest:
-        """The pending request as the policy is to see it."""
+        """Returns the pending request in the form for the policy."""
         assert host.observed is not None
         request: LLMRequest = host.observed.arguments
         return edited(request, self.edits, self.step_count) if self.edits else request
 
     def pending_request(self) -> LLMRequest:
-        """The pending request, as the policy is to see it."""
+        """Returns the pending request in the form for the policy."""
         self._refuse_if_released()
         assert self.host is not None
         return self._shown(self.host)
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
-        """Writes the time step into the journal, so that a restored episode knows its past."""
+        """Writes the time step into the journal, so that a restored episode has its past steps."""
         host = self.host
         assert host is not None
         assert host.observed is not None
@@ -771,7 +775,7 @@ class CodeEnvironment(EnvironmentBase):
             )
 
     async def _end_stage(self, *, ends_episode: bool = False) -> TimeStep[LLMRequest] | None:
-        """Kills what the agent runs, and scores the stage. LAST, or `None` when another stage follows."""
+        """Kills the agent's processes, and scores the stage. Returns LAST, or `None` if another stage follows."""
         limits, host, container = self.setup.limits, self.host, self.container
         assert host is not None
         assert container is not None
@@ -780,7 +784,7 @@ class CodeEnvironment(EnvironmentBase):
         self._refuse_if_released()
         stage, limit = self.stage, self.truncated_by
         is_last = stage is self.task.stages[-1]
-        if limit not in (None, "time"):  # a time limit is the stage's own, any other one the episode's
+        if limit not in (None, "time"):  # a time limit ends only the stage, other limits end the episode
             ends_episode = True
         verify = limit is None or limits.verify_on_truncation
         is_unused = (is_last or ends_episode) and not self._holds_container
@@ -801,7 +805,7 @@ class CodeEnvironment(EnvironmentBase):
             if self.truncated_by is None:
                 return None
         if self._holds_container:
-            self.host = None  # its agent was cancelled above
+            self.host = None  # the agent was cancelled above
         else:
             await self._release()
         self.verdict = verdict_of(self.task, self.past_stages, self.truncated_by)

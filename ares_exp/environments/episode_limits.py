@@ -1,4 +1,4 @@
-"""Limits of an episode: steps, tokens, cost and time, and the environment that keeps them."""
+"""Limits of an episode: steps, tokens, cost and time, and the environment that enforces them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ares_exp.tasks.verification.time_limits import TimeLimits
 
 
 class DeadlinePassedError(Exception):
-    """The time of an episode is up: it is to be truncated."""
+    """The time limit of an episode has passed, so it must be truncated."""
 
 
 class Deadline:
-    """The moment at which an episode must end."""
+    """The time at which an episode must end."""
 
     def __init__(self, limit_sec: float | None) -> None:
-        """Starts the time; `None` is no limit."""
+        """Starts the time; `None` means no limit."""
         self._at = None if limit_sec is None else time.monotonic() + limit_sec
         self._timer: asyncio.Timeout | None = None
 
     @property
     def left_sec(self) -> float | None:
-        """Seconds that are left, 0 when none are; `None` without a limit."""
+        """Seconds left, at least 0; `None` without a limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:
-        """Puts it off, unless it has passed. To be called where the episode is run."""
+        """Extends the deadline, unless it has passed. Call it on the event loop of the episode."""
         if self._at is None or not self.left_sec or (self._timer is not None and self._timer.expired()):
             return
         self._at += seconds
@@ -50,10 +50,10 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Cancels the body when the time is up, also if it was put off meanwhile.
+        """Cancels the body when the deadline passes, even if the deadline was extended meanwhile.
 
         Raises:
-            DeadlinePassedError: The time is up.
+            DeadlinePassedError: The deadline has passed.
         """
         timer = asyncio.timeout_at(self._when())
         try:
@@ -76,7 +76,7 @@ class PhaseClock:
     """Measures the phases of an episode, one at a time.
 
     Attributes:
-        phase: The phase in progress: `start`, `agent` or `verify`; `None` between two.
+        phase: The phase in progress: `start`, `agent` or `verify`; `None` between phases.
         seconds: Wall seconds by phase.
     """
 
@@ -86,7 +86,7 @@ class PhaseClock:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Adds the wall seconds spent inside."""
+        """Adds the wall-clock seconds spent inside to a phase."""
         started = time.perf_counter()
         self.phase = phase
         try:
@@ -98,14 +98,14 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of an episode, which is truncated when it reaches one. `None` is unlimited.
+    """Limits of an episode, which is truncated when it reaches one. `None` means unlimited.
 
     Attributes:
-        steps: LLM responses.
-        tokens: Prompt and generated tokens together, over all responses.
-        cost: US dollars over all responses.
+        steps: Maximum number of LLM responses.
+        tokens: Maximum number of prompt and generated tokens over all responses.
+        cost: Maximum cost in US dollars over all responses.
         time: Wall-clock limits of the phases.
-        verify_on_truncation: Whether a truncated episode is verified; if not, its reward is `None`.
+        verify_on_truncation: Whether to verify a truncated episode. Otherwise, its reward is `None`.
     """
 
     steps: int | None = None
@@ -115,7 +115,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Finds the first limit, other than those on time, that the usage reaches: it allows no further step."""
+        """Returns the first limit that the usage has reached and that allows no further step. Ignores time limits."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -125,39 +125,39 @@ class EpisodeLimits:
 
 
 GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
-"""Why an episode has no reward that a limit of the run has ended."""
+"""Note for an episode without a reward that was ended by a limit of the run."""
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
-    """Returns an environment that ends its episodes at `limits`: `env` itself if it does so, otherwise around it.
+    """Returns `env` itself if it enforces `limits`, otherwise a wrapper that ends its episodes at `limits`.
 
     Args:
         env: The environment.
         limits: The limits of each of its episodes.
-        used: What the first episode has used before its `reset()`, which continues it.
+        used: Usage of the first episode before its `reset()`, if that continues an episode.
     """
     whole = complete(env)
     return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, used=used)
 
 
 class LimitedEnvironment(EnvironmentWrapper):
-    """Wraps an environment that does not know the limits of the run, and ends its episodes at them.
+    """Wraps an environment that does not support the limits of the run, and ends its episodes at them.
 
-    After a step that reaches a limit and does not end the episode, the environment is asked to end it (`truncate`),
-    and scores its state. An environment that cannot is closed, and its episode gets a LAST with discount 1.0, the
+    After a step that reaches a limit and does not end the episode, the environment is asked to end it (`truncate`), and
+    scores its state. If the environment cannot do so, it is closed. Its episode gets a LAST with discount 1.0, the
     pending observation and reward `None`. Finishing on the very step that also reaches a limit stays termination.
 
-    The time limit is the run's own on the agent (`limits.time`). An environment that `is_timed` keeps it by itself;
-    another one is closed when its time is up in the middle of a step.
+    The time limit is the run's limit on the agent (`limits.time`). An environment that `is_timed` enforces it by
+    itself. Another environment is closed if its time limit passes in the middle of a step.
     """
 
     def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
-        """Limits `env`.
+        """Limits the episodes of `env`.
 
         Args:
             env: The environment.
-            limits: What each of its episodes may use.
-            used: What the first episode has used before its `reset()`, which continues it.
+            limits: The limits of each of its episodes.
+            used: Usage of the first episode before its `reset()`, if that continues an episode.
         """
         super().__init__(env)
         self._limits = limits
@@ -171,7 +171,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._is_given_up = False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode, whose time runs from its first observation."""
+        """Starts an episode. Its time limit runs from its first observation."""
         self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
         self._pending = self._last = self._truncated_by = None
         self._is_given_up = False
@@ -181,10 +181,10 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._pending
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and ends the episode when that reaches a limit.
+        """Applies `action`, and ends the episode if a limit is reached.
 
         Raises:
-            EpisodeStateError: After the LAST step.
+            EpisodeStateError: The call came after the LAST step.
         """
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
@@ -207,13 +207,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode, which can be done with any environment here."""
+        """Ends the episode, with any kind of wrapped environment."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Has the environment end its episode, which waits for an action; one that cannot is given up."""
+        """Makes the environment end its episode, which waits for an action. If it cannot, the episode is abandoned."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last
@@ -227,7 +227,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._last
 
     def report(self) -> EpisodeReport:
-        """The wrapped environment's, with the limit that ended the episode here."""
+        """Returns the report of the wrapped environment, with the limit that ended the episode."""
         report = super().report()
         if self._truncated_by is None:
             return report
@@ -236,32 +236,32 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def step_count(self) -> int:
-        """The wrapped environment's; when it does not count, the steps that were applied here."""
+        """Step count of the wrapped environment or, if it does not count, the number of applied steps."""
         return super().step_count or self._usage.step_count
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The pending time step, or the LAST one."""
+        """Pending time step, or the LAST one."""
         return self._last or super().time_step
 
     def keeps(self, limits: object) -> bool:
-        """Whether they are the limits that are kept here."""
+        """Whether `limits` are the limits of this environment."""
         return limits == self._limits
 
     @property
     def is_timed(self) -> bool:
-        """True: a time limit is kept here, if not by the wrapped environment."""
+        """True: this wrapper enforces a time limit if the wrapped environment does not."""
         return True
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds that the time limit leaves: the wrapped environment's own, or the one that is kept here."""
+        """Seconds left of the time limit of the wrapped environment or, if it has none, of this wrapper."""
         if not self._keeps_time:
             return super().time_left_sec
         is_over = self._pending is None or self._pending.step_type == "LAST"
         return None if is_over else self._deadline.left_sec
 
     def grant_time(self, seconds: float) -> None:
-        """Moves the time limit."""
+        """Extends the time limit."""
         self._deadline.move(seconds)
         super().grant_time(seconds)

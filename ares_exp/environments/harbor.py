@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class HarborEnvironments(SourceBase):
-    """Harbor tasks, from a folder, a `registry.json` or git repositories, as a source of environments."""
+    """A source of Harbor tasks from a folder, a `registry.json` or git repositories."""
 
     exports_state = True
 
@@ -56,23 +56,23 @@ class HarborEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            path: A folder of tasks, or one task; with `git_url` the task in that repository, with `repo` the folder of
-                tasks in it, with `registry` a folder that links of its local tasks may lead to. None of these, and no
-                data set: the bundled samples.
+            path: A folder of tasks, or one task. With `git_url`: the task in this repository; with `repo`: its folder
+                of tasks; with `registry`: a folder that links of its local tasks may lead to. Without any of these and
+                without a data set: the bundled samples.
             registry: A `registry.json`; with `repo`, a path in that repository.
-            dataset: Which data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
+            dataset: Data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
                 `terminal-bench@2.0`.
-            git_url: The git repository of one task; `path` is its folder there.
-            git_commit: The commit, branch or tag of `git_url`; `None`: the default branch.
-            repo: A repository of tasks: `org/name[@ref]`, an address, with `/tree/<ref>/<folder>` if need be, or
+            git_url: Git repository of one task; `path` is its folder there.
+            git_commit: Commit, branch or tag of `git_url`; `None`: the default branch.
+            repo: Repository of tasks: `org/name[@ref]`, an address, optionally with `/tree/<ref>/<folder>`, or
                 `git@host:org/name[@ref]`.
-            cache_dir: Where tasks of repositories are kept; `None`: `~/.cache/ares_exp/tasks`.
-            git_timeout_sec: What one git command may take.
-            tasks: What to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+            cache_dir: Cache directory for tasks of repositories; `None`: `~/.cache/ares_exp/tasks`.
+            git_timeout_sec: Time limit of one git command.
+            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
                 `None` for all.
             exclude: Names or globs to leave out.
-            limit: At most so many tasks.
-            reward_key: Which key of `reward.json` is the reward, where there are several and none is `reward`.
+            limit: Upper bound on the number of tasks.
+            reward_key: Key of the reward in `reward.json`, if it has several keys and none is `reward`.
             extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
             extra_instructions: Texts that are appended to every instruction, after those files.
         """
@@ -103,26 +103,26 @@ class HarborEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """The folder that all tasks lie in; `None` when they do not."""
+        """The folder that contains all tasks; `None` if no such folder exists."""
         return self._source.path
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads nothing but local files."""
+        """Whether `load` reads only local files."""
         return self._source.loads_offline
 
     @property
     def origins(self) -> Mapping[str, TaskOrigin]:
-        """The git repositories and commits of the tasks that `load` selected."""
+        """Git repositories and commits of the selected tasks."""
         return {name: task.origin for name, task in self._tasks.items() if task.origin is not None}
 
     @property
     def tasks(self) -> Sequence[HarborTask]:
-        """The tasks that `load` selected, in order."""
+        """Selected tasks in order."""
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
-        """Applies the selection, and fetches and reads the tasks; a folder's invalid ones are reported by name."""
+        """Applies the selection, then fetches and reads the tasks. Invalid tasks of a folder are reported by name."""
         choose = partial(select, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
         chosen = self._source.load(choose, report, reward_key=self._reward_key)
         texts = [read_extra_instruction(path) for path in self._extra_instruction_paths]
@@ -133,19 +133,19 @@ class HarborEnvironments(SourceBase):
         return list(self._tasks)
 
     async def close(self) -> None:
-        """Ends a `load` that still runs in a thread."""
+        """Stops a `load` that is still running in a thread."""
         self._source.stop()
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Leaves out the other tasks that `load` selected."""
+        """Drops all other tasks that `load` selected."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses tasks that cannot be run with these parts, all of them in one message."""
+        """Rejects tasks that cannot be run with these parts, all in one message."""
         warnings, of_others = TaskWarnings(), TaskWarnings()
         for task in self._tasks.values():
             (warnings if task.origin is None else of_others).add(task.name, task.warnings)
-        of_others.tell(log.info)  # the user of a fetched task cannot correct its task.toml
+        of_others.tell(log.info)  # users cannot correct the task.toml of a fetched task
 
         try:
             refuse_together(self._tasks.values(), lambda task: warnings.add(task.name, check_task(task, parts)))
@@ -153,19 +153,19 @@ class HarborEnvironments(SourceBase):
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
-        """Computes the digest of a task's files, and of those that go with its instruction. Blocking."""
+        """Computes the digest of a task's files and of its extra instructions. Blocking."""
         return with_files(self._tasks[task_name].digest, self._extra_texts)
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        """Makes the environment of one episode."""
+        """Creates the environment of one episode."""
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
 
 def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:
-    """Checks that a task can be run with these parts; returns warnings about its containers.
+    """Checks that a task can be run with these parts. Returns warnings about its containers.
 
     Raises:
-        TaskError: It cannot.
+        TaskError: The task cannot be run.
     """
     is_oracle = parts.provide_solution
     task.check_runnable(needs_solution=is_oracle, supported=None if is_oracle else parts.code_agent_factory.supports)

@@ -1,4 +1,4 @@
-"""The container as a code agent holds it: every call passes the journal, and is carried out, timed and counted here."""
+"""The container as a code agent sees it. Every call goes through the journal, and is run, timed and counted here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """An `AgentContainer`, in which an agent that is not deterministic can open forwarded ports (`ServingContainer`).
+    """An `AgentContainer`. In it, an agent that is not deterministic can open forwarded ports (`ServingContainer`).
 
     Attributes:
-        died: What the container died of, if a call of the agent met that.
+        died: The error of the container's death, if a call of the agent hit it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HostedContainer:
         self._terminal: TerminalSession | None = None
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """As `AgentContainer.exec`."""
+        """Runs a command; see `AgentContainer.exec`."""
         # The journal keeps the options: their caller cannot change these copies.
         given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}
         result: ExecResult = await self._runtime.call(
@@ -63,7 +63,7 @@ class HostedContainer:
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """As `AgentContainer.upload`. An agent that is run again has to have the same at `source`."""
+        """Uploads files; see `AgentContainer.upload`. For an agent that is run again, `source` must be the same."""
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
@@ -74,7 +74,7 @@ class HostedContainer:
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """As `AgentContainer.download`. For an agent that is run again the files are written again."""
+        """Downloads files; see `AgentContainer.download`. An agent that is run again gets them again."""
 
         def write_again(recorded: HostFiles) -> None:
             recorded.write(Path(target))
@@ -84,7 +84,7 @@ class HostedContainer:
         )
 
     async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
-        """As `AgentTerminal.use_terminal`."""
+        """Sends keys to the terminal; see `AgentTerminal.use_terminal`."""
         output: TerminalOutput = await self._runtime.call(
             "terminal",
             {"keys": keys, "seconds": seconds, "columns": columns, "lines": lines},
@@ -93,7 +93,7 @@ class HostedContainer:
         return output
 
     async def close_terminal(self) -> None:
-        """Closes the terminal, if there is one: what it still runs is hung up. Idempotent."""
+        """Closes the terminal, if it is open, and hangs up its processes. Idempotent."""
         terminal, self._terminal = self._terminal, None
         if terminal is not None:
             await terminal.close()
@@ -101,7 +101,7 @@ class HostedContainer:
     async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
         is_new = self._terminal is None or self._terminal.has_ended
         with self._activity.timed():
-            if is_new:  # at first, after its shell has ended, and in the container of a restored episode
+            if is_new:  # first call, ended shell, or restored episode
                 await self.close_terminal()
                 self._terminal = await self._open_terminal(columns, lines)
                 await self._terminal.wait_for_prompt()
@@ -124,12 +124,12 @@ class HostedContainer:
             raise
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """As `ServingContainer.forward_port`. Neither journalled nor counted: what comes in by it is the agent's own.
+        """Opens a forwarded port; see `ServingContainer.forward_port`. Its traffic is neither journalled nor counted.
 
         Raises:
-            PortForwardingError: As the backend's container, or it cannot have forwarded ports.
+            PortForwardingError: The backend failed to open the port, or does not support forwarded ports.
             EpisodeStateError: The agent is deterministic.
-            ContainerDiedError: The container is gone.
+            ContainerDiedError: The container has ended.
         """
         if self._runtime.journal is not None:
             raise EpisodeStateError(

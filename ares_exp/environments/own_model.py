@@ -1,7 +1,7 @@
-"""A model that an environment, or a scorer of its episodes, asks by itself: its answers on record, its cost apart.
+"""A model that an environment, or a scorer of its episodes, queries by itself. Its cost is counted separately.
 
-Its tokens and costs are not the policy's. What it answers is on disk before it is applied, so that an episode that goes
-on with an earlier one does not pay for it again.
+Its tokens and costs are not part of the policy's. Its answers are on disk before they are used, so that an episode that
+continues an earlier one does not pay for them again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ares_exp.records.results import EnvironmentUsage
 from ares_exp.records.run_storage import RunStorage
 
 MAX_SAID_CHARS = 2_000
-"""Bound on the text of an answer in the record."""
+"""Maximum length of a response's text in the record."""
 MAX_REPEATED_CHARS = 500
-"""Bound on the text of an answer that cannot be read, where it is asked again."""
+"""Maximum length of an invalid response's text when the model is asked again."""
 
 T = TypeVar("T")
 
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """How the answers of a model are read.
+    """The parsing of a model's responses.
 
     Attributes:
-        parse: Reads an answer; `None` when it cannot be read.
-        expected: What an answer is to be, for messages.
-        again: What the model is told when its answer could not be read.
-        to_record: Writes what was read, in at most 2,000 characters.
-        from_record: Inverts `to_record`; `None` for anything else.
-        tries: How often a question is asked while its answer cannot be read.
+        parse: Function that reads an answer; `None` if it cannot be read.
+        expected: Description of a valid answer, for messages.
+        again: Message to the model when its answer could not be read.
+        to_record: Function that serializes the parsed answer, in at most 2,000 characters.
+        from_record: Inverse of `to_record`; `None` for anything else.
+        tries: Largest number of times that a question is asked while its answer cannot be read.
     """
 
     parse: Callable[[str], T | None]
@@ -58,34 +58,34 @@ class Reading(Generic[T]):
 
 
 class ModelsElsewhere(Protocol):
-    """Where models are asked for environments that are run in another process than their run: in the run's own."""
+    """Sends requests to models in the run's process, for environments that run in another process."""
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Makes the client of one episode that has the model configured at `key` asked."""
+        """Makes an LLM client of one episode, which forwards requests to the model configured at `key`."""
         ...
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of the episode whose files are kept in `files`; `None` when there is none."""
+        """Reads the record of the episode whose files are in `files`; `None` if it has no record."""
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Adds a question to that record: it survives `kill -9` of either process when this returns."""
+        """Adds a question to that record. It survives `kill -9` of either process once this returns."""
         ...
 
 
 class OwnModel:
-    """The model behind many episodes, each with a separate LLM client if the client is a `Policy`.
+    """The model for many episodes. Each episode has its own LLM client if the client is a `Policy`.
 
-    It is asked on the event loop where it was opened, whichever loop an episode is continued: connections belong to
-    one.
+    Its requests run on the event loop where it was opened, whichever loop an episode runs on, because connections
+    belong to one loop.
 
     Attributes:
         policy: The LLM client.
-        name: What messages call it.
-        key: Where it is configured.
-        timeout_key: Where its time limit is configured.
-        timeout_sec: Bound on one answer in seconds, repetitions included; `None`: the caller keeps one.
-        error: What is raised when there is no answer.
+        name: Name in messages.
+        key: Config key of the model.
+        timeout_key: Config key of its time limit.
+        timeout_sec: Bound on one answer in seconds, repetitions included; `None` if the caller enforces a bound.
+        error: Class of the error that is raised if no answer was received.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Asks nothing yet; see the class for the arguments. The client is opened and closed with this."""
+        """Keeps the arguments; see the class. The client is opened and closed with this object."""
         self.policy = as_policy(client)
         self.name, self.key, self.timeout_key = name, key, timeout_key
         self.timeout_sec = timeout_sec
@@ -110,18 +110,21 @@ class OwnModel:
         self._storage: RunStorage | None = None
 
     def record_in(self, storage: RunStorage) -> None:
-        """Sends no request after the first failed write of a run, and ends the run if a record cannot be written."""
+        """Sets the run's storage. After a failed write, no request is sent.
+
+        A record that cannot be written ends the run.
+        """
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
-        """Has the model asked, and its answers recorded, by another process. To be called before `open`."""
+        """Makes another process query the model and record its answers. Call it before `open`."""
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
         """Checks that the client is ready, and binds it to this event loop.
 
         Raises:
-            PreflightError: It is not.
+            PreflightError: The client is not ready.
         """
         self._home = asyncio.get_running_loop()
         if self._elsewhere is not None:
@@ -152,24 +155,24 @@ class OwnModel:
         files: Path | None,
         scorer: str | None = None,
     ) -> EpisodeModel:
-        """Makes the model of one episode, which is run on the running event loop.
+        """Makes the model of one episode, which runs on the current event loop.
 
         Args:
             task_name: Name of the task.
-            seed: Seed of the episode, for a client that samples with it.
+            seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            on_wait: Called on this loop with the seconds that the client waits for something else than its answer.
+            on_wait: Callback on this loop with the seconds that the client waited for anything except its answer.
             files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
             scorer: Name of the scorer that asks, if one does.
 
         Raises:
-            VerifierError: The client has nothing for that task.
+            VerifierError: The client does not support this task.
         """
         loop = asyncio.get_running_loop()
 
         def tell(seconds: float) -> None:
             if on_wait is not None:
-                with suppress(RuntimeError):  # that loop has ended, and the episode with it
+                with suppress(RuntimeError):  # the loop of the episode has ended
                     loop.call_soon_threadsafe(on_wait, seconds)
 
         spec = EpisodeSpec(task_name, attempt, seed, on_wait=tell)
@@ -183,13 +186,13 @@ class OwnModel:
         return EpisodeModel(self, client, task_name, files, scorer)
 
     async def read_asked(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of an episode's questions; `None` when there is none."""
+        """Reads the record of an episode's questions; `None` if it has none."""
         if self._elsewhere is not None:
             return await self._elsewhere.read(files)
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Adds a question to the record of an episode, also on Ctrl-C: it is paid for.
+        """Adds a question to the record of an episode, also on Ctrl-C, because it was paid for.
 
         Raises:
             StorageError: The question could not be written, and the run ends.
@@ -207,10 +210,10 @@ class OwnModel:
             self._storage.write(lambda: append_asked(files, [asked]), files / RECORD)
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
-        """Asks an episode's client for one answer. Raises whatever it raises.
+        """Sends a request to an episode's client. Exceptions of the client pass through.
 
         Raises:
-            StorageError: The answer could not be recorded, so the client was not asked.
+            StorageError: A write of the run failed earlier, so the request was not sent.
         """
         if self._storage is not None:
             self._storage.check()
@@ -228,24 +231,24 @@ class OwnModel:
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
-        """Adds the usage of a question to the totals of the log. Episodes may be run in several threads."""
+        """Adds the usage of a question to the totals of the log. Episodes may run in several threads."""
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Makes the error of a client that raised; `unread`: what it said before, which was not `expected`."""
+        """Makes the error of a client that raised; `unread` is an earlier answer that was not `expected`."""
         why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def late(self) -> VerifierError:
-        """Makes the error of an answer that did not come in time."""
+        """Makes the error of an answer that was not received in time."""
         return self.error(
             f"{self.name} gave no answer within its limit of {self.timeout_sec:g} s (`{self.timeout_key}`)."
         )
 
     def unreadable(self, expected: str, said: list[str]) -> VerifierError:
-        """Makes the error of answers that could not be read."""
+        """Returns the error for invalid responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
             f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
@@ -253,7 +256,7 @@ class OwnModel:
         )
 
     def message(self, error: BaseException) -> str:
-        """Returns the message of an error, which names the options of a policy as those of this model."""
+        """Returns the message of an error, with the option names of a policy replaced by this model's names."""
         return str(error).replace("policy.", f"{self.key}.")
 
     @property
@@ -276,15 +279,15 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Answers one question: as in an earlier try of the episode if it was asked there, else by the client.
+        """Answers one question: from the record if an earlier try of the episode asked it, otherwise by the client.
 
         Args:
-            question: What the record calls it.
-            request: What the model is asked.
-            reading: How its answer is read.
+            question: Text of the question in the record.
+            request: Request to the model.
+            reading: Parser of its answer.
 
         Raises:
-            VerifierError: The client failed, gave no answer in time, or none that can be read.
+            VerifierError: The client failed, gave no answer in time, or gave no readable answer.
             StorageError: The answer could not be recorded, and the run ends.
             OSError: The answer could not be recorded, and there is no run.
         """
@@ -321,7 +324,7 @@ class EpisodeModel:
                 response = await self._model.call(self._client, request)
             except RefusalError as refusal:
                 if refusal.response is not None:
-                    responses.append(refusal.response)  # it is paid for
+                    responses.append(refusal.response)  # it was paid for
                 raise
             responses.append(response)
             if (llm_response := reading.parse(response.text)) is not None:
@@ -332,7 +335,7 @@ class EpisodeModel:
         return None
 
     async def _known(self, question: str, reading: Reading[T]) -> T | None:
-        """Finds the answer in the record of an earlier try; each one is given once."""
+        """Finds the answer in the record of an earlier try. Each recorded answer is used once."""
         files = self._files
         if files is None:
             return None
@@ -346,7 +349,7 @@ class EpisodeModel:
         return reading.from_record(answers.pop(0)) if answers else None
 
     async def _write(self, question: str, responses: list[LLMResponse], llm_response: str | None, sec: float) -> None:
-        """Counts the usage of one question, and adds its line to the record."""
+        """Counts the usage of one question, and appends its line to the record."""
         asked = Asked(
             task=self._task,
             question=question,
@@ -366,5 +369,5 @@ class EpisodeModel:
 
 
 def writable(text: str) -> str:
-    """Replaces each half of a surrogate pair, which a model may write and no file can hold, by `?`."""
+    """Replaces each lone surrogate by `?`. A model may write it, but no file can contain it."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""The past of an episode: its finished stages, and its time steps as its journals tell them."""
+"""The past of an episode: its finished stages, and the time steps recorded in its journals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 NOT_REACHED = Verdict(0.0, {"reward": 0.0})
-"""What a stage is worth that a limit of the episode kept from being run."""
+"""Verdict of a stage that did not run because of a limit of the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class PastStage:
     """A finished stage.
 
     Attributes:
-        name: Of the stage.
-        verdict: What its verifier said; `None`: it was not run.
-        truncated_by: The limit that ended its agent, if one did.
-        step_count: Time steps up to its end, since the episode started.
-        journal: What its agent did; `None` for an agent that is not deterministic.
-        encoder: Of the journal.
+        name: Name of the stage.
+        verdict: Result of its verifier; `None` if it was not run.
+        truncated_by: Limit that ended its agent, if any.
+        step_count: Number of time steps from the start of the episode to the end of the stage.
+        journal: Journal of its agent; `None` for an agent that is not deterministic.
+        encoder: Encoder of the journal.
     """
 
     name: str
@@ -49,7 +49,7 @@ class PastStage:
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
     def result(self, *, started_at: int) -> StageResult:
-        """As it is recorded; `started_at`: the time steps before it."""
+        """Returns the recorded form; `started_at` is the number of time steps before the stage."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
@@ -68,24 +68,24 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """Computes the score of an episode that ended with the last of `past_stages`; `None` when its verifier was not run.
+    """Computes the score of an episode that ended with the last of `past_stages`; `None` if its verifier was not run.
 
     Args:
-        task: What was run.
+        task: The task.
         past_stages: Its stages up to the end of the episode.
-        truncated_by: The limit that ended the episode, or its last stage, if one did.
+        truncated_by: Limit that ended the episode, or its last stage, if any.
     """
     verdicts = [past.verdict for past in past_stages if past.verdict is not None]
     if len(verdicts) < len(past_stages):
         return None
-    if truncated_by not in (None, "time"):  # else an agent could spend its limits on what is easy
+    if truncated_by not in (None, "time"):  # otherwise an agent could spend its limits on the easy stages
         verdicts += [NOT_REACHED] * (len(task.stages) - len(past_stages))
     return task.reward(verdicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The form in a snapshot: the journal as digests of its lines."""
+    """The form of a stage in a snapshot, with the journal as digests of its lines."""
 
     name: str
     verdict: Verdict | None
@@ -97,7 +97,7 @@ class _Recorded:
 
 
 def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
-    """Returns the JSON-ready form; its journal goes to `objects`. Blocking."""
+    """Returns the JSON-ready form of a stage, and stores its journal in `objects`. Blocking."""
     journal = past.journal
     return asdict(
         _Recorded(
@@ -113,10 +113,10 @@ def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
 
 
 def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> PastStage:
-    """Reads the form of `recorded_stage`. Blocking.
+    """Converts the result of `recorded_stage` to a stage. Blocking.
 
     Raises:
-        SnapshotMetadataError: It is none.
+        SnapshotMetadataError: `data` does not have this form.
     """
     try:
         recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
@@ -147,9 +147,9 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 
 
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
-    """Returns all time steps of a running episode, the pending one last; empty when its journals do not tell.
+    """Returns all time steps of a running episode, the pending one last; empty if its journals lack them.
 
-    What an episode without a journal has run before it was handed over is known until its next step.
+    For an episode without a journal, the steps before it was handed over are known only until its next step.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran
@@ -161,7 +161,7 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     for journal in journals:
         told = _StepsOfOneAgent(journal) if journal is not None else None
         if told is None or told.is_incomplete:
-            return ()  # the agent was given its state instead of being run again
+            return ()  # the agent was restored from its state instead of being run again
         for entry, request in told.requests:
             request = edited(request, episode.edits, len(steps))
             steps.append(
@@ -183,7 +183,7 @@ class _StepsOfOneAgent:
 
     Attributes:
         requests: The time steps with their requests, in order.
-        responses: What LLM calls were answered.
+        responses: Responses to the LLM calls.
         is_incomplete: Whether a request is not known.
     """
 

@@ -1,4 +1,4 @@
-"""The recorded state of a snapshot's episode: its facts, container, agent and task."""
+"""The recorded state of a snapshot's episode: facts, container, agent and task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERS = pydantic.TypeAdapter(dict[str, float])
 
 
 class EpisodeFacts:
-    """The `episode` table of a snapshot, checked where it is used."""
+    """The `episode` table of a snapshot, validated on access."""
 
     def __init__(self, snapshot: EnvironmentSnapshot) -> None:
         self._where = f"{snapshot.snapshot_dir}: `episode`"
@@ -47,7 +47,7 @@ class EpisodeFacts:
         self._step_count = snapshot.step_count
 
     def number(self, name: str) -> float:
-        """Returns a number. Raises `SnapshotMetadataError` when it is none; so do the others."""
+        """Returns a number. Like the other methods, raises `SnapshotMetadataError` if the value is invalid."""
         return self._checked(name, _NUMBER)
 
     def integer(self, name: str) -> int:
@@ -65,7 +65,7 @@ class EpisodeFacts:
             raise SnapshotMetadataError(f"{self._where}: {explain_validation(error, within=name)}.") from None
 
     def past_stages(self, objects: ObjectStore, names: Sequence[str]) -> list[PastStage]:
-        """Reads the stages that are over, of a task with stages of these names. Blocking."""
+        """Reads the finished stages of a task whose stages have these names. Blocking."""
         recorded = self._data.get("past_stages") or []
         if not isinstance(recorded, list) or len(recorded) >= len(names):
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
@@ -79,7 +79,7 @@ class EpisodeFacts:
 
     @property
     def unanswered(self) -> int:
-        """Time steps for which the policy gave no response in time."""
+        """Number of time steps for which the policy gave no response in time."""
         unanswered = self.integer("unanswered") if "unanswered" in self._data else 0
         if not 0 <= unanswered <= self._step_count:
             raise SnapshotMetadataError(
@@ -89,7 +89,7 @@ class EpisodeFacts:
 
     @property
     def stage_seed(self) -> int:
-        """Seed of what the agent draws that is running."""
+        """Seed of the random values of the running agent."""
         return self.integer("stage_seed") if "stage_seed" in self._data else self.integer("seed")
 
     @property
@@ -98,14 +98,14 @@ class EpisodeFacts:
         return self._data.get("provide_solution") is True
 
     def edits(self) -> tuple[MessageEdit, ...]:
-        """Reads the edits of the conversation that the policy saw."""
+        """Returns the edits of the conversation that the policy saw."""
         try:
             return tuple(MessageEdit.from_dict(one) for one in self._data.get("edits") or ())
         except (ValueError, AttributeError, TypeError) as error:
             raise SnapshotMetadataError(f"{self._where}: `edits`: {error}.") from None
 
     def limits(self) -> EpisodeLimits:
-        """Reads the limits that were in force."""
+        """Returns the limits of the episode."""
         try:
             return pydantic.TypeAdapter(EpisodeLimits).validate_python(self._data.get("limits") or {})
         except (ValueError, ConfigError) as error:
@@ -121,13 +121,14 @@ def recorded_setup(
     *,
     is_task_given: bool,
 ) -> EpisodeParts:
-    """Sets an episode up from the given parts and, for the others, from the record.
+    """Makes the parts of an episode: the given ones, and for the others the recorded ones.
 
-    A file decides nothing that reaches this machine: a network, and variables for a task's solution, have to be given.
+    A file cannot enable access to this machine: a network, and variables for a task's solution, must be passed
+    explicitly.
 
     Raises:
-        SnapshotUnsupportedError: The container, the agent or the task has to be given.
-        SnapshotMetadataError: What is recorded makes none.
+        SnapshotUnsupportedError: The container, the agent or the task must be passed.
+        SnapshotMetadataError: The recorded data is invalid.
     """
     facts = EpisodeFacts(snapshot)
     if facts.provide_solution and not is_task_given:
@@ -145,7 +146,10 @@ def recorded_setup(
 
 
 def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
-    """Makes the factory of the recorded backend. Raises `SnapshotUnsupportedError` if it must be given."""
+    """Creates the factory of the recorded backend.
+
+    Raises `SnapshotUnsupportedError` if the factory has to be passed.
+    """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
     target = option_targets("container").get(name)
     backend = import_target(target) if target is not None else None
@@ -160,7 +164,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
-    """Returns the options that the agent of a snapshot was made with."""
+    """Returns the recorded options of the agent of a snapshot."""
     return dict(snapshot.agent.get("options") or {})
 
 
@@ -176,13 +180,13 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the options of a class of factories that a file may give."""
+    """Returns the options of a factory class that may be read from a file."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory that an option of the config names."""
+    """Makes a factory from its name in the config and its options."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."
@@ -199,9 +203,9 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     """Loads the task from its recorded path. Blocking.
 
     Raises:
-        SnapshotUnsupportedError, UnsafeSnapshotError: It has to be given.
-        SnapshotMismatchError: It is not there any more.
-        SnapshotMetadataError: What is recorded names none.
+        SnapshotUnsupportedError, UnsafeSnapshotError: The task must be passed.
+        SnapshotMismatchError: The task no longer exists.
+        SnapshotMetadataError: The recorded data does not name a task.
     """
     from ares_exp.tasks.harbor_task import load_task
 
@@ -216,7 +220,7 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
         raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are no texts.")
     store = snapshot.snapshot_dir.parent.resolve()
-    if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may ask for host variables
+    if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may request host variables
         raise UnsafeSnapshotError(
             f"{snapshot.snapshot_dir}: expected its task's path to be absolute and outside of the store, got "
             f"{path!r:.200}: a snapshot cannot bring its own task. Give `task`."

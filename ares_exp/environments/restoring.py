@@ -1,4 +1,4 @@
-"""The continuation of an episode: from a snapshot, or by its recorded responses, given again up to a step."""
+"""The continuation of an episode: from a snapshot, or by giving its recorded responses again up to a step."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeStart(Protocol):
-    """Where an episode goes on instead of start: a snapshot (`Continuation`), or `Rerun`."""
+    """The point from which an episode continues, instead of starting: a snapshot (`Continuation`), or `Rerun`."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Gives an environment its task and the recorded state of the episode; starts nothing.
+        """Sets the task and the recorded state of an environment without starting the episode.
 
         Args:
-            episode: The environment.
-            tasks: Its tasks.
+            episode: Environment of the episode.
+            tasks: Tasks of the environment.
 
         Raises:
-            SnapshotMismatchError: It does not fit.
+            SnapshotMismatchError: The recorded episode does not fit.
         """
         ...
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts it, and returns the pending time step. It is to be released when this raises."""
+        """Starts the episode, and returns the pending time step. If it raises, the caller has to release it."""
         ...
 
 
 class Rerun:
-    """An episode that gets recorded responses up to a step, from its start or from a snapshot."""
+    """An episode that gets recorded responses again up to a step, from its start or from a snapshot."""
 
     def __init__(
         self,
@@ -83,15 +83,15 @@ class Rerun:
         """Keeps the arguments.
 
         Args:
-            task_name: The task that was run.
-            exchanges: What was asked and answered, those of later steps too: conversations side by side come in
-                another order each time.
-            step: How many responses are given.
+            task_name: Name of the recorded task.
+            exchanges: Recorded requests and responses, including later steps, because the order of concurrent
+                conversations differs each time.
+            step: Number of responses to give.
             seed: The recorded seed.
             lineage: The origin, for its trajectory.
-            edits: Edits of the conversation that the policy sees, recorded and new ones. A snapshot knows its own.
-            snapshot: A snapshot of an earlier step to continue from; by default the episode starts from its start.
-            report: Receives a message for the user if requests differ from the recorded ones.
+            edits: Edits of the conversation for the policy, recorded and new. A snapshot has its own edits.
+            snapshot: Snapshot of an earlier step to continue from; by default the episode starts from its start.
+            report: Function that receives a message for the user if requests differ from the recorded ones.
         """
         self._task_name = task_name
         self._exchanges = exchanges
@@ -103,14 +103,14 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what crosses to another process, whose log takes the messages."""
+        """Returns the state for another process, which logs the messages instead."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Gives an environment its task; starts nothing.
+        """Sets the task of an environment without starting the episode.
 
         Raises:
-            SnapshotMismatchError: The task is missing, or the snapshot does not fit.
+            SnapshotMismatchError: The task is missing, or the snapshot does not match.
         """
         if self._snapshot is not None:
             self._snapshot.prepare(episode, tasks)
@@ -122,11 +122,11 @@ class Rerun:
         episode.lineage, episode.edits = self._lineage, self._edits
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Gives the responses up to the step; returns the pending time step.
+        """Replays the responses up to the step, and returns the pending time step.
 
         Raises:
-            DivergenceError: It ends before that step, or requests more than was recorded.
-            AgentError, ContainerError, SnapshotError: As the class says.
+            DivergenceError: The episode ends before that step, or sends more requests than were recorded.
+            AgentError, ContainerError, SnapshotError: The episode could not be started or continued.
         """
         started = time.perf_counter()
         time_step = await (episode.start() if self._snapshot is None else self._snapshot.go_on(episode))
@@ -200,11 +200,11 @@ class Continuation:
 
         Args:
             snapshot: The starting point.
-            task: The task; by default read from where it was.
+            task: The task; by default read from its recorded path.
             lineage: The origin, for its trajectory; by default the snapshot's.
-            edits: Edits of the conversation that the policy sees from here on, added to those of the snapshot.
+            edits: Edits of the conversation for the policy from here on, in addition to the snapshot's edits.
             new_seed: Seed of the values that the agent draws from here on.
-            on_release: Awaited when the episode has been released.
+            on_release: Callback that is awaited when the episode has been released.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -214,7 +214,7 @@ class Continuation:
         self._on_release = on_release
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what crosses to another process: it reads its task again there, and nobody waits for it."""
+        """Returns the state for another process, which reads the task again and does not call `on_release`."""
         return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -222,23 +222,23 @@ class Continuation:
 
     @cached_property
     def task(self) -> Task:
-        """The task that was given, or else the one where it was. Blocking, the first time.
+        """The given task or, by default, the task at its recorded path. Blocking on first access.
 
         Raises:
-            SnapshotMismatchError: It is not there, or has changed.
-            SnapshotUnsupportedError: It is of a kind that has to be given.
+            SnapshotMismatchError: The task is missing or has changed.
+            SnapshotUnsupportedError: Tasks of this kind must be passed.
         """
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Gives an environment the recorded state of the episode; starts nothing.
+        """Sets the recorded state of an environment without starting the episode.
 
         Args:
             episode: The environment.
-            tasks: Its tasks; the one of the recorded name is run.
+            tasks: Its tasks; the task with the recorded name is run.
 
         Raises:
-            SnapshotMismatchError: Its agent is of another kind, its task has changed, or the solution is not there.
+            SnapshotMismatchError: The agent is of another kind, the task has changed, or the solution is missing.
         """
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
@@ -256,7 +256,7 @@ class Continuation:
         episode.usage = EpisodeUsage(
             num_steps=snapshot.step_count - facts.unanswered,
             unanswered=facts.unanswered,
-            prompt_tokens=facts.integer("tokens"),  # with those generated: a snapshot has their sum
+            prompt_tokens=facts.integer("tokens"),  # prompt and generated tokens, because a snapshot has only their sum
             cost=facts.number("cost"),
         )
         episode.clock = PhaseClock(facts.numbers("phase_sec"))
@@ -265,10 +265,10 @@ class Continuation:
         episode.edits = (*facts.edits(), *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the container with its files and brings the agent to where it was; returns the pending time step.
+        """Starts the container with its files, brings the agent to its recorded point, and returns the pending step.
 
         Raises:
-            SnapshotError, ContainerError: As the class says. The episode is to be released then.
+            SnapshotError, ContainerError: The episode could not be restored. The caller has to release it.
         """
         snapshot, facts = self.snapshot, EpisodeFacts(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
@@ -284,13 +284,13 @@ class Continuation:
             factory = episode.setup.code_agent_factory
             await asyncio.to_thread(self._check_request, episode.pending_request(), factory)
         if self._new_seed is not None:
-            episode.seed = self._new_seed  # also of what the agents of later stages draw
+            episode.seed = self._new_seed  # also for the random values of agents of later stages
             episode.host.runtime.reseed(self._new_seed)
         recorded = snapshot.time_step
         return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())
 
     def _check_request(self, request: LLMRequest, factory: AgentFactoryBase) -> None:
-        """Whether an agent that was given its state asks what it asked. Blocking."""
+        """Checks that an agent restored from its state sends the recorded request. Blocking."""
         from ares_exp.snapshots.snapshot import encode_messages
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
@@ -302,10 +302,10 @@ class Continuation:
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
-        """Reads and checks the objects of the snapshot. Blocking."""
+        """Reads and validates the objects of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
-        _ = snapshot.agent_messages  # an agent that is run again does not need them, but they must be whole
+        _ = snapshot.agent_messages  # an agent that is run again does not need them, but they must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
             raise SnapshotMetadataError(f"{where}: its list of files is not the one that its snapshot.json describes.")
@@ -336,7 +336,10 @@ class Continuation:
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
-    """Returns the snapshot itself, or reads the one at a path. Raises as `EnvironmentSnapshot.load_from_file` does."""
+    """Returns the given snapshot, or reads it from a path.
+
+    Raises the errors of `EnvironmentSnapshot.load_from_file`.
+    """
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
     if isinstance(snapshot, EnvironmentSnapshot):
@@ -345,7 +348,7 @@ async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> Environme
 
 
 def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
-    """Returns the task, if it is unchanged."""
+    """Returns the task if it is unchanged. Raises `SnapshotMismatchError` otherwise."""
     was, now = snapshot.task_data, task.describe()
     for key in ("name", "digest"):
         if was.get(key) != now.get(key):

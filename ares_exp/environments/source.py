@@ -1,4 +1,4 @@
-"""The contract of an environment source, which an option of the `env` group makes."""
+"""The contract of an environment source. Each option of the `env` group makes one."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """What an environment of one episode is made from.
+    """The parts of an environment of one episode.
 
     Attributes:
-        container_factory: Makes its container.
-        code_agent_factory: Makes its code agent.
-        limits: When it is truncated.
+        container_factory: Factory of its container.
+        code_agent_factory: Factory of its code agent.
+        limits: Limits that truncate it.
         seed: Seed of the episode.
-        provide_solution: Whether the task's solution goes into the container, or, of an environment without one, into
+        provide_solution: Whether the task's solution goes into the container or, in an environment without one, into
             its requests as `metadata["solution"]` (the oracle).
-        output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
-        start_from: Where the episode goes on, instead of start; only for a source that `exports_state`.
-        episode_id: Id of the episode in its run; `None` where it is not run in one.
+        output_dir: Directory for files of the episode (`verifier/`, `artifacts/`), or `None`.
+        start_from: Recorded episode to continue, instead of a new start; only for a source that `exports_state`.
+        episode_id: Id of the episode in its run; `None` outside of a run.
         attempt: Number of the attempt at the task, from 0.
-        background_client: Answers what the agent asks beside its work, without a step; `None`: these are observations.
+        background_client: Client for background requests of the agent, which take no step; `None` makes them
+            observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -56,16 +57,16 @@ class EpisodeParts:
     background_client: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Lists every container that a task needs: the agent's, with what that brings along, then the verifiers'."""
+        """Lists every container that a task needs: the agent's, with its mounts, then the verifiers'."""
         agents, *others = self.limits.time.container_specs(task)
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
         return [replace(agents, mounts=mounts), *others]
 
     def check_containers(self, task: Task) -> list[str]:
-        """Checks that the backend can run every container of a task; returns its warnings.
+        """Checks that the backend can run every container of a task, and returns its warnings.
 
         Raises:
-            TaskError: The backend cannot run one of them.
+            TaskError: The backend cannot run a container of the task.
         """
         specs, containers = self.container_specs(task), self.container_factory
         if containers.max_containers is not None and len(specs) > containers.max_containers:
@@ -77,132 +78,132 @@ class EpisodeParts:
 
 
 Report = Callable[[str], None]
-"""Takes a sentence that warns the user of something that does not stop the run."""
+"""Callback for a warning to the user about a problem that does not stop the run."""
 
 
 @runtime_checkable
 class EnvironmentSource(Protocol):
     """A task set, and the environments that run its tasks.
 
-    These members are needed. What else can be asked of a source, and what is assumed of one that does not have it, is
-    `SourceBase`: inherit from that, or have some of its members.
+    These members are required. `SourceBase` defines the optional members and their defaults: inherit from it, or
+    implement some of its members.
     """
 
     @property
     def path(self) -> Path | None:
-        """Where the task set lies, for its provenance; `None` when it has no place."""
+        """Path of the task set, for its provenance; `None` if it has none."""
         ...
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the task set and applies the selection.
+        """Reads the task set and selects tasks.
 
         Returns:
             Names of the selected tasks, in order.
 
         Raises:
-            UserError: Nothing there, malformed, or nothing selected.
+            UserError: The task set is missing or malformed, or no task is selected.
         """
         ...
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses, before anything starts, what cannot be run with these parts.
+        """Checks, before anything starts, that the tasks can be run with these parts.
 
         Raises:
-            UserError: One message that names every task and reason.
+            UserError: A task cannot be run. One message names every such task and the reason.
         """
         ...
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
-        """Makes the environment of one episode of `task_name`."""
+        """Creates the environment of one episode of `task_name`."""
         ...
 
 
 class SourceBase(EnvironmentSource):
-    """Everything that is asked of a source. What an `EnvironmentSource` needs not have has its default here."""
+    """Defines all members of a source, with defaults for members that are optional in `EnvironmentSource`."""
 
     @property
     def needs_container(self) -> bool:
-        """Whether its environments need a container and a code agent. If not, these are not checked. Default: yes."""
+        """Whether its environments need a container and a code agent. If not, neither is checked. Default: yes."""
         return True
 
     @property
     def exports_state(self) -> bool:
-        """Whether its environments have `export_state`, which `snapshot=…` and `branch_from=…` need. Default: no."""
+        """Whether its environments have `export_state`, which `snapshot=…` and `branch_from=…` require. Default: no."""
         return False
 
     @property
     def has_solutions(self) -> bool:
-        """Whether its environments heed `EpisodeParts.provide_solution`, so that `policy=oracle` can run them.
+        """Whether its environments support `EpisodeParts.provide_solution`, so that `policy=oracle` can run them.
 
-        Default: those with a container, where the solution is put.
+        Default: whether they have a container, because the solution is put there.
         """
         return self.needs_container
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads nothing but local files. If not, it is not called only to count tasks. Default: no."""
+        """Whether `load` reads only local files. If not, it is not called just to count tasks. Default: no."""
         return False
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The selected tasks in order, for lists of them. Default: none, of a source that knows only their names."""
+        """The selected tasks in order, for task lists. Default: none, if the source knows only their names."""
         return ()
 
     @property
     def origins(self) -> Mapping[str, TaskOrigin]:
-        """The tasks that were fetched from git repositories, by name, for the run's provenance. Default: none."""
+        """Origins of the tasks from git repositories, by task name, for the run's provenance. Default: empty."""
         return {}
 
     @property
     def spenders(self) -> Sequence[str]:
-        """What makes model calls of its own in its episodes (`environment_usage`), in words. Default: nothing known."""
+        """Names of the parts that call models in its episodes (`environment_usage`). Default: none."""
         return ()
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The models that its environments and their scorers ask, once `load` was called. Default: none.
+        """The models that its environments and their scorers ask, available after `load`. Default: none.
 
-        On a cluster they are asked by the run's own process, which has their keys and their limits.
+        On a cluster, the run's own process sends their requests, because it has their keys and limits.
         """
         return ()
 
     def digest(self, task_name: str) -> str | None:
-        """Returns what tells whether a task has changed since it was run. Blocking. Default: `None`, unknown."""
+        """Returns a digest that changes when a task changes. Blocking. Default: `None`, unknown."""
         return None
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Leaves out the other tasks that `load` selected. Default: `check` checks those, too."""
+        """Drops all other tasks that `load` selected. Default: keeps them, so `check` also checks them."""
 
     async def preflight(self) -> None:
-        """Checks, after `load`, what the source holds besides its tasks.
+        """Checks, after `load`, the other resources of the source.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: A resource is not ready. The message suggests a fix.
         """
 
     async def close(self) -> None:
-        """Releases what the source holds. Idempotent."""
+        """Releases the resources of the source. Idempotent."""
 
 
 def as_source(source: EnvironmentSource) -> SourceBase:
-    """Returns `source` with the defaults of `SourceBase` for what it lacks."""
+    """Returns `source`, completed with the defaults of `SourceBase`."""
     return completed(source, SourceBase)
 
 
 def make_source(config: DictConfig) -> SourceBase:
-    """Makes the source that the option of `env` describes.
+    """Creates the source of the `env` option.
 
     Raises:
-        ConfigError: It cannot be made, or is no source.
+        ConfigError: The object cannot be made, or is not a source.
     """
     return as_source(instantiate_group(config, "env"))
 
 
 def make_scored_source(config: DictConfig) -> SourceBase:
-    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if there are any.
+    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if any.
 
     Raises:
-        ConfigError: It, or a scorer, cannot be made.
+        ConfigError: The source or a scorer cannot be made.
     """
     from omegaconf import OmegaConf
 
@@ -219,16 +220,16 @@ T = TypeVar("T", bound=Named)
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
-    """Chooses the task that `options["task"]` names, by its name or its index; without that, `generator` draws one.
+    """Chooses the task that `options["task"]` names, by its name or its index. Without it, `generator` draws a task.
 
     Raises:
-        ConfigError: No such task, or other options.
+        ConfigError: The task does not exist, or `options` has other keys.
     """
     return tasks[choose_index([task.name for task in tasks], options, generator)]
 
 
 def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: random.Random) -> int:
-    """Finds the index of the task that `options["task"]` names among `names`; see `choose_task`."""
+    """Returns the index among `names` of the task `options["task"]`; see `choose_task`."""
     if unknown := sorted(options.keys() - {"task"}):
         raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {unknown}.")
     wanted = options.get("task")
@@ -250,10 +251,11 @@ def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
 
     Args:
         tasks: The tasks.
-        check: Raises `TaskError` for one that cannot be run.
+        check: Function that raises `TaskError` for a task that cannot be run.
 
     Raises:
-        UnsupportedTaskError: With every reason (the first ones, of many), and how to run the others.
+        UnsupportedTaskError: At least one task failed. The message has the reasons (at most the first few), and how to
+            run the other tasks.
     """
     refused: dict[str, str] = {}
     for task in tasks:

@@ -1,4 +1,4 @@
-"""`env=swebench`: environments that run the problems of SWE-bench."""
+"""`env=swebench`: environments that run SWE-bench problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
 class SweBenchEnvironments(SourceBase):
-    """Rows of SWE-bench as a source of environments."""
+    """A source of environments for the rows of SWE-bench."""
 
     exports_state = True
 
@@ -41,26 +41,26 @@ class SweBenchEnvironments(SourceBase):
         fetch_timeout_sec: Seconds = 1800.0,
         test_timeout_sec: Seconds = 1800.0,
     ) -> None:
-        """Validates the options; reads nothing yet.
+        """Validates the options without reading the data set.
 
         Args:
-            dataset: `verified`, `lite`, `full`, the name of another data set of the Hugging Face hub, or a file of rows
+            dataset: `verified`, `lite`, `full`, the name of another data set on the Hugging Face hub, or a file of rows
                 (`.jsonl`, `.json`, `.parquet`).
-            split: Which part of a data set of the hub.
-            tasks: What to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+            split: Split of a data set of the hub.
+            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
                 `None` for all.
             exclude: Names or globs to leave out.
-            limit: At most so many tasks.
-            hints: Whether agents are told what was said under the issue.
-            agent_network: `public` or `no-network`: what agents may reach. Fixes can be found in a network; the tests
-                always have one.
-            image_template: Names of images, with `{id}` in them; `None`: the row's, or
+            limit: Upper bound on the number of tasks.
+            hints: Whether agents get the comments on the issue.
+            agent_network: Network of the agents: `public` or `no-network`. With a network, agents can find fixes; the
+                tests always have one.
+            image_template: Image names, with `{id}` as placeholder; `None`: the row's image, or
                 `swebench/sweb.eval.x86_64.{id}:latest`.
             fetch_timeout_sec: Time limit of loading the data set.
-            test_timeout_sec: What the tests of one episode may take.
+            test_timeout_sec: Time limit of the tests of one episode.
 
         Raises:
-            ConfigError: An option is wrong.
+            ConfigError: An option is invalid.
         """
         self._options = SweBenchOptions(hints, agent_network, image_template, test_timeout_sec)
         self._dataset = find_dataset(dataset, split)
@@ -73,7 +73,7 @@ class SweBenchEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """The file of rows; `None` for a data set of the hub."""
+        """File of rows; `None` for a data set on the hub."""
         return self._dataset.file
 
     @property
@@ -83,11 +83,11 @@ class SweBenchEnvironments(SourceBase):
 
     @property
     def tasks(self) -> Sequence[SweBenchTask]:
-        """The tasks that `load` selected, in order."""
+        """Selected tasks in order."""
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the rows and applies the selection."""
+        """Reads the rows and selects tasks."""
         rows = load_rows(self._dataset, child=self._child, timeout_sec=self._fetch_timeout_sec)
         found = [SweBenchTask(row, self._options, self._dataset.source) for row in rows]
         chosen = select(
@@ -97,11 +97,11 @@ class SweBenchEnvironments(SourceBase):
         return list(self._tasks)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Leaves out the other tasks that `load` selected."""
+        """Drops all other tasks that `load` selected."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses tasks that cannot be run with these parts, all of them in one message."""
+        """Rejects tasks that cannot be run with these parts, all in one message."""
         warnings = TaskWarnings()
 
         def check(task: SweBenchTask) -> None:
@@ -114,13 +114,13 @@ class SweBenchEnvironments(SourceBase):
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
-        """Returns the digest of a row and of how it is run and graded."""
+        """Returns the digest of a row and of its options for running and grading."""
         return self._tasks[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        """Returns the environment of one episode."""
+        """Creates the environment of one episode."""
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
     async def close(self) -> None:
-        """Ends a thread that still loads rows."""
+        """Stops a process that is still loading rows."""
         await asyncio.to_thread(self._child.stop)

@@ -1,4 +1,4 @@
 """LLM requests and responses, and their wire formats.
 
-Imports only errors; imported by every other folder.
+Imports only errors. Every other package imports it.
 """

@@ -1,26 +1,26 @@
 """Converters to and from the wire format of Anthropic's Messages.
 
 Format: https://platform.claude.com/docs/en/api/messages. Bodies are JSON-ready dicts. Messages of an `LLMRequest` are
-in the chat-completions form (see `chat_messages`). As in `openai_chat`, nothing is lost silently: what one side cannot
-carry is a `WireFormatError` that names it, or with `strict=False` left out with a warning.
+in the chat-completions format (see `chat_messages`). As in `openai_chat`, nothing is lost silently: unsupported content
+raises a `WireFormatError` that names it, or is dropped with a warning if `strict=False`.
 
-| here | on the wire |
+| in this package | on the wire |
 |---|---|
 | `system_prompt` | `system`; blocks are joined by an empty line |
-| messages of role system | the same within `messages`; those at the start go to `system` |
-| `tool_calls` | `tool_use`; arguments that are no JSON object as `{"invalid_arguments": TEXT}` |
+| messages of role system | the same within `messages`; leading ones are moved to `system` |
+| `tool_calls` | `tool_use`; arguments that are not a JSON object become `{"invalid_arguments": TEXT}` |
 | messages of role tool | `tool_result` blocks at the start of a user message |
-| reasoning with a signature | `thinking`; redacted: `redacted_thinking`. Without one it gets a seal of ours in \
-answers (see `reasoning.seal`), and is not sent to the provider |
-| images | `image`, of base64 data or a URL |
-| files | `document`, of base64 data; documents of text are text |
-| `tools` | `tools` with an `input_schema`; tools of the provider's own have no counterpart |
+| reasoning with a signature | `thinking`, or `redacted_thinking` if redacted. Without one, responses contain a \
+seal of this package (see `reasoning.seal`), and requests omit the reasoning |
+| images | `image`, from base64 data or a URL |
+| files | `document`, from base64 data; text documents become text |
+| `tools` | `tools` with an `input_schema`; tools of the provider are not supported |
 | `tool_choice` | `auto`, `any` (required), `tool`, `none` |
 | `max_output_tokens`, `stop_sequences` | `max_tokens`, `stop_sequences` |
-| `usage.prompt_tokens` | `input_tokens`, `cache_read_input_tokens` and `cache_creation_input_tokens` together |
+| `usage.prompt_tokens` | sum of `input_tokens`, `cache_read_input_tokens` and `cache_creation_input_tokens` |
 | `usage.reasoning_tokens` | `output_tokens_details.thinking_tokens` |
 
-No counterpart: `cache_control`, `citations`, `is_error`, `thinking` and `output_config` (what is asked of the engine),
+Not supported: `cache_control`, `citations`, `is_error`, the engine options `thinking` and `output_config`,
 `context_management`, `container`, `mcp_servers`.
 """
 
@@ -62,7 +62,7 @@ from ares_exp.llms.wire import (
 )
 
 INVALID_ARGUMENTS = "invalid_arguments"
-"""The one key of an `input` that stands for arguments that are no JSON object."""
+"""Only key of an `input` that represents arguments that are not a JSON object."""
 
 _NUMBER = (int, float)
 _REQUEST_KEYS = {
@@ -93,10 +93,10 @@ _FINISH_REASONS = {
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """Reads the request in a body. Its `model` is left to the caller, as `body["model"]`.
+    """Converts a body to a request. The caller has to read `body["model"]`.
 
     Raises:
-        WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot carry and `strict`.
+        WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot represent and `strict` is set.
     """
     lose = on_loss(strict, report)
     wired = required(typed(body, "the request", Mapping), "messages", list)
@@ -127,10 +127,10 @@ def request_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Makes the request body for `request`, sent to `model`; `max_tokens` is the bound if the request has none.
+    """Converts `request` to a body for `model`. If the request has no `max_output_tokens`, `max_tokens` applies.
 
     Raises:
-        UnsendableRequestError: `request` has what the wire format cannot carry, and `strict`; or is malformed.
+        UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
     """
     lose = on_loss(strict, report, UnsendableRequestError)
     with errors_as(UnsendableRequestError):
@@ -161,7 +161,7 @@ def request_to_body(
 
 
 def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
-    """Makes the response for `response`, of the name `model` (default: the one that answered)."""
+    """Converts `response` to a body. `model` defaults to the model that responded."""
     blocks = [block for piece in response.data if (block := _block_of_piece(piece)) is not None]
     return {
         "id": response_id,
@@ -177,10 +177,11 @@ def response_to_body(response: LLMResponse, *, model: str | None = None, respons
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Reads the response in a parsed body.
+    """Converts a parsed body to a response.
 
     Raises:
-        MalformedResponseError: `body` is no message, or has a field that an `LLMResponse` cannot carry and `strict`.
+        MalformedResponseError: `body` is not a message, or has a field that an `LLMResponse` cannot represent and
+            `strict` is set.
     """
     lose = on_loss(strict, report)
     with errors_as(MalformedResponseError):
@@ -197,13 +198,13 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def stop_reason(response: LLMResponse) -> str:
-    """Returns the reason of the end of a response, as the wire calls it."""
+    """Returns the wire's name for the finish reason of a response."""
     called = any(isinstance(piece, ToolCallData) for piece in response.data)
     return _STOP_REASONS.get(response.finish_reason or "", "tool_use" if called else "end_turn")
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Makes the counts: what was read from and written to the cache is not among the input tokens."""
+    """Returns the token counts. On this wire, input tokens do not include tokens read from or written to the cache."""
     fresh = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
     return {
         "input_tokens": max(0, fresh),
@@ -226,7 +227,7 @@ def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
 
 
 def _messages(message: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
-    """Yields what a message of the wire is: the results of tools are messages of their own."""
+    """Yields the messages for one message of the wire. Tool results become separate messages."""
     role = required(message, "role", str)
     content = required(message, "content", str, list)
     check_keys(message, {"role", "content", "id", "type"}, "message", lose)
@@ -262,7 +263,7 @@ def _tool_message(block: Mapping[str, Any], lose: Report) -> dict[str, Any]:
 
 
 def _parts(blocks: Sequence[Any], where: str, lose: Report) -> list[dict[str, Any]]:
-    """Returns the parts that blocks of text and media are; anything else has no counterpart."""
+    """Returns content parts for text and media blocks. Other blocks are not supported."""
     parts: list[dict[str, Any]] = []
     for value in blocks:
         block = typed(value, where, Mapping)
@@ -329,7 +330,7 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 
 
 def _split_system(request: LLMRequest) -> tuple[str, list[Mapping[str, Any]]]:
-    """Returns the system text, with that of the first messages, and the other messages."""
+    """Returns the system prompt, including the text of leading system messages, and the other messages."""
     texts = [request.system_prompt or ""]
     messages = list(request.messages)
     while messages and messages[0].get("role") in ("system", "developer"):
@@ -343,7 +344,7 @@ def _split_system(request: LLMRequest) -> tuple[str, list[Mapping[str, Any]]]:
 
 
 def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
-    """Returns messages of the wire: results of tools, and what the user says next, are one message."""
+    """Returns messages of the wire. Tool results and the next user message are merged into one message."""
     made: list[dict[str, Any]] = []
     for message in messages:
         role = required(message, "role", str)
@@ -358,7 +359,7 @@ def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[
             wired = "system" if role in ("system", "developer") else "user"
             blocks = _wire_blocks(message.get("content"), lose)
         if not blocks:
-            continue  # says nothing, and the wire has no place for that
+            continue  # the wire cannot represent an empty message
         if made and made[-1]["role"] == wired == "user":
             made[-1]["content"] += blocks
         else:
@@ -385,7 +386,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
 
 
 def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
-    """Returns the blocks of a content; empty texts have no place on the wire."""
+    """Returns the blocks of a content without empty texts, which the wire does not allow."""
     if not isinstance(content, list | tuple):
         return [text_part(content)] if content else []
     blocks: list[dict[str, Any]] = []
@@ -492,7 +493,7 @@ _JOINED = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""The field of a delta that is joined, by the type of the delta."""
+"""Field of a delta that is concatenated, by the type of the delta."""
 
 
 class StreamedMessage(ResponseStream):
@@ -505,11 +506,11 @@ class StreamedMessage(ResponseStream):
 
     @property
     def may_end(self) -> bool:
-        """Only behind `message_stop`."""
+        """Whether `message_stop` has been received."""
         return self.is_complete and bool(self._message or self._error)
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Reads an event."""
+        """Processes an event."""
         kind = required(event, "type", str)
         if kind == "error":
             self.fail(event.get("error") or "no reason given")
@@ -529,7 +530,7 @@ class StreamedMessage(ResponseStream):
             self.is_complete = True
 
     def assembled(self) -> dict[str, Any]:
-        """Returns the message."""
+        """Returns the assembled message."""
         return {**self._message, "content": [block.assembled() for _, block in sorted(self._blocks.items())]}
 
 

@@ -1,18 +1,18 @@
-"""The canonical form of a request: what is asked, whatever way a client spells it.
+"""The canonical form of a request, which is independent of the client's formatting.
 
-Clients repeat a request after a lost connection, and repeat the conversation with each request, but not always letter
-by letter. What differs between two spellings, and makes no difference here:
+Clients repeat a request after a lost connection, and repeat the conversation in each request, but not always literally.
+The canonical form removes differences without a meaning:
 
-| part | canonical |
+| part | canonical form |
 |---|---|
-| content | neighbouring texts are one text, a list of it as good as the string; none at all is an empty text |
-| arguments of tool calls | as JSON: neither blanks nor the order of keys count, nor `1` or `1.0` |
+| content | adjacent texts are joined, a list with one text becomes a string, no content becomes an empty text |
+| arguments of tool calls | parsed JSON: whitespace and the order of keys are ignored, `1` and `1.0` are equal |
 | ids of tool calls | the number of the call in the conversation |
-| fields of messages that are null or empty, marks for the provider's cache | left out |
-| reasoning | left out: it is the model's, and its own client may leave it out, too |
+| null or empty fields of messages, marks for the provider's cache | removed |
+| reasoning | removed, because clients may omit it |
 | the system prompt | a first message of role system |
-| tools | in the order of their names |
-| `metadata`, `stream`, sampling, `origin` | left out |
+| tools | sorted by name |
+| `metadata`, `stream`, sampling, `origin` | removed |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 
 Normalise = Callable[[Any], Any]
-"""Makes of a canonical message what is compared, e.g. without times."""
+"""Function that changes a canonical message before it is compared, for example to remove times."""
 
 _LEFT_OUT = frozenset({*REASONING_FIELDS, "cache_control", "tool_calls", "tool_call_id", "content"})
 _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
@@ -35,11 +35,11 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Digests of what a request asks.
+    """Digests of the canonical form of a request.
 
     Attributes:
-        messages: One of each message, the system prompt first.
-        settings: Of everything else.
+        messages: Digest of each message, starting with the system prompt.
+        settings: Digest of all other parts.
     """
 
     messages: tuple[bytes, ...]
@@ -47,21 +47,21 @@ class Canonical:
 
     @property
     def fingerprint(self) -> str:
-        """One digest of all of it: equal for requests that ask the same."""
+        """Digest of the whole request, which is the same for equivalent requests."""
         return _digest([self.settings.hex(), *(one.hex() for one in self.messages)]).hex()
 
     def shared(self, other: Canonical) -> int:
-        """Counts the messages at the start that both have."""
+        """Returns the number of leading messages that both requests share."""
         pairs = zip(self.messages, other.messages, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def continues(self, earlier: Canonical) -> bool:
-        """Tells whether this conversation starts with all of an earlier one."""
+        """Returns whether this conversation starts with the whole earlier conversation."""
         return self.shared(earlier) == len(earlier.messages)
 
 
 def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canonical:
-    """Makes the digests of a request; `normalise` is applied to each canonical message."""
+    """Returns the digests of a request. `normalise` is applied to each canonical message."""
     messages = canonical_messages(request)
     settings = {
         "tools": sorted((_value(tool) for tool in request.tools or ()), key=_tool_name),
@@ -75,12 +75,12 @@ def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canoni
 
 
 def fingerprint(request: LLMRequest, normalise: Normalise | None = None) -> str:
-    """Returns a digest that is equal for requests that ask the same."""
+    """Returns a digest that is the same for equivalent requests."""
     return canonical(request, normalise).fingerprint
 
 
 def canonical_messages(request: LLMRequest) -> list[dict[str, Any]]:
-    """Returns the messages in canonical form, the system prompt first."""
+    """Returns the messages in canonical form, starting with the system prompt."""
     system = [] if not request.system_prompt else [{"role": "system", "content": request.system_prompt}]
     return list(_canonical([*system, *request.messages]))
 
@@ -125,7 +125,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _content(content: Any) -> Any:
-    """Returns a content with neighbouring texts joined, a single text as such."""
+    """Returns a content with adjacent texts joined. A single text becomes a string."""
     if not isinstance(content, list | tuple):
         return _value(content)
     parts: list[Any] = []
@@ -140,7 +140,7 @@ def _content(content: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """Copies JSON-like data without marks for caches, whole numbers as integers."""
+    """Returns a copy of JSON-like data without cache marks, and with integral floats as integers."""
     if isinstance(value, Mapping):
         return {key: _value(item) for key, item in value.items() if key != "cache_control"}
     if isinstance(value, list | tuple):

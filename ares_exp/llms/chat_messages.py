@@ -1,4 +1,4 @@
-"""Messages in the chat-completions form: checks of what others wrote, and steps that converters to and from it share.
+"""Messages in the chat-completions format: validation of external messages, and helpers for converters.
 
 | role | fields |
 |---|---|
@@ -24,17 +24,17 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,(
 
 
 def parts_of(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the parts of a message's content; none of a text."""
+    """Yields the parts of a message's content. A text has no parts."""
     content = message.get("content")
     if isinstance(content, list | tuple):
         yield from (part for part in content if isinstance(part, Mapping))
 
 
 def check_message(value: Any) -> Mapping[str, Any]:
-    """Checks the fields of a message that others rely on, and returns it.
+    """Validates the fields of a message that other code requires, and returns the message.
 
     Raises:
-        WireFormatError: One has another type.
+        WireFormatError: A field is missing or has an invalid type.
     """
     message: Mapping[str, Any] = typed(value, "messages[]", Mapping)
     role = required(message, "role", str)
@@ -55,7 +55,7 @@ def check_message(value: Any) -> Mapping[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Returns the texts of a content, joined."""
+    """Returns the joined texts of a content."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else ()
@@ -64,7 +64,7 @@ def text_of(content: Any) -> str:
 
 
 def content_of(parts: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """Returns parts as the content of a message: a single text as such, so that both spellings read the same."""
+    """Returns parts as the content of a message. A single text becomes a string, so that both forms are equal."""
     if not parts:
         return ""
     if len(parts) == 1 and set(parts[0]) == {"type", "text"}:
@@ -74,22 +74,22 @@ def content_of(parts: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, An
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Makes a part of text."""
+    """Returns a text part."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, **more: Any) -> dict[str, Any]:
-    """Makes a part that is an image."""
+    """Returns an image part."""
     return {"type": "image_url", "image_url": {"url": url, **more}}
 
 
 def call_part(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Makes an entry of `tool_calls`."""
+    """Returns an entry of `tool_calls`."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Makes the message that repeats a response. Its `content` is `None` for calls of tools without a text."""
+    """Returns the message that repeats a response. Its `content` is `None` if there are only tool calls."""
     texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
     calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
@@ -98,27 +98,27 @@ def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def data_url(media_type: str, data: str) -> str:
-    """Makes the URL that holds base64 data."""
+    """Returns a URL with base64 data."""
     return f"data:{media_type};base64,{data}"
 
 
 def split_data_url(url: str) -> tuple[str, str] | None:
-    """Returns media type and base64 data of a URL that holds them; `None` of any other."""
+    """Returns the media type and the base64 data of a data URL, or `None` for other URLs."""
     found = _DATA_URL.fullmatch(url)
     return (found[1] or "application/octet-stream", found[3]) if found else None
 
 
 def function_tool(name: str, description: str | None, parameters: Any, **more: Any) -> dict[str, Any]:
-    """Makes the definition of a tool; what is `None` is left out."""
+    """Returns the definition of a tool. Fields with the value `None` are omitted."""
     function = {"name": name, "description": description, "parameters": parameters, **more}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
-    """Returns the name of a tool in the chat-completions form.
+    """Returns the name of a tool in the chat-completions format.
 
     Raises:
-        WireFormatError: It is no function.
+        WireFormatError: The tool is not a function.
     """
     if tool.get("type", "function") != "function":
         raise WireFormatError(f"Expected `tools[]` of type function, got {shorten(tool)}")
@@ -127,12 +127,15 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any] | None:
-    """Parses the arguments of a call; `None` where they are no JSON object. None at all are an empty object."""
+    """Parses the arguments of a call.
+
+    Returns `None` if they are not a JSON object, and an empty object for an empty text.
+    """
     if not arguments.strip():
         return {}
     try:
         value = json.loads(arguments)
-        json.dumps(value, allow_nan=False)  # Python reads numbers that are no JSON
+        json.dumps(value, allow_nan=False)  # Python accepts numbers that JSON does not
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

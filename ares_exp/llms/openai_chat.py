@@ -1,29 +1,29 @@
-"""Converters to and from the chat-completions wire format, as OpenAI documents it and other engines speak it.
+"""Converters to and from the chat-completions wire format, as documented by OpenAI and used by other engines.
 
 Format: https://platform.openai.com/docs/api-reference/chat. Bodies are JSON-ready dicts. Nothing is lost silently:
-what one side cannot carry is a `WireFormatError` that names it, or, with `strict=False`, left out with a `UserWarning`
-(or a call of `report` with the text of the warning, for a caller that has a place for it).
-A field that is not known here and empty (`null`, `[]`, `{}`, `""`) counts as absent.
+unsupported content raises a `WireFormatError` that names it, or is dropped with a `UserWarning` if `strict=False`. With
+`report`, the text of the warning is passed to this callback instead. Unknown fields with an empty value (`null`, `[]`,
+`{}`, `""`) are ignored.
 
-| here | on the wire |
+| in this package | on the wire |
 |---|---|
-| `system_prompt` | a first message of role system with plain text; any other system message stays a message |
+| `system_prompt` | a first message of role system with plain text; other system messages stay messages |
 | `max_output_tokens` | `max_completion_tokens`, or the older `max_tokens` (`max_tokens_field`); both are read |
 | `stop_sequences` | `stop` |
-| `top_k` | not OpenAI's: refused when writing, read when an agent sends it |
-| the model asked | not part of an `LLMRequest`: an argument when writing, `body["model"]` when reading |
-| a refusal | text, with `finish_reason="refusal"`: it is what the model said, so the agent gets to see it |
+| `top_k` | not supported by OpenAI: rejected when writing, read if an agent sends it |
+| the requested model | not part of an `LLMRequest`: an argument when writing, `body["model"]` when reading |
+| a refusal | text, with `finish_reason="refusal"`, so that the agent sees it |
 | `prompt_token_ids`, `completion_token_ids` | vLLM's `prompt_token_ids` and `choices[0].token_ids` |
 | `logprobs` | `choices[0].logprobs.content[].logprob`; token texts are not kept |
 | reasoning (`ThinkingData`) | `reasoning_content`, `reasoning`, `reasoning_details` of the message (see `reasoning`) |
 | `usage.cached_tokens`, `cache_write_tokens` | `usage.prompt_tokens_details`, by the same names |
-| `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`; some count them beside the completion \
-tokens, as the total shows: then they are added to these |
+| `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`. If the total shows that a server does \
+not include them in the completion tokens, they are added |
 | `cost` | `usage.cost`, OpenRouter's extension |
-| `latency_sec`, `sampling`, `policy_version`, `activations` | the same names, extensions of ours |
+| `latency_sec`, `sampling`, `policy_version`, `activations` | the same names, extensions of this package |
 
-Of a response, what only describes the call is left out on purpose: `id`, `object`, `created`, `system_fingerprint`,
-`service_tier`, and the rest of the break-down inside `usage`.
+Fields of a response that only describe the call are dropped: `id`, `object`, `created`, `system_fingerprint`,
+`service_tier`, and the other details in `usage`.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def request_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Makes the chat-completions request body for `request`, sent to `model`.
+    """Converts `request` to a chat-completions body for `model`.
 
     Raises:
-        UnsendableRequestError: `request` has a field that the wire format cannot carry, and `strict`.
+        UnsendableRequestError: `request` has unsupported content, and `strict` is set.
     """
     lose = on_loss(strict, report, UnsendableRequestError)
     system = [] if request.system_prompt is None else [{"role": "system", "content": request.system_prompt}]
@@ -105,10 +105,10 @@ def request_to_body(
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """Reads the request in a chat-completions body. Its `model` is left to the caller, as `body["model"]`.
+    """Converts a chat-completions body to a request. The caller has to read `body["model"]`.
 
     Raises:
-        WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot carry and `strict`.
+        WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot represent and `strict` is set.
     """
     messages = [
         typed(message, "messages[]", Mapping)
@@ -139,10 +139,10 @@ def response_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Makes the chat-completions answer for `response`; `response_id` and `created` (epoch seconds) go into it.
+    """Converts `response` to a chat-completions body with `response_id` and `created` (epoch seconds).
 
     Raises:
-        WireFormatError: The pieces are not reasoning, one text and tool calls, which is all the form has, and `strict`.
+        WireFormatError: The pieces are not reasoning, one text and tool calls in this order, and `strict` is set.
     """
     finish = "stop" if response.finish_reason == "refusal" else response.finish_reason
     choice = {"index": 0, "message": _message_to_wire(response, on_loss(strict, report)), "finish_reason": finish}
@@ -161,11 +161,11 @@ def response_to_body(
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Reads the response in a parsed chat-completions body.
+    """Converts a parsed chat-completions body to a response.
 
     Raises:
-        MalformedResponseError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and
-            `strict`.
+        MalformedResponseError: `body` is not a chat completion, or has a field that an `LLMResponse` cannot represent
+            and `strict` is set.
     """
     lose = on_loss(strict, report)
     with errors_as(MalformedResponseError):
@@ -260,7 +260,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
-    """Returns a count of the break-down; 0 for anything else: the response is worth more than that."""
+    """Returns a count from the details of the usage. Invalid counts become 0, so that the response is not lost."""
     details = usage.get(table)
     count = details.get(name) if isinstance(details, Mapping) else None
     return count if type(count) is int and 0 <= count < MAX_COUNT else 0

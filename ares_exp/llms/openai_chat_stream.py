@@ -1,13 +1,13 @@
-"""A streamed response of the chat-completions wire, put together.
+"""Assembly of a streamed response of the chat-completions wire.
 
-| in the chunks | here |
+| in the chunks | in the assembled response |
 |---|---|
 | texts of the `delta` (content, reasoning, refusal) | joined |
-| parts of the `content` (Mistral) | neighbours of one type joined |
-| `tool_calls` | by `index`, arguments joined; another id at the same index is another call (Gemini) |
-| `reasoning_details` | those of one `index` and type joined; without an index one each |
+| parts of the `content` (Mistral) | adjacent parts of the same type are joined |
+| `tool_calls` | merged by `index`, with joined arguments; a different id at the same index is a new call (Gemini) |
+| `reasoning_details` | merged by `index` and type; details without an index stay separate |
 | `logprobs.content`, `token_ids` | joined |
-| `usage`, `model`, `prompt_token_ids`, and all else | the last one that is not null |
+| `usage`, `model`, `prompt_token_ids`, and all other fields | the last value that is not null |
 | `error` | the response failed |
 """
 
@@ -32,11 +32,11 @@ class StreamedCompletion(ResponseStream):
 
     @property
     def may_end(self) -> bool:
-        """Also without `[DONE]`, which some servers leave out, where there is a reason of the end."""
+        """Whether the stream may end: after `[DONE]`, or after a finish reason, because some servers omit `[DONE]`."""
         return self.is_complete or any(choice.fields.get("finish_reason") for choice in self._choices.values())
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Reads a chunk."""
+        """Processes a chunk."""
         if event.get("error"):
             self.fail(event["error"])
             return
@@ -45,13 +45,13 @@ class StreamedCompletion(ResponseStream):
             self._choices.setdefault(optional(choice, "index", int) or 0, _Choice()).read(choice)
 
     def assembled(self) -> dict[str, Any]:
-        """Returns the completion."""
+        """Returns the assembled completion."""
         choices = [{"index": index, **choice.assembled()} for index, choice in sorted(self._choices.items())]
         return {**self._fields, "object": "chat.completion", "choices": choices}
 
 
 class _Choice:
-    """One choice; `fields` are those that are not put together."""
+    """One choice. `fields` are the fields that are not merged."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class _Choice:
 
 
 class _Call:
-    """One call of a tool."""
+    """One tool call."""
 
     def __init__(self, index: int | None) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""Keys and errors as OpenAI's interfaces have them in HTTP requests and answers."""
+"""API keys and errors in the format of OpenAI's HTTP interfaces."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FIELD = re.compile(r"`([^`]+)`")
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """Returns the key of `Authorization: Bearer KEY`; `None` where there is none."""
+    """Returns the key of `Authorization: Bearer KEY`, or `None`."""
     scheme, _, key = headers.get("Authorization", "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def error_object(status: int, message: str) -> dict[str, str | None]:
-    """Returns the object that describes an error; of a refused request with the field that the message names."""
+    """Returns the object that describes an error. With status 400, it includes the field that the message names."""
     field = _FIELD.search(message) if status == 400 else None
     return {
         "message": message,

@@ -1,27 +1,28 @@
 """Converters to and from the wire format of OpenAI's Responses.
 
 Format: https://platform.openai.com/docs/api-reference/responses. Bodies are JSON-ready dicts. Messages of an
-`LLMRequest` are in the chat-completions form (see `chat_messages`). As in `openai_chat`, nothing is lost silently: what
-one side cannot carry is a `WireFormatError` that names it, or with `strict=False` left out with a warning.
+`LLMRequest` are in the chat-completions format (see `chat_messages`). As in `openai_chat`, nothing is lost silently:
+unsupported content raises a `WireFormatError` that names it, or is dropped with a warning if `strict=False`.
 
-| here | on the wire |
+| in this package | on the wire |
 |---|---|
 | `system_prompt` | `instructions` |
-| messages | items of type `message`; neighbouring items of the assistant's are one message |
+| messages | items of type `message`; adjacent items of the assistant become one message |
 | `tool_calls` | `function_call`, `custom_tool_call`, `local_shell_call` (see `responses_tools`) |
-| messages of role tool | `function_call_output` and the like |
-| reasoning | `reasoning`: the text as its summary (read from its content, too), the signature or the redacted form as \
-`encrypted_content`, sealed by us where there is none in a response (see `reasoning.seal`) |
+| messages of role tool | `function_call_output` and similar items |
+| reasoning | `reasoning`: the text as its summary (also read from its content), the signature or the redacted form as \
+`encrypted_content`. Responses without one contain a seal of this package (see `reasoning.seal`) |
 | images, files | `input_image`, `input_file` with their bytes, or with a URL |
 | `tools`, `tool_choice` | see `responses_tools` |
-| `max_output_tokens` | the same; `stop_sequences` and `top_k` have no counterpart |
+| `max_output_tokens` | the same; `stop_sequences` and `top_k` are not supported |
 | `finish_reason` | `status` and `incomplete_details` |
 | `usage.cached_tokens`, `cache_write_tokens` | `usage.input_tokens_details` |
 | `usage.reasoning_tokens` | `usage.output_tokens_details` |
 
-Refused, because the rest makes no sense without it: what the provider keeps (`previous_response_id`, `conversation`,
-`prompt`, items of type `item_reference`). No counterpart: calls of the provider's tools, `compaction`,
-`text`, `reasoning` and `parallel_tool_calls` (what is asked of the engine), `phase` of messages.
+References to content stored by the provider are always rejected, because the rest of the request depends on it
+(`previous_response_id`, `conversation`, `prompt`, items of type `item_reference`). Not supported: calls of the
+provider's tools, `compaction`, the engine options `text`, `reasoning` and `parallel_tool_calls`, and `phase` of
+messages.
 """
 
 from __future__ import annotations
@@ -83,11 +84,11 @@ _INCLUDED = "reasoning.encrypted_content"
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """Reads the request in a body. Its `model` is left to the caller, as `body["model"]`; so are `tool_forms(body)`.
+    """Converts a body to a request. The caller has to read `body["model"]` and `tool_forms(body)`.
 
     Raises:
-        WireFormatError: `body` is malformed, refers to what the provider keeps, or has a field that an `LLMRequest`
-            cannot carry and `strict`.
+        WireFormatError: `body` is malformed, refers to content stored by the provider, or has a field that an
+            `LLMRequest` cannot represent and `strict` is set.
     """
     lose = on_loss(strict, report)
     given = required(typed(body, "the request", Mapping), "input", str, list)
@@ -121,10 +122,10 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
 def request_to_body(
     request: LLMRequest, *, model: str, strict: bool = True, report: Report | None = None
 ) -> dict[str, Any]:
-    """Makes the request body for `request`, sent to `model`. Nothing is to be stored; reasoning is to come sealed.
+    """Converts `request` to a body for `model`. The body disables storage and requests encrypted reasoning.
 
     Raises:
-        UnsendableRequestError: `request` has what the wire format cannot carry, and `strict`; or is malformed.
+        UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
     """
     lose = on_loss(strict, report, UnsendableRequestError)
     with errors_as(UnsendableRequestError):
@@ -159,14 +160,14 @@ def response_to_body(
     created: int = 0,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> dict[str, Any]:
-    """Makes the response for `response`.
+    """Converts `response` to a body.
 
     Args:
-        response: The response.
-        model: The name in it. Default: the one that answered.
-        response_id: Its id; those of its items are made of it.
-        created: Epoch seconds.
-        forms: `tool_forms` of the request's body.
+        response: Response to convert.
+        model: Name of the model in the body. Default: the model that responded.
+        response_id: Id of the response, from which the ids of its items are derived.
+        created: Time of creation in epoch seconds.
+        forms: Result of `tool_forms` for the request's body.
     """
     pieces = [one for one in response.data if not isinstance(one, ThinkingData) or one.content or one.signature]
     tail = response_id.removeprefix("resp_")
@@ -181,7 +182,7 @@ def response_to_body(
 
 
 def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]:
-    """Makes the object that a response is before there is any output."""
+    """Returns the object that represents a response without output."""
     return {
         "id": response_id,
         "object": "response",
@@ -210,11 +211,11 @@ def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Reads the response in a parsed body.
+    """Converts a parsed body to a response.
 
     Raises:
-        MalformedResponseError: `body` is no response, one that failed, or has a field that an `LLMResponse` cannot
-            carry and `strict`.
+        MalformedResponseError: `body` is not a response, is a failed one, or has a field that an `LLMResponse` cannot
+            represent and `strict` is set.
     """
     lose = on_loss(strict, report)
     with errors_as(MalformedResponseError):
@@ -244,7 +245,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Makes the counts with both break-downs."""
+    """Returns the token counts with both breakdowns."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens},
@@ -258,7 +259,7 @@ def usage_to_wire(usage: Usage) -> dict[str, Any]:
 
 
 def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict[str, Any]]:
-    """Yields the messages that items are; those of the assistant are gathered until another one speaks."""
+    """Yields the messages for items. Adjacent items of the assistant are merged into one message."""
     said: list[Piece] = []
     for item in items:
         kind = optional(item, "type", str) or "message"
@@ -274,7 +275,7 @@ def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict
 
 
 def _pieces_of_item(item: Mapping[str, Any], kind: str, lose: Report) -> list[Piece] | None:
-    """Reads what an item of the assistant's says; `None` of any other item."""
+    """Returns the pieces of an assistant item, or `None` for other items."""
     if kind in _CALLS:
         return [call_from_item(item, lose)]
     if kind == "reasoning":
@@ -304,7 +305,7 @@ def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any]
         raise WireFormatError(
             "Expected no `item_reference`: nothing is stored here. Send the item itself, `store: false`."
         )
-    if kind != "additional_tools":  # these are read with the other tools
+    if kind != "additional_tools":  # tools are read separately
         lose(f"`input[{kind}]`, an item that has no counterpart here")
     return None
 
@@ -394,7 +395,7 @@ def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, An
 
 
 def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
-    """Returns reasoning as its own endpoint wants it back; only endpoints that seal nothing look at the text."""
+    """Returns reasoning in the format that its endpoint expects. Only endpoints without encryption use the text."""
     if piece.redacted:
         return {"type": "reasoning", "summary": [], "encrypted_content": piece.content}
     if piece.signature:
@@ -413,7 +414,7 @@ def _item_of_piece(piece: Piece, tail: str, forms: Mapping[str, ToolForm]) -> di
         return call_item(piece, prefix + tail, form)
     if isinstance(piece, ThinkingData):
         summary = [] if piece.redacted else _summary(piece)
-        # What stands for a piece beside its text is its own seal, if a reader finds out all from that.
+        # A piece's own opaque text is sent if a reader can restore the whole piece from it. Otherwise, a seal is sent.
         own = (piece.content if not piece.signature else None) if piece.redacted else piece.content and piece.signature
         return {"id": f"rs_{tail}", "type": "reasoning", "summary": summary, "encrypted_content": own or seal(piece)}
     text = {"type": "output_text", "text": piece.content, "annotations": [], "logprobs": []}
@@ -458,11 +459,11 @@ class StreamedResponse(ResponseStream):
 
     @property
     def may_end(self) -> bool:
-        """Only with the event that has the response."""
+        """Whether the event with the complete response has been received."""
         return self.is_complete and bool(self._response or self._error)
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Reads an event."""
+        """Processes an event."""
         kind = required(event, "type", str)
         if kind == "error":
             nested = event.get("error")
@@ -475,6 +476,6 @@ class StreamedResponse(ResponseStream):
             self.is_complete = True
 
     def assembled(self) -> dict[str, Any]:
-        """Returns the response."""
+        """Returns the assembled response."""
         items = [item for _, item in sorted(self._items.items())]
         return {**self._response, "output": self._response.get("output") or items}

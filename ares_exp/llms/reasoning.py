@@ -1,4 +1,4 @@
-"""Reasoning on the chat-completions wire: names for one thing, both ways, and its return to the endpoint.
+"""Reasoning on the chat-completions wire: conversion of its different field names, and its return to the endpoint.
 
 | in a message of the assistant | for example |
 |---|---|
@@ -7,11 +7,11 @@
 | `reasoning_details`, objects of several types (see `_DETAILS`), some with a `signature` | OpenRouter |
 | parts of the `content` with the type `thinking` | Mistral |
 
-An engine that does not split its model's `<think>…</think>` off leaves it in the text, where it stays; engines do so
-when they are started with the reasoning parser of the model.
+Engines separate `<think>…</think>` from the text if they are started with the model's reasoning parser. Otherwise it
+stays in the text.
 
-Agents keep what a model said, not what it thought. Endpoints that want it back get it from `KnownReasoning`, which
-finds the response that a message repeats.
+Agents keep the text of a response, but not its reasoning. For endpoints that require the reasoning, `KnownReasoning`
+finds the response that a message repeats and restores its reasoning.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
 
 
 def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
-    """Reads the reasoning of an assistant message. Details that can be read hold all that the texts say.
+    """Returns the reasoning of an assistant message.
 
-    Of a detail, its content and its signature are kept.
+    Readable details replace the text fields, which have the same content.
+
+    Only the content and the signature of each detail are kept.
 
     Args:
-        message: The message.
-        lose: Is told of what is no reasoning in a known form. It is no error: the rest of the response is worth more.
+        message: Assistant message.
+        lose: Callback for reasoning in an unknown format. This is not an error, so that the rest of the response is
+            kept.
     """
     details = message.get("reasoning_details")
-    if not isinstance(details, list | tuple | None):  # of a request that was read, a tuple
+    if not isinstance(details, list | tuple | None):  # a tuple in a parsed request
         lose("`reasoning_details` that are no list")
         details = None
     pieces = [piece for detail in details or () if (piece := _from_detail(detail, lose)) is not None]
@@ -49,7 +52,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
 
 
 def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
-    """Reads a part of the content that is reasoning: a text, or parts of text; `lose` is told of any other part."""
+    """Converts a content part with reasoning, which is a text or text parts. `lose` is called for other parts."""
     inner = part.get("thinking")
     inner = [{"text": inner}] if isinstance(inner, str) else inner
     parts = inner if isinstance(inner, list | tuple) else [None]
@@ -60,12 +63,12 @@ def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
 
 
 def reasoning_to_message(pieces: Sequence[ThinkingData], field: ReasoningField | None = None) -> dict[str, Any]:
-    """Returns the fields that hold reasoning in an assistant message; none of none.
+    """Returns the fields of an assistant message with the reasoning. Without reasoning, the result is empty.
 
     Args:
-        pieces: The reasoning.
-        field: The field; a text has no place for encrypted reasoning. Default: `reasoning_content`, or
-            `reasoning_details` where a text would not say all.
+        pieces: Pieces of reasoning.
+        field: Field to use. Text fields cannot contain encrypted reasoning. Default: `reasoning_content`, or
+            `reasoning_details` if a text would lose information.
     """
     if field is None:
         is_plain = len(pieces) == 1 and pieces[0] == ThinkingData(pieces[0].content) and pieces[0].content
@@ -77,12 +80,12 @@ def reasoning_to_message(pieces: Sequence[ThinkingData], field: ReasoningField |
 
 
 def reasoning_text(pieces: Iterable[ThinkingData]) -> str:
-    """Returns the reasoning that can be read, as one text."""
+    """Returns the readable reasoning as one text."""
     return "".join(piece.content for piece in pieces if not piece.redacted)
 
 
 def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
-    """Reads the fields that are texts, once where both say the same."""
+    """Reads the text fields. Equal texts are read only once."""
     texts: dict[str, None] = {}
     for name in REASONING_FIELDS[:2]:
         if isinstance(text := message.get(name), str):
@@ -93,7 +96,7 @@ def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
 
 
 _DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary", "reasoning.encrypted": "data"}
-"""The field that has the content, by the type of a detail."""
+"""Content field by the type of a detail."""
 
 
 def _from_detail(detail: Any, lose: Report) -> ThinkingData | None:
@@ -114,22 +117,22 @@ def _to_detail(piece: ThinkingData) -> dict[str, Any]:
 
 
 class KnownReasoning:
-    """The reasoning of responses that were given, found again by the messages that repeat them.
+    """The reasoning of earlier responses, which is found by the messages that repeat them.
 
-    A message repeats a response if it has its text and its tool calls. Where several responses are equal, the last
-    message of a conversation is the last response, and so on backwards.
+    A message repeats a response if it has the same text and tool calls. If several responses are equal, they are
+    matched from the end: the last message of a conversation repeats the last response.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[ThinkingData, ...]]] = defaultdict(list)
 
     def add(self, response: LLMResponse) -> None:
-        """Remembers the reasoning of a response, also that it has none."""
+        """Adds the reasoning of a response. A response without reasoning is also added."""
         calls = [(call.id, call.name, call.arguments) for call in response.data if isinstance(call, ToolCallData)]
         self._known[_key(response.text, calls)].append(response.thinking)
 
     def add_message(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> None:
-        """Remembers the reasoning of a response that is given as the message that repeats it."""
+        """Adds the reasoning of a response, given as the message that repeats it."""
         self._known[_key(*_said(message))].append(tuple(pieces))
 
     def put_into(
@@ -137,9 +140,9 @@ class KnownReasoning:
         messages: Sequence[Mapping[str, Any]],
         write: Callable[[Mapping[str, Any], Sequence[ThinkingData]], Mapping[str, Any]],
     ) -> list[Mapping[str, Any]]:
-        """Returns the messages, those that repeat a response with reasoning as `write` makes them of it.
+        """Returns the messages. Messages that repeat a response with reasoning are replaced by the result of `write`.
 
-        One that has reasoning already is left as it is.
+        Messages that already have reasoning are not changed.
         """
         seen: dict[str, int] = defaultdict(int)
         made: list[Mapping[str, Any]] = []
@@ -156,7 +159,7 @@ class KnownReasoning:
 
 
 def _said(message: Mapping[str, Any]) -> tuple[str, list[tuple[Any, Any, Any]]]:
-    """Returns text and tool calls of an assistant message."""
+    """Returns the text and the tool calls of an assistant message."""
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list | tuple):
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
@@ -177,13 +180,13 @@ _PREFIX = "ares-exp."
 
 
 def seal(piece: ThinkingData) -> str:
-    """Makes an opaque text from which `unsealed` gets what is not readable of the piece."""
+    """Returns an opaque text with the unreadable parts of the piece, for `unsealed`."""
     said = {"signature": piece.signature, "redacted": piece.content if piece.redacted else None}
     return _PREFIX + urlsafe_b64encode(json.dumps(said).encode()).decode()
 
 
 def unsealed(opaque: str, text: str) -> ThinkingData | None:
-    """Returns the piece that was sealed, with the text that could be read of it; `None` of another's seal."""
+    """Returns the sealed piece with its readable text, or `None` if another party made the seal."""
     if not opaque.startswith(_PREFIX):
         return None
     try:

@@ -1,4 +1,4 @@
-"""LLM requests: a code agent's questions, which are a policy's observations."""
+"""LLM requests: the requests of a code agent, which are the observations of a policy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal, NoReturn, Protocol, Self
 from ares_exp.llms.response import LLMResponse
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
-"""Fields of an assistant message that hold reasoning."""
+"""Fields of an assistant message that contain reasoning."""
 
 
 class Message(dict[str, Any]):
-    """One chat message that cannot change: `{"role": …, "content": …}` and whatever else the wire format has.
+    """One immutable chat message: `{"role": …, "content": …}` and other fields of the wire format.
 
-    A dict, so that it serialises and compares as one. Agents keep appending to and editing their own message lists;
-    an observation must stay what it was when it was made.
+    It is a dict, so that it serialises and compares like one. It is immutable because agents modify their message
+    lists, but an observation must not change afterwards.
     """
 
     __slots__ = ()
@@ -28,16 +28,16 @@ class Message(dict[str, Any]):
     __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse
 
     def __reduce__(self) -> tuple[type[Message], tuple[dict[str, Any]]]:
-        """Pickles as a plain dict: the default protocol would call `__setitem__`."""
+        """Pickles the message as a plain dict, because the default protocol would call `__setitem__`."""
         return Message, (dict(self),)
 
     def __deepcopy__(self, memo: object) -> Message:
-        """Returns itself: vector environments copy observations, and immutable objects need no copy."""
+        """Returns itself. Vector environments copy observations, and immutable objects need no copy."""
         return self
 
 
 class FrozenList(tuple[Any, ...]):
-    """A tuple whose items are known to be frozen, so that freezing it again costs nothing."""
+    """A tuple whose items are frozen, so that freezing it again costs nothing."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ _FROZEN = frozenset({str, Message, FrozenList, type(None)})
 
 
 def freeze(value: Any) -> Any:
-    """Makes an immutable deep copy of JSON-like `value`: dicts become `Message`, lists become tuples."""
+    """Returns an immutable deep copy of JSON-like `value`. Dicts become `Message`s, and lists become tuples."""
     if type(value) in _FROZEN:
         return value
     if isinstance(value, Mapping):
@@ -64,17 +64,17 @@ def freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request of an agent of others came from, and what it had that an `LLMRequest` has not.
+    """The origin of a third-party agent's request, and its parts that an `LLMRequest` cannot represent.
 
     Attributes:
-        wire: The wire format that it came by: `"chat_completions"`, `"responses"` or `"messages"`.
-        conversation: The conversation that it belongs to: `"main"`, or the name of a sub-agent's or a background
-            request's.
-        model: The name of the model that was asked for.
-        sampling: What the agent's client asked of the engine (bounds, temperature, effort), by names on the wire. The
-            request itself has them only where they are forwarded.
-        dropped: Names of what could not be carried.
-        is_background: Whether it is answered beside the steps of its episode, where somebody is there for that.
+        wire: Wire format of the request: `"chat_completions"`, `"responses"` or `"messages"`.
+        conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background request's
+            conversation.
+        model: Requested model name.
+        sampling: Engine options from the agent's client (bounds, temperature, effort), by their names on the wire. The
+            request itself contains them only if they are forwarded.
+        dropped: Names of the parts that could not be converted.
+        is_background: Whether to answer the request without a step of its episode, if the environment supports this.
     """
 
     wire: str
@@ -86,17 +86,17 @@ class Origin:
 
 
 def origin_to_dict(origin: Origin) -> Mapping[str, Any]:
-    """Makes a JSON-ready dict of an origin, frozen; what is at its default is left out."""
+    """Converts an origin to a frozen JSON-ready dict. Default values are omitted."""
     values = {item.name: getattr(origin, item.name) for item in fields(Origin)}
     defaults = Origin("")
     return Message({name: freeze(value) for name, value in values.items() if value != getattr(defaults, name)})
 
 
 def origin_from_dict(data: Mapping[str, Any]) -> Origin:
-    """Reads back an origin as `origin_to_dict` wrote it; fields of later versions are left out.
+    """Converts the result of `origin_to_dict` to an origin. Fields of later versions are ignored.
 
     Raises:
-        ValueError: It is none.
+        ValueError: `data` is not a valid origin.
     """
     texts = {name: data[name] for name in ("wire", "conversation", "model") if name in data}
     dropped, sampling = data.get("dropped", ()), data.get("sampling", Message())
@@ -112,21 +112,20 @@ def origin_from_dict(data: Mapping[str, Any]) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class LLMRequest:
-    """One request to an LLM, independent of any provider's wire format. Immutable, all the way down.
+    """One immutable request to an LLM, independent of any provider's wire format.
 
     Attributes:
-        messages: The conversation, oldest first: user, assistant and tool messages. System text is `system_prompt`.
-        max_output_tokens: Bound on generated tokens, or `None` for the engine's own.
-        temperature: Sampling temperature, or `None` for the engine's own; likewise `top_p`, `top_k`.
-        stream: Whether the agent asked for a streamed response.
-        tools: Tool definitions offered to the model, in the chat-completions form.
+        messages: Conversation in order: user, assistant and tool messages. System text is in `system_prompt`.
+        max_output_tokens: Upper bound on generated tokens, or `None` for the engine's default.
+        temperature: Sampling temperature, or `None` for the engine's default. The same applies to `top_p` and `top_k`.
+        stream: Whether the agent requested a streamed response.
+        tools: Definitions of the offered tools, in the chat-completions format.
         tool_choice: `"auto"`, `"none"`, `"required"` or a mapping that names one tool.
-        metadata: Free data of the agent's, never interpreted.
-        service_tier: Provider-specific tier name.
+        metadata: Arbitrary data of the agent, which is not interpreted.
+        service_tier: Provider-specific name of a tier.
         stop_sequences: Strings that end generation.
-        system_prompt: The system text, or `None`.
-        origin: Where it came from, for the requests of agents that speak HTTP. It is no part of what is asked: requests
-            that differ in it alone are equal.
+        system_prompt: System text, or `None`.
+        origin: Origin of the request, for agents that use HTTP. Ignored when requests are compared.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -148,7 +147,7 @@ class LLMRequest:
         return self
 
     def __post_init__(self) -> None:
-        """Freezes what is mutable. Messages that are frozen already cost nothing."""
+        """Freezes mutable fields. Messages that are already frozen cost nothing."""
         for name in ("messages", "tools", "tool_choice", "metadata", "stop_sequences"):
             value = getattr(self, name)
             if value is not None:
@@ -156,13 +155,13 @@ class LLMRequest:
 
 
 class LLMClient(Protocol):
-    """Whatever answers LLM requests. A policy is an `LLMClient`."""
+    """A client that responds to LLM requests. A policy is an `LLMClient`."""
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request.
+        """Responds to one request.
 
         Raises:
-            PolicyError: No response could be had.
+            PolicyError: The client could not get a response.
         """
         ...
 
@@ -174,15 +173,16 @@ REQUEST_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class MessageEdit:
-    """One change, in every request from a time step on that reaches so far.
+    """One change of the messages, applied to every request from a time step on, if the request is long enough.
 
-    The agent knows nothing of it: what it asks next repeats its own messages, and is shown with the same change.
+    The agent does not see the change. Its later requests repeat its own messages, to which the same change is applied.
 
     Attributes:
-        kind: `"insert"` puts a user message before the message at `index`; `"replace"` gives that one another text.
-        index: Position in the messages, from 0.
-        text: The text.
-        step: The first time step whose request is shown so; those before were shown as they were.
+        kind: `"insert"` adds a user message before the message at `index`; `"replace"` changes the text of this
+            message.
+        index: Position in the messages, starting at 0.
+        text: Text of the message.
+        step: First time step whose request is changed. Earlier requests are not changed.
     """
 
     kind: Literal["insert", "replace"]
@@ -200,15 +200,15 @@ class MessageEdit:
         return replace(request, messages=messages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
+        """Returns the edit as JSON-ready data."""
         return {"kind": self.kind, "index": self.index, "text": self.text, "step": self.step}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Reads the form of `to_dict`.
+        """Converts the result of `to_dict` to an edit.
 
         Raises:
-            ValueError: It is no such thing.
+            ValueError: `data` is not a valid edit.
         """
         kind, index, text, step = (data.get(name) for name in ("kind", "index", "text", "step"))
         if (
@@ -222,7 +222,7 @@ class MessageEdit:
 
 
 def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
-    """Reads the edits that a recorded trajectory was run with; anything else is left out."""
+    """Returns the edits of a recorded trajectory. Invalid edits are ignored."""
     found = metadata.get("edits")
     edits: list[MessageEdit] = []
     for one in found if isinstance(found, Sequence) else ():
@@ -232,7 +232,7 @@ def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
 
 
 def edited(request: LLMRequest, edits: Iterable[MessageEdit], step: int) -> LLMRequest:
-    """Returns the request of a time step as the policy sees it, or saw it."""
+    """Returns the request of a time step with all edits that apply to it, as the policy sees or saw it."""
     for edit in edits:
         if edit.step <= step:
             request = edit.apply(request)

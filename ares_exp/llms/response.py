@@ -1,4 +1,4 @@
-"""LLM responses: a policy's responses, i.e. the actions."""
+"""LLM responses: the responses of a policy, which are its actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 ORACLE_MODEL = "oracle"
-"""The model name in the oracle's responses: what tells its recordings from an LLM's."""
+"""Model name in the oracle's responses, which distinguishes its recordings from an LLM's recordings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class TextData:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallData:
-    """A call of a tool that the model asks for. `arguments` is the JSON text as the model wrote it."""
+    """A tool call that the model requests. `arguments` is the JSON text as the model wrote it."""
 
     id: str
     name: str
@@ -28,12 +28,12 @@ class ToolCallData:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingData:
-    """A piece of reasoning: what the model wrote for itself, kept verbatim. It is no part of `LLMResponse.text`.
+    """A piece of reasoning, kept verbatim. `LLMResponse.text` does not include it.
 
     Attributes:
-        content: The text, or what the endpoint gave in its place.
-        signature: The endpoint's seal of it, to be sent back with it; `None` where there is none.
-        redacted: Whether `content` is no text but the endpoint's encrypted form.
+        content: Text of the reasoning, or the endpoint's replacement for it.
+        signature: The endpoint's signature, to be sent back with the content; `None` without a signature.
+        redacted: Whether `content` is the endpoint's encrypted form instead of text.
     """
 
     content: str
@@ -42,19 +42,19 @@ class ThinkingData:
 
 
 Piece = TextData | ToolCallData | ThinkingData
-"""A generated piece of a response."""
+"""Generated piece of a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one call, as the engine reported them (0 where it did not).
+    """Token counts of one call, as reported by the engine; 0 if a count was not reported.
 
     Attributes:
-        prompt_tokens: Of the request.
-        generated_tokens: Of the response, reasoning included.
-        cached_tokens: Those of the prompt that the engine read from its cache.
-        cache_write_tokens: Those of the prompt that it wrote to its cache.
-        reasoning_tokens: Those of the generated ones that are reasoning.
+        prompt_tokens: Number of tokens in the request.
+        generated_tokens: Number of tokens in the response, including reasoning.
+        cached_tokens: Number of prompt tokens that the engine read from its cache.
+        cache_write_tokens: Number of prompt tokens that the engine wrote to its cache.
+        reasoning_tokens: Number of generated tokens that are reasoning.
     """
 
     prompt_tokens: int = 0
@@ -65,27 +65,27 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and generated tokens together."""
+        """Sum of prompt tokens and generated tokens."""
         return self.prompt_tokens + self.generated_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class LLMResponse:
-    """One answer of an LLM.
+    """One response of an LLM.
 
     Attributes:
-        data: The generated pieces, in order.
-        cost: US dollars for this call; 0.0 when no price is known.
+        data: Generated pieces in order.
+        cost: Cost of this call in US dollars; 0.0 if no price is known.
         usage: Token counts.
-        prompt_token_ids, completion_token_ids: Token ids, when the engine gave them.
-        logprobs: Log-probability of each generated token, when the engine gave them.
-        finish_reason: Why generation ended (`"stop"`, `"length"`, …), when the engine said so.
-        model: Name of the model that answered, when known.
-        latency_sec: Seconds from sending the request to having the whole response, retries included.
-        sampling: Sampling parameters that the engine was sent, by their names on the wire, when known.
-        policy_version: Version of the weights that generated it, as the engine or the trainer names it, when known.
-        activations: Where hidden states of it are kept, by the name of the module: `file` below the run's directory
-            (`.npy`), `rows`, and which `positions` they are of.
+        prompt_token_ids, completion_token_ids: Token ids, if the engine returned them.
+        logprobs: Log-probability of each generated token, if the engine returned them.
+        finish_reason: Reason for the end of generation (`"stop"`, `"length"`, …), if the engine reported it.
+        model: Name of the model that responded, if known.
+        latency_sec: Seconds from sending the request to the complete response, including retries.
+        sampling: Sampling parameters sent to the engine, by their names on the wire, if known.
+        policy_version: Version of the weights that generated the response, as named by the engine or trainer, if known.
+        activations: Locations of saved hidden states by module name: `file` (`.npy`) below the run's directory, `rows`,
+            and their `positions`.
     """
 
     data: Sequence[Piece]
@@ -102,24 +102,24 @@ class LLMResponse:
     activations: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Turns lists into tuples, so that a response equals the one that is read back from a file."""
+        """Converts lists to tuples, so that a response equals its copy that is read from a file."""
         for name in ("data", "prompt_token_ids", "completion_token_ids", "logprobs"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
 
     @property
     def text(self) -> str:
-        """All text pieces joined, without reasoning."""
+        """Joined text pieces, without reasoning."""
         return "".join(piece.content for piece in self.data if isinstance(piece, TextData))
 
     @property
     def thinking(self) -> tuple[ThinkingData, ...]:
-        """The pieces of reasoning, in order."""
+        """Pieces of reasoning, in order."""
         return tuple(piece for piece in self.data if isinstance(piece, ThinkingData))
 
     @classmethod
     def from_text(cls, text: str, **more: Any) -> LLMResponse:
-        """Makes a response of one piece of text."""
+        """Returns a response with one text piece."""
         return cls([TextData(text)], **more)
 
 
@@ -127,7 +127,10 @@ OPTIONAL_RESPONSE_FIELDS = tuple(item.name for item in fields(LLMResponse) if it
 
 
 def piece_to_dict(piece: Piece) -> dict[str, Any]:
-    """Makes a JSON-ready dict of a piece: `content`, `thinking`, or `id`, `name` and `arguments` tell what it is."""
+    """Converts a piece to a JSON-ready dict.
+
+    Its keys (`content`, `thinking`, or `id`, `name`, `arguments`) identify the type.
+    """
     if isinstance(piece, TextData):
         return {"content": piece.content}
     if isinstance(piece, ThinkingData):
@@ -137,7 +140,7 @@ def piece_to_dict(piece: Piece) -> dict[str, Any]:
 
 
 def piece_from_dict(piece: Mapping[str, Any]) -> Piece:
-    """Reads back a piece as `piece_to_dict` wrote it.
+    """Converts the result of `piece_to_dict` to a piece.
 
     Raises:
         ValueError: `piece` is neither text nor reasoning nor a tool call.
@@ -152,7 +155,7 @@ def piece_from_dict(piece: Mapping[str, Any]) -> Piece:
 
 
 def usage_to_dict(usage: Usage) -> dict[str, int]:
-    """Makes a JSON-ready dict of token counts; those that few endpoints report are left out where they are 0."""
+    """Converts token counts to a JSON-ready dict. Counts that few endpoints report are omitted if they are 0."""
     more = ("cached_tokens", "cache_write_tokens", "reasoning_tokens")
     counts = {"prompt_tokens": usage.prompt_tokens, "generated_tokens": usage.generated_tokens}
     return counts | {name: count for name in more if (count := getattr(usage, name))}

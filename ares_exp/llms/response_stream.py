@@ -1,7 +1,7 @@
-"""A streamed response: its events, put together to the body of a response that comes whole.
+"""Assembly of a streamed response into the body of a response without streaming.
 
-So streamed responses are read by the same converters as whole ones. What the parts of a stream hold beyond what is
-known here is kept in the body, where the converter names it.
+The same converters can therefore read streamed and other responses. Unknown content of a stream is kept in the body, so
+that the converter reports it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ares_exp.errors import WireFormatError
 from ares_exp.llms.wire import shorten, typed
 
 DONE = "[DONE]"
-"""The data of the last event of streams of OpenAI's older wire."""
+"""Data of the last event in streams of OpenAI's older wire."""
 
 
 class ResponseStream(ABC):
-    """One answer, while it comes. `add` the data of its events until it `is_complete`.
+    """One response while it arrives. Call `add` with the data of its events until it `is_complete`.
 
     Attributes:
-        is_complete: Whether its last event was added.
+        is_complete: Whether the last event was added.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class ResponseStream(ABC):
 
     @property
     def may_end(self) -> bool:
-        """Whether it is one if the stream ends here. Default: only behind its last event."""
+        """Whether the response is complete if the stream ends now. Default: only after its last event."""
         return self.is_complete
 
     def add(self, data: str) -> None:
         """Adds the data of an event.
 
         Raises:
-            WireFormatError: It is none of the wire's.
+            WireFormatError: The event does not follow the wire format.
         """
         if data.strip() == DONE:
             self.is_complete = True
@@ -50,32 +50,34 @@ class ResponseStream(ABC):
         self.read(typed(event, "an event", Mapping))
 
     def body(self) -> dict[str, Any]:
-        """Returns the whole body, of a response that failed the error."""
+        """Returns the complete body, or the error of a failed response."""
         return {"error": self._error} if self._error is not None else self.assembled()
 
     @abstractmethod
     def read(self, event: Mapping[str, Any]) -> None:
-        """Reads an event.
+        """Processes an event.
 
         Raises:
-            WireFormatError: It is none of the wire's.
+            WireFormatError: The event does not follow the wire format.
         """
 
     @abstractmethod
     def assembled(self) -> dict[str, Any]:
-        """Returns the body that the events make."""
+        """Returns the body assembled from the events."""
 
     def fail(self, error: Any) -> None:
-        """Ends the response by an error; one that does not say whose it is counts as the server's."""
+        """Ends the response with an error. An error without a type counts as a server error."""
         fields = error if isinstance(error, Mapping) else {"message": str(error)}
         self._error = {"type": "server_error"} | {key: value for key, value in fields.items() if value is not None}
         self.is_complete = True
 
 
 class EventReader:
-    """Finds the data of events: names, ids and comments say nothing that the data of these wires does not.
+    """Extracts the data of server-sent events.
 
-    An event that the stream breaks off in is none.
+    Names, ids and comments of events are ignored, because these wires do not need them.
+
+    An incomplete event at the end of the stream is ignored.
     """
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> Iterator[str]:
-        """Yields the data of the events that a further part of the stream completes."""
+        """Yields the data of the events that the next part of the stream completes."""
         first, *others = part.split(b"\n")
         self._line += first
         for line in others:

@@ -1,15 +1,15 @@
 """Tools on the wire of OpenAI's Responses, and their calls.
 
-| on the wire | in the chat-completions form |
+| on the wire | in the chat-completions format |
 |---|---|
 | `function` | the same |
-| `custom`: its input is free text, perhaps of a grammar | a function with one argument `input`; the grammar is in its \
-description |
-| `namespace`: a group of the two | functions by the name `NAMESPACE__NAME` |
-| `local_shell`: commands as lists of words | a function `local_shell` |
-| any other: a tool of the provider's own | none |
+| `custom`, with free text as input, maybe with a grammar | a function with one argument `input`; the grammar is in \
+its description |
+| `namespace`, a group of functions and custom tools | functions named `NAMESPACE__NAME` |
+| `local_shell`, with commands as lists of words | a function `local_shell` |
+| other tools, which are the provider's | not supported |
 
-What a call is on the wire follows from the tool: `tool_forms` of a request tells it for `call_item`.
+The tool determines the format of a call on the wire: `tool_forms` returns the formats of a request for `call_item`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ares_exp.llms.wire import Report, WireFormatError, check_keys, list_of, opt
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How the calls of one tool are written.
+    """The format of one tool's calls.
 
     Attributes:
-        kind: `"function"`: arguments are JSON; `"custom"`: they are free text, which a policy sees as a function with
-            one argument `input`; `"local_shell"`: they are an action.
-        name: Its name on the wire.
-        namespace: The group that it belongs to on the wire, or `None`.
+        kind: `"function"`: arguments are JSON; `"custom"`: arguments are free text, which a policy sees as a function
+            with one argument `input`; `"local_shell"`: arguments are an action.
+        name: Name of the tool on the wire.
+        namespace: Group of the tool on the wire, or `None`.
     """
 
     kind: Literal["function", "custom", "local_shell"]
@@ -59,19 +59,19 @@ _CALL_KEYS = {"type", "id", "call_id", "name", "namespace", "status"}
 
 
 def tools_from_wire(body: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
-    """Reads the tools of a request, those among its `input` included; `lose` is told of the provider's own.
+    """Converts the tools of a request, including tools within its `input`. `lose` is called for tools of the provider.
 
     Raises:
-        WireFormatError: One is malformed.
+        WireFormatError: A tool is malformed.
     """
     return [made for tool, namespace in _wired_tools(body) if (made := _tool(tool, namespace, lose)) is not None]
 
 
 def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
-    """Returns how the calls of a request's tools are written, where that is not as calls of plain functions.
+    """Returns the formats of a request's tools whose calls are not plain function calls.
 
     Raises:
-        WireFormatError: One is malformed.
+        WireFormatError: A tool is malformed.
     """
     forms = {}
     for tool, namespace in _wired_tools(body):
@@ -85,15 +85,15 @@ def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
 
 
 def joined(namespace: str | None, name: str) -> str:
-    """Returns the name by which a policy knows a tool."""
+    """Returns the name of a tool for the policy."""
     return name if not namespace else f"{namespace.removesuffix('__')}__{name}"
 
 
 def tool_to_wire(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
-    """Makes the definition of a function on the wire.
+    """Converts a tool to the wire's definition of a function.
 
     Raises:
-        WireFormatError: It is none.
+        WireFormatError: The tool is not a function.
     """
     name, function = tool_name(tool), tool["function"]
     check_keys(function, {"name", "description", "parameters", "strict"}, "tool", lose)
@@ -103,10 +103,10 @@ def tool_to_wire(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
 
 
 def tool_choice_from_wire(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] | None:
-    """Reads which tools may be called.
+    """Converts the tool choice of a request.
 
     Raises:
-        WireFormatError: It is malformed.
+        WireFormatError: The tool choice is malformed.
     """
     choice: str | Mapping[str, Any] | None = optional(body, "tool_choice", str, Mapping)
     if not isinstance(choice, Mapping):
@@ -122,10 +122,10 @@ def tool_choice_from_wire(body: Mapping[str, Any], lose: Report) -> str | dict[s
 
 
 def call_from_item(item: Mapping[str, Any], lose: Report) -> ToolCallData:
-    """Reads an item that is a call of a tool.
+    """Converts an item with a tool call.
 
     Raises:
-        WireFormatError: It is malformed.
+        WireFormatError: The item is malformed.
     """
     kind, call_id = item["type"], required(item, "call_id", str)
     if kind == "local_shell_call":
@@ -141,13 +141,13 @@ def call_from_item(item: Mapping[str, Any], lose: Report) -> ToolCallData:
 
 
 def call_item(call: ToolCallData, item_id: str | None, form: ToolForm | None) -> dict[str, Any]:
-    """Makes the item that a call is on the wire; without an id if that is `None`."""
+    """Converts a call to an item of the wire. If `item_id` is `None`, the item has no id."""
     form = form or ToolForm("function", call.name)
     named = {"name": form.name} | ({} if form.namespace is None else {"namespace": form.namespace})
     head = {} if item_id is None else {"id": item_id}
     if form.kind == "custom":
         text = (arguments_object(call.arguments) or {}).get(CUSTOM_ARGUMENT)
-        text = text if isinstance(text, str) else call.arguments  # its agent tells what is wrong with another form
+        text = text if isinstance(text, str) else call.arguments  # the agent reports invalid input
         return {**head, "type": "custom_tool_call", "call_id": call.id, **named, "input": text, "status": "completed"}
     if form.kind == "local_shell":
         action = _action(call.arguments)
@@ -202,7 +202,7 @@ def _custom_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _action(arguments: str) -> dict[str, Any]:
-    """Returns the action of a shell call; of arguments in another form, a command that its agent does not find."""
+    """Returns the action of a shell call. Malformed arguments become a command that the agent cannot find."""
     given = arguments_object(arguments) or {}
     command = given.get("command")
     is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)

@@ -1,4 +1,4 @@
-"""Reading and writing of JSON bodies: typed access with errors that name the field, and the handling of losses."""
+"""Reading and writing of JSON bodies: typed access with errors that name the field, and unsupported fields."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ares_exp.errors import WireFormatError as WireFormatError
 SHOWN_CHARS = 300
 
 MAX_COUNT = 2**53
-"""Counts of tokens beyond this are none: a float holds every whole number up to here."""
+"""Upper bound on valid token counts, up to which a float represents every integer."""
 
 Report = Callable[[str], None]
 
 
 def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, lose: Report) -> None:
-    """Reports to `lose` every field of `mapping` beside the `known` ones that says something."""
+    """Calls `lose` for every field of `mapping` that is not `known` and not empty."""
     for key in sorted(set(mapping).difference(known)):
         if mapping[key] not in (None, [], {}, ""):
             lose(f"`{key}` of the {where}, which has no counterpart here")
 
 
 def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = WireFormatError) -> Report:
-    """Makes the callback for the name of a field that cannot be carried; with `strict` it raises `error`."""
+    """Returns the callback for the names of unsupported fields. With `strict`, the callback raises `error`."""
 
     def lose(what: str) -> None:
         if strict:
@@ -38,7 +38,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
 @contextmanager
 def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
-    """Raises errors of the form as `kind`, so that a caller can tell requests and answers from each other."""
+    """Converts wire format errors to `kind`, so that a caller can distinguish errors in requests and in responses."""
     try:
         yield
     except WireFormatError as error:
@@ -48,19 +48,19 @@ def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
 
 
 def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value under `key`, which must be there and of one of `types`."""
+    """Returns the value of `key`, which has to exist and to have one of `types`."""
     if key not in mapping:
         raise WireFormatError(f"Expected a field `{key}`, got {shorten(mapping)}")
     return typed(mapping[key], key, *types)
 
 
 def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value under `key`, of one of `types`; `None` when it is absent or null."""
+    """Returns the value of `key`, which has to have one of `types`; `None` if it is missing or null."""
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
 
 
 def count_of(mapping: Mapping[str, Any], key: str) -> int:
-    """Returns the count of tokens under `key`; 0 when it is absent or null."""
+    """Returns the token count of `key`; 0 if it is missing or null."""
     count: int = optional(mapping, key, int) or 0
     if not 0 <= count < MAX_COUNT:
         raise WireFormatError(f"Expected `{key}` to be a count of tokens, got {shorten(count)}")
@@ -68,16 +68,16 @@ def count_of(mapping: Mapping[str, Any], key: str) -> int:
 
 
 def list_of(mapping: Mapping[str, Any], key: str, item: type) -> list[Any] | None:
-    """Returns the list under `key`, of items of type `item`; `None` when it is absent or null."""
+    """Returns the list of `key`, whose items have to be of type `item`; `None` if it is missing or null."""
     values = optional(mapping, key, list)
     return None if values is None else [typed(value, f"{key}[]", item) for value in values]
 
 
 def typed(value: Any, name: str, *types: type) -> Any:
-    """Checks that `value` is of one of `types` (a bool is no number), and returns it.
+    """Checks that `value` has one of `types` and returns it. A bool does not count as a number.
 
     Raises:
-        WireFormatError: It is not; `name` says what it is called on the wire.
+        WireFormatError: `value` has a different type. `name` is its name on the wire.
     """
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         expected = " or ".join(kind.__name__ for kind in types)
@@ -86,13 +86,13 @@ def typed(value: Any, name: str, *types: type) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """Shortens a value, for a message, to at most `SHOWN_CHARS` characters."""
+    """Returns the representation of a value for a message, with at most `SHOWN_CHARS` characters of it."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 
 
 def plain(value: Any) -> Any:
-    """Copies frozen JSON-like data into plain dicts and lists."""
+    """Returns a copy of frozen JSON-like data with plain dicts and lists."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The forms in which the package's agents want their replies, told apart by what they ask."""
+"""The reply formats of the bundled agents, detected from the agent's request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"
 
 
 def form_of(request: LLMRequest) -> BashBlock:
-    """Returns the form that the agent wants.
+    """Returns the reply format of the agent that sent a request.
 
-    That is calls of tools if it offers `bash` or `submit`, keystrokes if its first message tells of them, else a bash
-    block.
+    The format is tool calls if the agent offers `bash` or `submit`, keystrokes if a user message mentions them,
+    otherwise a bash block.
     """
     for message in request.messages:
         told = str(message["content"]) if message["role"] == "user" else ""
@@ -28,7 +28,7 @@ def form_of(request: LLMRequest) -> BashBlock:
 
 
 class BashBlock:
-    """One fenced bash block. Other forms override it."""
+    """Replies with one fenced bash block. Other formats override the methods."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
         """Returns a reply that runs a command, given as lines of source text."""
@@ -39,41 +39,41 @@ class BashBlock:
         return self.run(thought, SUBMIT)
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """Returns a reply that waits for the end of the command. By default the request shows that it has ended."""
+        """Returns a reply that waits for the end of the command, or an empty list, the default, if it has ended."""
         return []
 
 
 class ToolCalls(BashBlock):
-    """One call of a tool."""
+    """Replies with one tool call."""
 
     def __init__(self, offered: Sequence[str]) -> None:
-        """Takes the names of the tools."""
+        """Takes the names of the offered tools."""
         self._offered = offered
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """Calls `bash`."""
+        """Returns a call of `bash`."""
         return [TextData(thought), ToolCallData("call_bash", "bash", json.dumps({"command": command}))]
 
     def finish(self, thought: str) -> list[Piece]:
-        """Calls `submit` if it is offered."""
+        """Returns a call of `submit` if it is offered, otherwise a submit command."""
         if "submit" not in self._offered:
             return super().finish(thought)
         return [TextData(thought), ToolCallData("call_submit", "submit", "{}")]
 
 
 class Keystrokes(BashBlock):
-    """JSON of keystrokes for a terminal."""
+    """Replies with JSON keystrokes for a terminal."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """Types the command. At the end the terminal says so."""
+        """Returns keystrokes that type the command and print a marker at its end."""
         return self._typing(thought, f'sh -c {shlex.quote(command)}; echo "[ended with $?]"\n', 0.5)
 
     def finish(self, thought: str) -> list[Piece]:
-        """Declares the task complete; the agent asks once more."""
+        """Returns a reply that declares the task complete. The agent asks for a confirmation."""
         return [TextData(json.dumps({"analysis": thought, "plan": "None.", "commands": [], "task_complete": True}))]
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """Waits longer each time until the terminal says so."""
+        """Returns a reply that waits longer each time, until the terminal shows the marker."""
         if any(_ENDED.search(str(message["content"])) for message in request.messages):
             return []
         waited = sum(message["role"] == "assistant" for message in request.messages)

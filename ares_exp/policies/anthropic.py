@@ -1,4 +1,4 @@
-"""The Messages policy: endpoints of Anthropic's wire, with caching of prompts, retries, bounds, usage and cost."""
+"""The Messages policy, for endpoints with Anthropic's wire, with prompt caching, retries, limits, usage and cost."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
 
 CACHED_MESSAGES = 2
-"""How many of the last messages of the user's are marked: the next request finds what this one has cached."""
+"""Number of last user messages to mark, so that the next request can read the content cached by this one."""
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class AnthropicPolicy(EndpointPolicy):
-    """Answers requests by `POST {base_url}/messages`.
+    """Responds to requests with `POST {base_url}/messages`.
 
-    Thinking comes back with a signature, and is sent again with the messages that repeat the responses, as the endpoint
-    wants it between calls of tools.
+    The endpoint returns thinking with a signature. The policy sends it back with the messages that repeat the
+    responses, as the endpoint requires between tool calls.
 
     Attributes:
-        base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
-            option adds `/v1` to the environment variable ANTHROPIC_BASE_URL, if that is set.
-        max_output_tokens: Bound on the generated tokens of one response, thinking included. The wire needs one: 32,000
-            where neither this nor the agent sets it.
-        cache: Whether the prompt is marked for the endpoint's cache (`cache_control`): system prompt, tools and the
-            conversation so far. `True` keeps it as long as the endpoint does by default, `5m` and `1h` so long.
-        thinking_tokens: Budget of tokens for the model's thinking, below the bound on generated tokens; `None` asks for
-            no thinking. Newer models have other settings for it: `extra_body`.
+        base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. The
+            option appends `/v1` to the environment variable ANTHROPIC_BASE_URL, if it is set.
+        max_output_tokens: Upper bound on the generated tokens of one response, including thinking. The wire requires a
+            bound, which is 32,000 if neither the policy nor the agent sets it.
+        cache: Whether to mark the system prompt, tools and conversation for the endpoint's cache (`cache_control`).
+            `True` uses the endpoint's default lifetime, and `5m` and `1h` set the lifetime.
+        thinking_tokens: Token budget for the model's thinking, below the bound on generated tokens; `None` requests no
+            thinking. Newer models use other settings for it: `extra_body`.
     """
 
     wire = EndpointWire(
@@ -53,7 +53,7 @@ class AnthropicPolicy(EndpointPolicy):
     cache: Literal[False, True, "5m", "1h"] = True
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """As `EndpointPolicy.body_of`."""
+        """Returns the body of a request; see `EndpointPolicy.body_of`."""
         body = request_to_body(request, model=model, strict=self.strict, report=self._warn_once)
         if self.thinking_tokens is not None:
             body["thinking"] = {"type": "enabled", "budget_tokens": self.thinking_tokens}
@@ -63,12 +63,12 @@ class AnthropicPolicy(EndpointPolicy):
         return body
 
     def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_response`."""
+        """Converts the body of a response; see `EndpointPolicy.read_response`."""
         return response_from_body(body, strict=False, report=report)
 
 
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:
-    """Marks what comes before the conversation, and its last messages: at most three of the four marks allowed."""
+    """Marks the part before the conversation, and its last messages. Uses at most three of the four allowed marks."""
     if "system" in body:
         if isinstance(body["system"], str):
             body["system"] = [{"type": "text", "text": body["system"]}]

@@ -1,4 +1,7 @@
-"""The requests of one episode: each answered in its turn, those behind it asked ahead where the policy allows that."""
+"""The requests of one episode, sent in order.
+
+If the policy allows it, later pending requests are sent ahead of time.
+"""
 
 from __future__ import annotations
 
@@ -21,59 +24,62 @@ from ares_exp.policies.policy import checked_response
 T = TypeVar("T")
 
 UNWIND_SEC = 2.0
-"""How long cancelled requests may take to unwind when their episode has ended."""
+"""Time limit in seconds for cancelled requests to unwind after the end of their episode."""
 
 NO_CALL = -1
-"""Call id of an observation of which nothing more is known."""
+"""Call id of an observation without further information."""
 
 
 @runtime_checkable
 class ConcurrentClient(LLMClient, Protocol):
-    """A client of one episode that may be asked for several responses at once: none depends on what was asked before.
+    """A client of one episode that can process several requests at the same time.
+
+    No response depends on earlier requests.
 
     Attributes:
-        max_concurrency_per_episode: Bound on requests of one episode in progress at once; 1: one after the other, in
-            the order of the observations.
+        max_concurrency_per_episode: Maximum number of concurrent requests of one episode. With 1, requests are sent one
+            after the other, in the order of the observations.
     """
 
     max_concurrency_per_episode: int
 
 
 def concurrency_of(client: LLMClient) -> int:
-    """Returns how many requests of one episode the client may be asked at once; 1 when it does not say."""
+    """Returns the maximum number of concurrent requests of one episode, or 1 if the client does not define it."""
     return client.max_concurrency_per_episode if has_members(client, ConcurrentClient) else 1
 
 
 @runtime_checkable
 class ForesightedClient(LLMClient, Protocol):
-    """A client of one episode that is told of requests before it is asked for their responses."""
+    """A client of one episode that is notified of requests before they are sent."""
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether it makes use of what it is told."""
+        """Whether the client uses the notifications."""
         ...
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Takes all requests that wait for a response, in their order; the first is asked for next, or is already.
+        """Receives all requests that wait for a response, in order. The first one is sent next, or has been sent.
 
-        Those that are no longer among them need no response any more.
+        Earlier requests that are no longer in the list need no response.
         """
         ...
 
     async def close(self) -> None:
-        """Cancels what is running: the episode has ended. Bounded, and idempotent."""
+        """Cancels running requests at the end of the episode. Bounded in time, and idempotent."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """A request that was asked ahead.
+    """A request that was sent ahead of time.
 
     Attributes:
-        call: The request.
-        task: Asks for its response.
-        is_awaited: Whether the episode waits for it now.
-        waits_until: Until when it waits for its endpoint, in seconds of the monotonic clock; 0.0: it does not.
+        call: Pending request.
+        task: Task that sends the request.
+        is_awaited: Whether the episode waits for the response now.
+        waits_until: End of the request's wait for its endpoint, in seconds of the monotonic clock; 0.0 if it does not
+            wait.
     """
 
     call: PendingRequest
@@ -83,13 +89,13 @@ class _Ask:
 
 
 _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
-"""The request that the running code asks ahead."""
+"""Request that the running code sends ahead of time."""
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
-    """Returns the place of `on_wait` in a policy: what requests wait counts only while the episode waits for them.
+    """Wraps the `on_wait` callback of a policy. A request's wait counts only while the episode waits for the response.
 
-    Otherwise five requests that wait side by side would count fivefold.
+    Otherwise, five requests that wait at the same time would count five times.
     """
 
     def waited(seconds: float) -> None:
@@ -103,11 +109,11 @@ def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], 
 
 
 class AskedAhead(Generic[T]):
-    """Asks for the responses of one episode, several at once up to a bound.
+    """Requests the responses of one episode, with a bounded number of concurrent requests.
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
-        looks_ahead: Whether anything is asked ahead.
+        looks_ahead: Whether requests are sent ahead of time.
     """
 
     def __init__(
@@ -118,14 +124,14 @@ class AskedAhead(Generic[T]):
         has_room: Callable[[int], bool],
         on_wait: Callable[[float], None],
     ) -> None:
-        """Asks nothing yet.
+        """Starts without requests.
 
         Args:
-            ask: Asks the policy for one response, and is passed whether that is ahead of its turn. Raises the policy's
-                errors.
-            concurrency: Bound on requests in progress at once; 1: nothing is asked ahead.
-            has_room: Whether the limits of the episode let so many responses be applied, and another one after them.
-            on_wait: Is told of the seconds that a request, asked ahead, still waits when the episode comes to it.
+            ask: Function that requests one response from the policy. Its second argument is whether the request is
+                ahead of its turn. It raises the policy's errors.
+            concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
+            has_room: Function that returns whether the episode's limits allow this number of responses and one more.
+            on_wait: Callback that receives the remaining wait in seconds when the episode reaches a waiting request.
         """
         self._ask = ask
         self.looks_ahead = concurrency > 1
@@ -139,20 +145,20 @@ class AskedAhead(Generic[T]):
         self.awaited: int | None = None
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Cancels requests that are no longer pending, and asks ahead for those behind the first."""
+        """Cancels requests that are no longer pending, and sends the requests after the first one ahead of time."""
         if not self.looks_ahead or self._closed:
             return
         self._pending = pending
         if self._asks:
             requests = {call.call_id: call.request for call in pending}
             for call_id, ask in list(self._asks.items()):
-                if requests.get(call_id) != ask.call.request:  # another stage numbers its calls anew
+                if requests.get(call_id) != ask.call.request:  # another stage starts its call ids at 0 again
                     self._cancel(self._asks.pop(call_id))
         if len(pending) > 1:
             self._ask_ahead()
 
     async def __call__(self, request: LLMRequest) -> T:
-        """Returns the response to the observation. A request that was asked ahead is not asked again."""
+        """Returns the response to the observation. A request that was sent ahead of time is not repeated."""
         call = self._pending[0] if self._pending else None
         if call is None or call.request != request:
             call = PendingRequest(NO_CALL, MAIN_CONVERSATION, request)
@@ -171,17 +177,17 @@ class AskedAhead(Generic[T]):
             self.awaited = None
 
     async def close(self) -> None:
-        """Cancels what was asked ahead, and waits, bounded, for it to unwind."""
+        """Cancels requests sent ahead of time, and waits for a bounded time until they unwind."""
         self._closed = True
         for ask in self._asks.values():
             self._cancel(ask)
         self._asks.clear()
-        self._ask = _ask_no_more  # who asks holds this object: without the circle, all is freed at once
+        self._ask = _ask_no_more  # `_ask` refers to this object; breaking the cycle frees all immediately
         if self._ending:
             await finish(asyncio.wait(self._ending, timeout=UNWIND_SEC))
 
     def _ask_ahead(self) -> None:
-        """Asks for the next responses after the first, as many as may be in progress."""
+        """Sends the requests after the first one, up to the maximum number of concurrent requests."""
         first, *others = self._pending
         free = (
             self._concurrency
@@ -202,14 +208,14 @@ class AskedAhead(Generic[T]):
         _ahead.set(ask)
         try:
             return await self._ask(ask.call, True)
-        except SystemExit as error:  # it would end the event loop, and it is the policy's failure
+        except SystemExit as error:  # it would end the event loop, although only the policy failed
             raise PolicyError(f"The policy raised SystemExit: {error}") from error
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        """Makes use of the place that has become free."""
+        """Uses the free slot for the next request."""
         self._ending.discard(task)
         if not task.cancelled():
-            task.exception()  # raised when its turn comes, if it comes; asyncio would report it
+            task.exception()  # raised in its turn, if it comes; otherwise asyncio would log it
         if len(self._pending) > 1 and not self._closed:
             self._ask_ahead()
 
@@ -224,23 +230,23 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode without a log, which responses background requests, too."""
+    """The client of an episode without a log. It also responds to background requests."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Takes the client, and who counts what answers to background requests cost."""
+        """Takes the client, and the function that counts the cost of responses to background requests."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """As the client."""
+        """Returns the response of the client."""
         return await self._client(request)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Answers a request that takes no step.
+        """Responds to a request without a step.
 
         Raises:
-            PolicyError: The policy failed, or what it answered is no response.
+            PolicyError: The policy failed or returned an invalid response.
         """
         response = await checked_response(self._client, request)
         self._pay(response)
@@ -248,29 +254,31 @@ class PaidBackgroundRequests:
 
 
 class BackgroundClient:
-    """Who answers the background requests of an episode: known when its policy is made, which is after its environment.
+    """The client for the background requests of an episode.
 
-    It does not keep the policy: when the episode has ended, all of it is freed at once.
+    It is set after the environment is created, with the policy.
+
+    The client does not keep the policy alive, so that the episode is freed immediately after its end.
     """
 
     def __init__(self, timeout_sec: float | None = None) -> None:
-        """There is nobody yet.
+        """Creates a client without a policy.
 
         Args:
-            timeout_sec: Limit on one response.
+            timeout_sec: Time limit for one response in seconds.
         """
         self._timeout_sec = timeout_sec
         self._responses: WeakMethod[LLMClient] | None = None
 
     def answered_by(self, responses: LLMClient) -> None:
-        """Takes the one who answers from now on: a method of an object that somebody else keeps."""
+        """Sets the method that responds from now on. The caller has to keep its object alive."""
         self._responses = WeakMethod(responses)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one.
+        """Responds to one background request.
 
         Raises:
-            PolicyError: The policy failed, or gave no response within the limit.
+            PolicyError: The policy failed, or did not respond within the time limit.
             EpisodeStateError: The episode has ended.
         """
         responses = self._responses() if self._responses is not None else None

@@ -1,4 +1,4 @@
-"""The chat-completions policy: any OpenAI-compatible endpoint, with retries, bounds, token usage and cost."""
+"""The chat-completions policy, for any OpenAI-compatible endpoint, with retries, limits, token usage and cost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ares_exp.policies.policy import EpisodeSpec
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class OpenAIPolicy(EndpointPolicy):
-    """Answers requests by `POST {base_url}/chat/completions`.
+    """Responds to requests with `POST {base_url}/chat/completions`.
 
     Attributes:
-        seed: Sampling seed of every request; `"episode"` for the episode's own; `None` sends none.
-        max_tokens_field: What the endpoint calls the bound on generated tokens; `max_tokens` for engines that know
-            only the older name.
-        send_reasoning: Whether the model's reasoning is sent back in the messages that repeat its responses: the name
-            of the field that the endpoint reads, `reasoning_content` (also `true`), `reasoning` or
-            `reasoning_details`. Other endpoints ignore such a field, refuse it, or charge for it.
+        seed: Sampling seed of every request; `"episode"` for the seed of the episode; `None` sends no seed.
+        max_tokens_field: Name of the endpoint's field for the bound on generated tokens. Use `max_tokens` for engines
+            that only support the older name.
+        send_reasoning: Whether to send the model's reasoning back in the messages that repeat its responses. The value
+            is the endpoint's field, `reasoning_content` (also `true`), `reasoning` or `reasoning_details`. Other
+            endpoints may ignore the field, reject it, or charge for it.
     """
 
     wire = EndpointWire(
@@ -54,13 +54,16 @@ class OpenAIPolicy(EndpointPolicy):
         return self._reasoning_field is not None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """As `EndpointPolicy.__call__`, and warns if reasoning is to be sent back."""
+        """Responds to one request like `EndpointPolicy.__call__`. Logs a warning if `send_reasoning` is set."""
         if self._reasoning_field is not None:
             self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await super().__call__(request)
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """As `EndpointPolicy.body_of`. A seed of an episode is its low 31 bits."""
+        """Returns the body of a request; see `EndpointPolicy.body_of`.
+
+        The seed of an episode is reduced to its low 31 bits.
+        """
         body = request_to_body(
             request,
             model=model,
@@ -74,9 +77,9 @@ class OpenAIPolicy(EndpointPolicy):
         return body if seed is None else {**body, "seed": seed}
 
     def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_response`."""
+        """Converts the body of a response; see `EndpointPolicy.read_response`."""
         return response_from_body(body, strict=False, report=report)
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """As `EndpointPolicy.with_reasoning`."""
+        """Returns a message with its reasoning; see `EndpointPolicy.with_reasoning`."""
         return {**message, **reasoning_to_message(pieces, self._reasoning_field)}

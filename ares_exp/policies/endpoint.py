@@ -1,7 +1,9 @@
-"""One OpenAI-compatible HTTP endpoint: single tries through the official client, with typed errors.
+"""One OpenAI-compatible HTTP endpoint.
 
-The client's own retries are off: they neither spare an account without credit nor can their waits be configured.
-Its transport is aiohttp: the time that the default pool spends on a request grows with the number of parallel ones.
+Requests are tried once with the official client, and failures have typed errors.
+
+The client's own retries are disabled, because they also retry without credit and their waits cannot be configured. The
+transport is aiohttp, because the default connection pool slows down with the number of parallel requests.
 """
 
 from __future__ import annotations
@@ -38,26 +40,26 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 500
 MAX_CONNECTIONS = 1024
-"""What `max_concurrency` may be raised to while a run goes on."""
+"""Upper bound on `max_concurrency` for changes during a run."""
 REACHED_WITHIN_SEC = 10.0
 DRAIN_SEC = 1.0
-"""How long is waited behind a streamed answer for the end of its stream: then the connection can be used again."""
+"""Time in seconds to wait for the end of a stream after a complete response, so that the connection can be reused."""
 
 _STREAMED = "X-Stainless-Raw-Response"
-"""The header by which the client is told to hand a response over as it comes."""
+"""Header that makes the client return a response as it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointWire:
-    """Where and how requests of one wire are posted.
+    """The format of requests on one wire, and their path.
 
     Attributes:
-        policy: The option of the policy that speaks it, for messages.
-        path: Below the base URL.
-        answered_in: The field that a response has, and an error has not.
-        streamed: Puts streamed responses together.
-        stream_fields: What in a request asks for a streamed response, token counts included.
-        key_header: The header that holds the key; `None` for `Authorization: Bearer`.
+        policy: Option of the policy that uses the wire, for messages.
+        path: Path below the base URL.
+        answered_in: Field that only successful responses have.
+        streamed: Class that assembles streamed responses.
+        stream_fields: Request fields that enable streaming, including token counts.
+        key_header: Header for the key; `None` for `Authorization: Bearer`.
         headers: Headers of every request.
     """
 
@@ -72,7 +74,7 @@ class EndpointWire:
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """What is open on one event loop."""
+    """The open connections on one event loop."""
 
     client: AsyncOpenAI = field(repr=False)
     loop: asyncio.AbstractEventLoop
@@ -80,7 +82,7 @@ class _Connection:
 
 
 class Endpoint:
-    """One endpoint. Opens its client at the first request, on the event loop that is running then."""
+    """One endpoint. The first request opens the client, on the current event loop."""
 
     def __init__(
         self,
@@ -95,12 +97,12 @@ class Endpoint:
         """Takes the settings of the endpoint.
 
         Args:
-            wire: Where and how requests are posted.
-            base_url: URL up to and with the version, such as `https://api.openai.com/v1`.
-            api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
-            max_concurrency: Bound on requests in progress at once.
-            max_response_bytes: Bound on the size of a response.
-            stream_idle_sec: Bound on the silence within a streamed one.
+            wire: Format and path of requests.
+            base_url: URL including the version, such as `https://api.openai.com/v1`.
+            api_key_env: Environment variable with the key; `None` for an endpoint without a key.
+            max_concurrency: Maximum number of concurrent requests.
+            max_response_bytes: Maximum size of a response in bytes.
+            stream_idle_sec: Maximum time in seconds between two events of a streamed response.
         """
         self.base_url = base_url.rstrip("/")
         self._wire = wire
@@ -113,7 +115,7 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns another endpoint of the same server, with the same key and bounds."""
+        """Returns another endpoint of the same server, with the same key and limits."""
         return Endpoint(
             wire,
             base_url=base_url,
@@ -125,11 +127,11 @@ class Endpoint:
 
     @property
     def slots(self) -> RequestSlots:
-        """Bounds the requests in progress at once: hold one while trying."""
+        """Slots that limit the number of concurrent requests. Hold one slot during each try."""
         return self._connect().slots
 
     def check_size(self, max_concurrency: int) -> None:
-        """Raises `ConfigError` where so many connections are not to be had any more."""
+        """Raises `ConfigError` if the number of connections cannot be increased to this value."""
         most = max(self._max_concurrency, MAX_CONNECTIONS)
         if max_concurrency > most:
             raise ConfigError(
@@ -137,19 +139,19 @@ class Endpoint:
             )
 
     def resize(self, max_concurrency: int) -> None:
-        """Changes the bound on requests in progress at once, which `check_size` took."""
+        """Changes the maximum number of concurrent requests. Call `check_size` first."""
         self._max_concurrency = max_concurrency
         if self._connection is not None:
             self._connection.slots.resize(max_concurrency)
 
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
-        """Tries to post a request once. Returns the parsed JSON body of the response; of a streamed one, what it makes.
+        """Posts a request once. Returns the parsed JSON body, or the assembled body of a streamed response.
 
         Raises:
-            EndpointError: There was no whole answer with a good status within `timeout_sec`.
-            MalformedResponseError: The response is not JSON (or events of the wire), or too large.
+            EndpointError: The endpoint sent no complete, successful response within `timeout_sec`.
+            MalformedResponseError: The response is too large, or is neither JSON nor a stream of the wire.
             UnsendableRequestError: `body` cannot be sent.
-            PreflightError: The client is not installed, or there is no key.
+            PreflightError: The client is not installed, or the key is missing.
         """
         client = self._connect().client
         try:
@@ -162,17 +164,17 @@ class Endpoint:
             failure = self._failure(error, "POST", self._wire.path, timeout_sec)
             if failure is None:
                 raise
-        # Outside of the handler, so that no chained exception shows what was scrubbed.
+        # Raised outside of the handler, so that no chained exception shows the removed secrets.
         raise failure
 
     async def check(self, *, timeout_sec: float) -> list[str]:
-        """Checks that the endpoint can be reached and takes the key, by `GET {base_url}/models`.
+        """Checks with `GET {base_url}/models` that the endpoint is reachable and accepts the key.
 
         Returns:
-            The names of all models; none if the endpoint does not list them, or not on one page.
+            Names of all models; empty if the endpoint does not list them, or not on one page.
 
         Raises:
-            PreflightError: It cannot, or does not; with the remedy.
+            PreflightError: The endpoint cannot be reached or rejects the key. The message suggests a fix.
         """
         names, failure = await self._models(timeout_sec)
         if not isinstance(failure, EndpointError):
@@ -184,17 +186,17 @@ class Endpoint:
         return []
 
     async def check_reachable(self) -> None:
-        """Checks that the endpoint gives any answer.
+        """Checks that the endpoint sends any response.
 
         Raises:
-            UnreachableError: It does not.
+            UnreachableError: The endpoint cannot be reached.
         """
         _, failure = await self._models(REACHED_WITHIN_SEC)
         if isinstance(failure, EndpointError) and failure.status is None:
             raise UnreachableError(str(failure))
 
     async def _models(self, timeout_sec: float) -> tuple[list[str], PolicyError | None]:
-        """Asks for the names of the models; returns them, or the failure."""
+        """Requests the names of the models. Returns the names and the failure, if any."""
         client = self._open()
         try:
             async with (
@@ -210,11 +212,11 @@ class Endpoint:
             await client.close()
 
     def scrub(self, text: str) -> str:
-        """Returns `text` without the key."""
+        """Returns `text` with the key masked."""
         return text.replace(self._secret, MASK) if len(self._secret) >= LEAST_CHARS else text
 
     async def close(self) -> None:
-        """Closes the connections. Idempotent; a later request opens new ones."""
+        """Closes the connections. Idempotent. A later request opens new ones."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.client.close()
@@ -228,7 +230,7 @@ class Endpoint:
         return self._connection
 
     def missing(self) -> list[str]:
-        """Says what it lacks, each with the remedy: the key, the client."""
+        """Returns the problems with the key and the client, each with a suggested fix."""
         problems = []
         for open_part in (self._key, self._transport):
             try:
@@ -244,7 +246,7 @@ class Endpoint:
             most = max(self._max_concurrency, MAX_CONNECTIONS)
             limits = _http_library().Limits(max_connections=most, max_keepalive_connections=most)
             return DefaultAioHttpClient(limits=limits, timeout=None)
-        except (ImportError, RuntimeError):  # RuntimeError: openai is there, aiohttp is not.
+        except (ImportError, RuntimeError):  # RuntimeError: openai is installed, aiohttp is not.
             raise PreflightError(
                 f"policy={self._wire.policy} needs the official `openai` client: pip install 'ares-exp[openai]'."
             ) from None
@@ -254,7 +256,7 @@ class Endpoint:
         transport = self._transport()
         from openai import AsyncOpenAI, Omit
 
-        # The client insists on a key; it takes this as "none, on purpose".
+        # The client requires a key and accepts this value for "no key".
         keyed = {self._wire.key_header: key} if key and self._wire.key_header is not None else {}
         unkeyed = {} if key and not keyed else {"Authorization": Omit()}
         self._headers = {**self._wire.headers, **unkeyed, **keyed}
@@ -279,7 +281,8 @@ class Endpoint:
         return key
 
     async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> Any:
-        # The body goes past the client's own typed arguments: converting messages takes it milliseconds of CPU.
+        # `post` bypasses the client's typed arguments, because their conversion of messages takes milliseconds of CPU
+        # time.
         headers = {**self._headers, _STREAMED: "stream"}
         response: Any = await client.post(
             f"/{self._wire.path}", cast_to=cast("Any", object), body=body, options={"headers": headers}
@@ -303,7 +306,7 @@ class Endpoint:
         return bytes(body)
 
     async def _assembled(self, response: Any) -> Any:
-        """Puts a streamed response together."""
+        """Assembles a streamed response."""
         request = f"POST {self.base_url}/{self._wire.path}"
         llm_response, loop = self._wire.streamed(), asyncio.get_running_loop()
         try:
@@ -327,7 +330,10 @@ class Endpoint:
         return llm_response.body()
 
     async def _events(self, response: Any, llm_response: ResponseStream) -> AsyncIterator[None]:
-        """Adds the events of a stream, until it ends. Yields after each part of it that came while there was none."""
+        """Adds the events of a stream until it ends.
+
+        Yields after each part that arrives before the response is complete.
+        """
         reader, size = EventReader(), 0
         async for part in response.iter_bytes():
             if llm_response.is_complete:
@@ -347,7 +353,10 @@ class Endpoint:
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:
-        """Returns the error that comes with status 200: after the headers were sent, or as the state of a response."""
+        """Returns an error sent with status 200, either after the headers or as the state of a response.
+
+        `None` if there is none.
+        """
         if not isinstance(body, Mapping) or (self._wire.answered_in in body and body.get("status") != "failed"):
             return None
         error = body.get("error")
@@ -357,7 +366,7 @@ class Endpoint:
         return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
-        """Returns the typed error for `error`; `None` for one that is not the endpoint's."""
+        """Returns the typed error for `error`, or `None` if the endpoint did not cause it."""
         from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 
@@ -396,7 +405,7 @@ class Endpoint:
 
 
 def _http_library() -> Any:
-    """Returns the module on which the installed client is built: `httpx2` from its version 3 on."""
+    """Returns the HTTP module used by the installed client: `httpx2` since its version 3."""
     import openai
 
     return importlib.import_module("httpx" if int(openai.__version__.partition(".")[0]) < 3 else "httpx2")
@@ -410,7 +419,7 @@ def _model_names(body: bytes) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes. Only the innermost says more than "Connection error"."""
+    """Yields an exception and its causes. Only the innermost one explains more than "Connection error"."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,14 +1,14 @@
-"""Errors of an endpoint: HTTP status and error object as a class of `ares_exp.errors`.
+"""Errors of an endpoint. The HTTP status and the error object determine a class of `ares_exp.errors`.
 
-Servers agree on little. What they send as `error` (or, SGLang, as the whole body):
+Servers differ in the object that they send as `error` (SGLang: as the whole body):
 
-| what | who says it how |
+| error | servers and their fields |
 |---|---|
-| context overflow | `code: context_length_exceeded` (OpenAI, Azure, OpenRouter, …); `type: exceed_context_size_error` (llama.cpp, https://github.com/ggml-org/llama.cpp/pull/15780); `param: input_tokens` or `input_text` (vLLM from 0.16 on, `vllm/renderers/params.py`); only in the message (SGLang, older vLLM, Anthropic) |
+| context overflow | `code: context_length_exceeded` (OpenAI, Azure, OpenRouter, …); `type: exceed_context_size_error` (llama.cpp, https://github.com/ggml-org/llama.cpp/pull/15780); `param: input_tokens` or `input_text` (vLLM since 0.16, `vllm/renderers/params.py`); only in the message (SGLang, older vLLM, Anthropic) |
 | no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error`, or only in the message (Anthropic) |
 | refusal | 400 with `code: content_filter` (Azure) or `content_policy_violation` (OpenAI); 403 with `metadata.flagged_input` (OpenRouter, https://openrouter.ai/docs/errors) |
 
-A message is looked at only for the first, only in a 4xx, and last: for servers that say it nowhere else.
+Messages are read last and only in 4xx responses, for context overflows and missing credit that no other field reports.
 """
 
 # ruff: noqa: E501  # the table
@@ -62,7 +62,7 @@ _STATUS_BY_NAME = {
     "not_found_error": 404,
     "request_too_large": 413,
 }
-"""Statuses of errors that come with status 200, by their names at OpenAI (Responses) and Anthropic."""
+"""Statuses of errors that arrive with status 200, by the names of OpenAI (Responses) and Anthropic."""
 
 _TOO_LONG_PARAMETERS = ("input_tokens", "input_text")
 _TOO_LONG_WORDS = ("context length", "context size", "context window", "context limit", "prompt is too long")
@@ -78,9 +78,11 @@ _NOT_FOUND = "Check policy.model and policy.base_url."
 
 
 def status_of(error: Mapping[Any, Any]) -> int | None:
-    """Returns the HTTP status of an error object that came with status 200: OpenRouter's code is one.
+    """Returns the HTTP status for an error object that arrived with status 200.
 
-    `None` for an object that says nothing of itself.
+    OpenRouter sends the status as the code.
+
+    `None` if the object does not identify an error.
     """
     named = [name for name in (error.get("code"), error.get("type")) if name is not None]
     for name in named:
@@ -100,15 +102,15 @@ def refused(
     key_name: str | None,
     retry_after_sec: float | None = None,
 ) -> EndpointError:
-    """Returns the error for a refusal.
+    """Returns the error for a failed request.
 
     Args:
-        request: What was asked: method and URL.
+        request: Method and URL of the request.
         status: HTTP status.
-        error: The error object of the body, parsed; whatever it is.
-        shown: What to show of it.
-        key_name: Environment variable that holds the key, if there is one.
-        retry_after_sec: What the server asked for.
+        error: Parsed error object of the body, of any type.
+        shown: Description of the error for the message.
+        key_name: Environment variable with the key, if any.
+        retry_after_sec: Wait requested by the server, in seconds.
     """
     fields = error if isinstance(error, Mapping) else {}
     kind = _class_of(status, fields)

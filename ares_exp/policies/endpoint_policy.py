@@ -1,6 +1,6 @@
-"""Base class of policies that ask HTTP endpoints: sampling, retries, bounds, usage, cost, refusals, reasoning.
+"""Base class of policies for HTTP endpoints: sampling, retries, limits, usage, cost, refusals and reasoning.
 
-A subclass writes and reads the bodies of one wire.
+Subclasses convert the bodies of one wire.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ SAMPLING_FIELDS = (
     "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "json_schema", "regex", "ebnf",
 )  # fmt: skip
-"""Fields of a request's body that are kept with the response: what a result depends on, and no secrets."""
+"""Request fields to record with the response: they influence the result and contain no secrets."""
 
 _OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 SHOWN_MODELS = 5
 REFUSED = ("refusal", "content_filter")
-"""Finish reasons of a response that is a refusal: the model's own, and a content filter's."""
+"""Finish reasons of refusals: by the model, and by a content filter."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 class ModelPrice:
-    """What a model costs, in US dollars per million tokens.
+    """The price of a model in US dollars per million tokens.
 
     Attributes:
-        input_per_million_usd: Of the prompt.
-        output_per_million_usd: Of the response.
-        cached_per_million_usd: Of what of the prompt is read from the endpoint's cache. Default: as the prompt.
-        cache_write_per_million_usd: Of what of it is written to that cache. Default: as the prompt.
+        input_per_million_usd: Price of prompt tokens.
+        output_per_million_usd: Price of generated tokens.
+        cached_per_million_usd: Price of prompt tokens read from the endpoint's cache. Default: the price of prompt
+            tokens.
+        cache_write_per_million_usd: Price of prompt tokens written to the cache. Default: the price of prompt tokens.
     """
 
     input_per_million_usd: Annotated[float, Field(ge=0)]
@@ -71,7 +72,7 @@ class ModelPrice:
     cache_write_per_million_usd: Annotated[float, Field(ge=0)] | None = None
 
     def cost(self, usage: Usage) -> float:
-        """Returns the US dollars of a response."""
+        """Returns the cost of a response in US dollars."""
         full = self.input_per_million_usd
         cached = full if self.cached_per_million_usd is None else self.cached_per_million_usd
         written = full if self.cache_write_per_million_usd is None else self.cache_write_per_million_usd
@@ -82,7 +83,7 @@ class ModelPrice:
 
 def _check_url(url: str) -> str:
     parts = urlsplit(url)
-    _ = parts.port  # Raises ValueError for one that is out of range.
+    _ = parts.port  # raises ValueError if the port is out of range
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError("expected a URL such as https://api.openai.com/v1, up to and with the version")
     if parts.username is not None or parts.password is not None:
@@ -112,50 +113,49 @@ OnRefusal = Literal["answer", "error"]
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class EndpointPolicy(Policy):
-    """Answers requests by posting them to an endpoint.
+    """Responds to requests by posting them to an endpoint.
 
-    A sampling parameter of the policy's wins over the agent's; what the policy leaves `None` is the agent's, and what
-    both leave `None` is the engine's default. `extra_body` wins over all. Whether a response comes whole or as a
-    stream, which gives the same response, is the policy's affair (`stream`), whatever the agent's request says. A
-    field of an response that an `LLMResponse` cannot carry is a warning whatever `strict` says: the response is paid
-    for.
+    Sampling parameters of the policy take precedence over the agent's. If the policy's value is `None`, the agent's
+    value applies, and then the engine's default. `extra_body` takes precedence over all of them. The policy (`stream`)
+    and not the agent's request decides whether a response is streamed, and streaming does not change the response. A
+    response field that an `LLMResponse` cannot represent causes only a warning, also with `strict`, because the
+    response is already paid for.
 
-    The key is read with the first request.
+    The first request reads the key.
 
     Attributes:
-        model: Name of the model, as the endpoint calls it. Needed: `preflight` refuses `None`, together with what
-            else is missing.
-        base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
-            option takes it from the environment variable OPENAI_BASE_URL, if that is set.
-        api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
-        temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
-            engine's default, here and in the next three.
-        top_p: Nucleus sampling.
-        max_output_tokens: Bound on the generated tokens of one response.
+        model: Name of the model at the endpoint. Required: `preflight` rejects `None`, and reports it with other
+            problems.
+        base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. The
+            option uses the environment variable OPENAI_BASE_URL, if it is set.
+        api_key_env: Environment variable with the key; `None` for an endpoint without a key.
+        temperature: Sampling temperature. A value takes precedence over the agent's value. `None` keeps the agent's
+            value or the engine's default. The same applies to the next three attributes.
+        top_p: Threshold for nucleus sampling.
+        max_output_tokens: Upper bound on the generated tokens of one response.
         stop_sequences: Strings that end generation.
-        stream: Whether responses are asked for as streams, for endpoints (and proxies before them) that give up on
-            long ones otherwise. The response is the same; an error in the middle of a stream is tried again as any
-            other.
-        stream_idle_sec: Bound on the silence within a streamed response in seconds.
-        timeout_sec: Bound on one try in seconds, the whole response included.
-        max_retries: Further tries after 408, 409, 429, 5xx, a failed connection, a stream that breaks off, or a
+        stream: Whether to request streamed responses, for endpoints and proxies that time out on long responses. The
+            response is the same, and an error within a stream is retried like any other error.
+        stream_idle_sec: Maximum time in seconds between two events of a streamed response.
+        timeout_sec: Time limit of one try in seconds, including the whole response.
+        max_retries: Maximum number of retries after 408, 409, 429, 5xx, a failed connection, an incomplete stream, or a
             timeout.
-        retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
-        max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
-        max_concurrency: Bound on requests in progress at once. One that waits for a retry leaves its place to others,
-            unless the endpoint said for how long (`Retry-After`): then all wait.
-        max_concurrency_per_episode: Bound on requests of one episode in progress at once, where its agent waits for
-            several responses; 1 asks for one after the other.
-        max_response_bytes: Bound on the size of a response.
-        preflight_timeout_sec: Bound on the check before the run, in seconds.
+        retry_base_sec: Wait before the first retry in seconds; doubled for each further retry, with jitter.
+        max_retry_wait_sec: Maximum wait between tries in seconds. A longer `Retry-After` is an error.
+        max_concurrency: Maximum number of concurrent requests. A request that waits for a retry frees its slot, unless
+            the endpoint sets the wait (`Retry-After`): then all requests wait.
+        max_concurrency_per_episode: Maximum number of concurrent requests of one episode, if its agent waits for
+            several responses; 1 sends one after the other.
+        max_response_bytes: Maximum size of a response in bytes.
+        preflight_timeout_sec: Time limit of the check before the run, in seconds.
         prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
-            output_per_million_usd: 10}}`, and `cached_per_million_usd`, `cache_write_per_million_usd` where the
-            endpoint's cache has prices of its own. Without one the cost is what the endpoint reports in
-            `usage.cost`, else 0.0: a warning under a limit in US dollars.
-        extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
-        on_refusal: What a response that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
-            the episode. A request that is refused is an error in any case.
-        strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
+            output_per_million_usd: 10}}`. Add `cached_per_million_usd` and `cache_write_per_million_usd` if the
+            endpoint's cache has its own prices. Without a price, the cost is `usage.cost` from the endpoint, or 0.0,
+            which causes a warning under a limit in US dollars.
+        extra_body: Additional fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
+        on_refusal: Effect of a response that is a refusal. `"answer"` passes it to the agent, and `"error"` ends the
+            episode. A rejected request is always an error.
+        strict: Whether an unsupported field in the agent's request is an error instead of a warning.
     """
 
     model: ModelName | None
@@ -181,7 +181,7 @@ class EndpointPolicy(Policy):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        """Makes the endpoint, which connects with the first request."""
+        """Creates the endpoint, which connects at the first request."""
         self.model_name = self.model
         self.knows_prices = bool(self.prices)
         self._extra_body = dict(self.extra_body or {})
@@ -202,13 +202,13 @@ class EndpointPolicy(Policy):
     @property
     @abstractmethod
     def wire(self) -> EndpointWire:
-        """Where and how requests are posted."""
+        """Format and path of requests."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(model={self.model!r}, base_url={self._endpoint.base_url!r})"
 
     def adjust(self, name: str, value: Any) -> Callable[[], None]:
-        """Returns what changes `max_concurrency` or `max_retries`."""
+        """Returns a function that changes `max_concurrency` or `max_retries`."""
         least = {"max_concurrency": 1, "max_retries": 0}.get(name)
         if least is None:
             return super().adjust(name, value)
@@ -224,16 +224,17 @@ class EndpointPolicy(Policy):
         return change
 
     async def preflight(self) -> None:
-        """Checks that there are a model, the client and a key, and that the endpoint answers and takes the key.
+        """Checks that the model, the client and the key are set, and that the endpoint responds and accepts the key.
 
         Raises:
-            PreflightError: With the remedy; of everything that is missing.
+            PreflightError: A setting is missing, or the endpoint cannot be used. The message lists all missing settings
+                and suggests fixes.
         """
         model = [] if self.model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
         if missing := [*model, *self._endpoint.missing()]:
             raise PreflightError("\n".join(missing))
         listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
-        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers have several spellings of one name
+        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers spell the same name differently
         if listed and not any(stem in name for name in listed):
             shown = ", ".join(listed[:SHOWN_MODELS]) + (", …" if len(listed) > SHOWN_MODELS else "")
             self._warn_once(
@@ -242,7 +243,7 @@ class EndpointPolicy(Policy):
             )
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the policy of one episode, which reports its waits and sends the reasoning so far, if it is to."""
+        """Returns a client for one episode. It reports its waits and, if enabled, sends back the reasoning so far."""
         on_wait = nobody_waits if episode.on_wait is None else episode.on_wait
         if not self._sends_reasoning:
             return _Bound(self, episode, on_wait)
@@ -252,42 +253,42 @@ class EndpointPolicy(Policy):
         return _Bound(self, episode, on_wait, reasoning)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request. Reasoning is sent back in episodes alone (`for_episode`): here nobody knows what is one.
+        """Responds to one request. Only clients of episodes (`for_episode`) send reasoning back.
 
         Raises:
-            EndpointError: The endpoint gave no usable answer; the class says why.
-            UnsendableRequestError: The request has no place in the wire format.
-            MalformedResponseError: What was answered is none of the wire's.
+            EndpointError: The endpoint sent no usable response. The class identifies the reason.
+            UnsendableRequestError: The wire format cannot represent the request.
+            MalformedResponseError: The response does not follow the wire format.
         """
         return await self.respond(request)
 
     @abstractmethod
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """Makes the body of a request, without `extra_body`. `episode` is the one that it is of, where that is known.
+        """Returns the body of a request without `extra_body`. `episode` is the episode of the request, if known.
 
         Raises:
-            UnsendableRequestError: The request has no place in the wire format.
+            UnsendableRequestError: The wire format cannot represent the request.
         """
 
     @abstractmethod
     def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """Reads a parsed answer; `report` is told of what is left out.
+        """Converts a parsed response body. `report` receives a warning for each dropped field.
 
         Raises:
-            MalformedResponseError: It is none.
+            MalformedResponseError: The body does not follow the wire format.
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns a message of the request with the reasoning of the response that it repeats.
+        """Returns a message with the reasoning of the response that it repeats.
 
-        Default: with what the endpoint has signed or sealed, which it wants back.
+        Default: only signed or encrypted reasoning, which the endpoint requires.
         """
         sealed = [piece for piece in pieces if piece.signature or piece.redacted]
         return {**message, **reasoning_to_message(sealed, "reasoning_details")}
 
     @property
     def _sends_reasoning(self) -> bool:
-        """Whether reasoning is sent back. Default: yes."""
+        """Whether to send reasoning back. Default: yes."""
         return True
 
     async def respond(
@@ -298,13 +299,13 @@ class EndpointPolicy(Policy):
         on_wait: OnWait = nobody_waits,
         reasoning: KnownReasoning | None = None,
     ) -> LLMResponse:
-        """Answers one request. Raises what calling the policy does.
+        """Responds to one request. Raises the same errors as `__call__`.
 
         Args:
-            request: The request.
-            episode: The episode that it is of.
-            on_wait: Gets the seconds that the request waits before a try: of a retry before they pass.
-            reasoning: That of earlier responses, to be sent back with them.
+            request: Request to send.
+            episode: Episode of the request.
+            on_wait: Callback for the seconds that the request waits before a try, called before the wait of a retry.
+            reasoning: Reasoning of earlier responses to send back.
         """
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
@@ -317,12 +318,12 @@ class EndpointPolicy(Policy):
     async def response_to(
         self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
-        """Posts a body and reads what is answered. Raises what calling the policy does.
+        """Posts a body and converts the response. Raises the same errors as `__call__`.
 
         Args:
-            body: The whole of it.
-            episode: As in `llm_response`.
-            on_wait: Likewise.
+            body: Complete body.
+            episode: Same as in `respond`.
+            on_wait: Same as in `respond`.
         """
         llm_response, latency_sec = await self._post(body, on_wait, episode or EpisodeSpec(""))
         try:
@@ -354,14 +355,14 @@ class EndpointPolicy(Policy):
         await self._endpoint.close()
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling; whether it is streamed is the policy's affair."""
+        """Returns the request with the policy's sampling parameters, and without the agent's choice of streaming."""
         ours: dict[str, Any] = {name: value for name in _OWN_SAMPLING if (value := getattr(self, name)) is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
 
     async def _post(self, body: Mapping[str, Any], on_wait: OnWait, episode: EpisodeSpec) -> tuple[Any, float]:
-        """Returns the parsed answer and the seconds since the first try started."""
+        """Returns the parsed response body and the seconds since the start of the first try."""
         slots, started, tries = self._endpoint.slots, 0.0, 0
         while True:
             try:
@@ -407,7 +408,7 @@ class EndpointPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The policy, bound to one episode; `reasoning` is the reasoning so far, which is sent back."""
+    """The policy for one episode. `reasoning` is the reasoning so far, to be sent back."""
 
     policy: EndpointPolicy
     episode: EpisodeSpec
@@ -432,13 +433,13 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff with jitter that honours Retry-After.
+    """Exponential backoff with jitter that honours `Retry-After`.
 
     Attributes:
-        max_retries: Tries after the first one.
-        base_sec: Wait before the first retry, doubled for each further one; each wait is shortened by up to half.
-        max_wait_sec: Longest wait; a server that asks for more is not tried again.
-        rng: Source of the jitter. Timing only: no result depends on it.
+        max_retries: Maximum number of retries.
+        base_sec: Wait in seconds before the first retry, doubled for each further retry and shortened by up to half.
+        max_wait_sec: Maximum wait in seconds. If a server asks for a longer wait, the request is not retried.
+        rng: Random generator for the jitter, which affects only the timing.
     """
 
     max_retries: int
@@ -447,10 +448,10 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random, repr=False)
 
     def wait_sec(self, tries: int, error: EndpointError) -> float:
-        """Seconds to wait after the `tries`-th try (from 1) failed with `error`.
+        """Returns the seconds to wait after the `tries`-th try (starting at 1) failed with `error`.
 
         Raises:
-            EndpointError: There is to be no further try.
+            EndpointError: The request is not retried.
         """
         if not error.retryable:
             raise error
@@ -465,7 +466,8 @@ class Backoff:
                 f"The server asks to wait {error.retry_after_sec:.0f} s, "
                 f"more than policy.max_retry_wait_sec={self.max_wait_sec:g}.",
             )
-        # Never earlier than asked; the jitter keeps those who were refused together from coming back together.
+        # Never earlier than requested. The jitter keeps requests that failed together from being retried at the same
+        # time.
         return min(self.max_wait_sec, error.retry_after_sec + self.base_sec * self.rng.uniform(0.0, 0.5))
 
 

@@ -19,7 +19,7 @@ everything is released."""
 
 
 class ResponseDeadline:
-    """Deadline for one response: the earlier of the runner's limit and the end of the environment's time limit."""
+    """The deadline of one response: the runner's limit or the environment's time limit, whichever is earlier."""
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
         """Takes both limits in seconds from now; `None` is no limit."""
@@ -30,21 +30,21 @@ class ResponseDeadline:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the environment's limit, not the runner's, ended the wait."""
+        """Whether the wait ended because of the environment's limit, not the runner's limit."""
         return self.timer.expired() and self._time_is_up_at <= self._given_up_at
 
     def extend(self, seconds: float) -> None:
-        """Moves the environment's limit: time that the policy waits for its endpoint does not count."""
+        """Extends the environment's limit, because the policy's wait for its endpoint does not count."""
         self._time_is_up_at += seconds
         self._reschedule()
 
     def hold(self, seconds: float) -> None:
-        """Moves both limits: nobody was asked meanwhile."""
+        """Extends both limits, because no request could be sent during this time."""
         self._given_up_at += seconds
         self.extend(seconds)
 
     def expire(self) -> None:
-        """Has the environment's time be up now."""
+        """Ends the environment's time immediately."""
         self._time_is_up_at = min(asyncio.get_running_loop().time(), self._given_up_at)
         self._reschedule()
 
@@ -59,21 +59,21 @@ class ResponseDeadline:
 
 @dataclass
 class EpisodeEvents:
-    """State of a running episode, and the hooks that its loop and its policy call; kept by the caller of the loop.
+    """The state of a running episode, with hooks for its loop and its policy. The caller of the loop keeps it.
 
     Subclasses override the hooks, for example to record each paid response, or the episode at its LAST step.
 
     Attributes:
-        usage: Tokens and cost of all responses that were paid for, and the number of those that the episode was given.
-        policy_sec: Seconds that the policy took for these responses.
-        waited_sec: Seconds of these in which the policy waited for its endpoint's rate limit.
-        held_sec: Seconds of these in which the run was held, and the policy not asked.
-        waits_for: What the episode waits for now.
-        since: Start of that wait, in seconds of the monotonic clock.
-        last: The LAST step, once it was reached.
-        deadline: Deadline of the pending answer; `None` while no response is pending.
-        is_cut_short: Whether the policy is not to be asked any more.
-        unreachable: Why the pending request waits for its endpoint; `None`: the endpoint can be reached.
+        usage: Tokens and cost of all paid responses, and the number of responses that the episode received.
+        policy_sec: Time in seconds that the policy took for these responses.
+        waited_sec: Part of this time in which the policy waited for its endpoint's rate limit.
+        held_sec: Part of this time in which the run was paused and sent no requests.
+        waits_for: Current wait of the episode.
+        since: Start of the current wait, in seconds of the monotonic clock.
+        last: LAST step; `None` until the episode reaches it.
+        deadline: Deadline of the pending response; `None` while no response is pending.
+        is_cut_short: Whether no more requests may be sent to the policy.
+        unreachable: Error for which the pending request waits for its endpoint; `None` if the endpoint is reachable.
     """
 
     usage: EpisodeUsage = field(default_factory=EpisodeUsage)
@@ -92,20 +92,20 @@ class EpisodeEvents:
         self.waits_for, self.since = what, time.monotonic()
 
     def waited(self, seconds: float) -> None:
-        """Adds seconds that the policy waited for its endpoint, and moves the response's deadline by as much."""
+        """Adds the policy's wait for its endpoint, and extends the response's deadline by the same time."""
         self.waited_sec += seconds
         if self.deadline is not None:
             self.deadline.extend(seconds)
 
     def held(self, seconds: float) -> None:
-        """Adds seconds in which the run was held: they count towards no time limit, and are no stall."""
+        """Adds time in which the run was paused. It does not count towards time limits or as a stall."""
         self.held_sec += seconds
         self.since = time.monotonic()
         if self.deadline is not None:
             self.deadline.hold(seconds)
 
     def cut_short(self) -> None:
-        """Takes the pending answer back, as when the time is up, and lets no other be asked for."""
+        """Cancels the pending response as if the time were up, and prevents further requests."""
         self.is_cut_short = True
         if self.deadline is not None:
             self.deadline.expire()
@@ -121,12 +121,12 @@ class EpisodeEvents:
         return 0
 
     def has_room(self, responses: int) -> bool:
-        """Whether the limits of the episode let so many responses be applied, and another one after them."""
+        """Returns whether the limits of the episode allow this number of responses and one more."""
         return True
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts a response that has to be paid for, whether or not the episode receives it."""
+        """Counts a paid response, whether or not the episode receives it."""
         self.usage.pay(response)
 
     async def ended(self) -> None:
-        """Called at LAST, before anything is released."""
+        """Runs at LAST, before anything is released."""

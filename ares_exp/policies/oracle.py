@@ -1,4 +1,4 @@
-"""The oracle policy: runs the task's own solution, through the agent, as an LLM would."""
+"""The oracle policy, which runs the task's reference solution through the agent, as an LLM would."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ares_exp.policies.agent_forms import SUBMIT, form_of
 from ares_exp.policies.policy import Policy
 
 SOLVING = "I run the task's own solution."
-"""What it says with the command."""
+"""Text that accompanies the command."""
 
 SOLVED = "The solution has run."
-"""What it says when it submits."""
+"""Text that accompanies the submission."""
 
 MOST_SUBMISSIONS = 3
-"""How often it submits in a row; some agents ask a second time."""
+"""Maximum number of consecutive submissions; some agents ask for a confirmation."""
 
 SOLVE = """/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
 echo "$code" > /logs/agent/exit-code.txt
@@ -25,12 +25,12 @@ exit "$code"
 
 
 class OraclePolicy(Policy):
-    """Answers the first request of an episode with the solution script, the next with the submit command.
+    """Responds to the first request of an episode with the solution script, and to later ones with the submit command.
 
-    The environment puts the solution into the container (`needs_solution`), so a task that its oracle does not solve is
-    a broken task, or a broken part of this package: every part of the path is exercised. An environment without a
-    container puts the reply that solves the task into the request, as `metadata["solution"]`: that is the response
-    then. It is refused where a source has no solutions (`SourceBase.has_solutions`).
+    The environment puts the solution into the container (`needs_solution`). A task that is not solved has a defect, or
+    this package has one, because the oracle uses the same path as other policies. An environment without a container
+    puts the solving reply into the request as `metadata["solution"]`, and the oracle returns it. The oracle is rejected
+    if a source has no solutions (`SourceBase.has_solutions`).
     """
 
     needs_solution = True
@@ -38,10 +38,10 @@ class OraclePolicy(Policy):
     model_name = ORACLE_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Solves first, then submits; what was said so far is in the request.
+        """Runs the solution first, then submits. The request contains the earlier replies.
 
         Raises:
-            PolicyError: The agent asks again after each submission.
+            PolicyError: The agent continues after each submission.
         """
         if isinstance(solution := (request.metadata or {}).get("solution"), str):
             return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
@@ -62,7 +62,7 @@ NOOP_MODEL = "noop"
 
 
 class NoopPolicy(Policy):
-    """Answers every request with the submit command."""
+    """Responds to every request with the submit command."""
 
     model_name = NOOP_MODEL
 

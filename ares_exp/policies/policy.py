@@ -1,4 +1,4 @@
-"""The contract of a policy: an `LLMClient` that the runner opens, binds to episodes, and closes."""
+"""Contract of a policy, which is an `LLMClient` that the runner opens, binds to episodes, and closes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 
 
 Check = Callable[[], Awaitable[None]]
-"""Raises `UnreachableError` while a service cannot be reached."""
+"""Check that raises `UnreachableError` while a service cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """Which episode is run.
+    """The identity of an episode, and its hooks for the policy.
 
     Attributes:
         task_name: Name of the task.
-        attempt: Number of this running of the task, from 0.
-        seed: Seed of this episode, derived from the run's seed, the task's name, the attempt and the try.
-        retry: How many tries of the attempt came before.
-        on_wait: Is to be told of the seconds that a request waits for something else than its response (before a retry,
-            for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
-        may_ask: Is to be awaited before each try of a request, by a policy that tries several times: while the run is
-            held (`ares-exp ctl RUN pause --now`) it does not return.
-        until_reachable: Is to be awaited when no connection could be made, with the error and a check of the endpoint.
-            No episode starts until the check passes. Returns whether it failed first. `None`: there is no such wait.
-        normalisers: What of the agent's requests differs whenever it is run again: name → pattern and replacement.
-        earlier: Responses that a branch has from the episode that it branches off, in order.
+        attempt: Number of the attempt at the task, starting at 0.
+        seed: Seed of the episode, derived from the run's seed, the task's name, the attempt and the retry.
+        retry: Number of earlier tries of the attempt.
+        on_wait: Callback for the seconds that a request waits for anything except its response (a retry, a slot). If
+            the wait is known in advance, the callback runs before it, so that the episode does not reach a time limit.
+        may_ask: Function to await before each try of a request, for policies with retries. It does not return while the
+            run is paused (`ares-exp ctl RUN pause --now`).
+        until_reachable: Function to await after a failed connection, with the error and a check of the endpoint. No
+            episode starts until the check passes. It returns whether the check failed at first. `None`: no such wait.
+        normalisers: Patterns for the parts of the agent's requests that differ in every run: name → pattern and
+            replacement.
+        earlier: Responses that a branch has from its parent episode, in order.
     """
 
     task_name: str
@@ -56,20 +57,20 @@ class EpisodeSpec:
 
 
 class Policy(LLMClient):
-    """Answers the requests of many episodes, concurrently: everything that is asked of a policy.
+    """Responds to the requests of many concurrent episodes. This class is the complete interface of a policy.
 
-    Only `__call__` is needed: a plain `LLMClient` can be used in its place. The rest has its default here.
+    Only `__call__` is required, so that a plain `LLMClient` can be used as a policy. All other members have defaults.
 
     Attributes:
-        needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
+        needs_solution: Whether the environment has to put the task's solution into the container (the oracle). Known
             after `preflight`.
-        model_name: Name of the model that responses, for the records; `None` where it is not known, or differs.
-        unpriced: Names of models that have answered and whose price is not known: their cost counts as 0.0.
-        recorded_tasks: The only tasks that it has responses for, of a policy that runs recorded episodes; known after
-            `preflight`. `None`: any.
-        knows_prices: Whether it was told what its responses cost, so that limits on cost can be set.
-        must_pass: Whether an attempt below the reward threshold means that something is broken, not that the policy is
-            weak (the oracle): the command then fails.
+        model_name: Name of the model for the records; `None` if it is unknown or varies.
+        unpriced: Names of models that responded and have no known price. Their cost counts as 0.0.
+        recorded_tasks: Names of the tasks with responses, for a policy that replays episodes; known after `preflight`.
+            `None`: any task.
+        knows_prices: Whether the prices of responses are configured, so that cost limits can be set.
+        must_pass: Whether an attempt below the reward threshold means a defect and not a weak policy (the oracle). If
+            so, the command fails.
     """
 
     needs_solution: bool = False
@@ -80,44 +81,51 @@ class Policy(LLMClient):
     must_pass: bool = False
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request."""
+        """Responds to one request."""
         raise NotImplementedError
 
     async def preflight(self) -> None:
-        """Checks, before anything starts, that requests can be answered.
+        """Checks, before anything starts, that the policy can respond to requests.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: The policy cannot respond. The message suggests a fix.
         """
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns what answers the requests of one episode. Default: the policy, which keeps no episodes apart.
+        """Returns a client for the requests of one episode.
+
+        Default: the policy itself, which does not distinguish episodes.
 
         Raises:
-            PolicyError: This policy has nothing for that episode.
+            PolicyError: This policy has no responses for the episode.
         """
         return self
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the seed that an episode must be run with, of a policy that runs recorded ones. Default: any."""
+        """Returns the required seed of an episode, for a policy that replays episodes.
+
+        `None`, the default: any seed.
+        """
         return None
 
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
-        """Returns the directory of the files of the recorded episode that an attempt runs again. Default: `None`.
+        """Returns the directory with the files of the recorded episode that an attempt replays. Default: `None`.
 
-        The grades of judges in it are given again, where a judge asks the same.
+        Grades of judges in these files are reused if a judge sends the same request.
         """
         return None
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
-        """Returns what the policy has to say of the whole run, when it is over. Default: nothing."""
+        """Returns the policy's report on the whole run after its end. Default: `None`."""
         return None
 
     def adjust(self, name: str, value: Any) -> Callable[[], None]:
-        """Returns what changes a setting of the policy while the run goes on; it raises nothing. Default: nothing can.
+        """Returns a function that changes a setting of the policy during the run and never raises.
+
+        Default: not supported.
 
         Raises:
-            ConfigError: This one cannot change, or not to that value.
+            ConfigError: The setting cannot be changed, or not to this value.
         """
         raise ConfigError(f"`policy.{name}` of this policy cannot change while the run goes on. Set it with `resume=`.")
 
@@ -127,61 +135,59 @@ class Policy(LLMClient):
 
 @runtime_checkable
 class AdvancingClient(LLMClient, Protocol):
-    """A client of one episode, from `Policy.for_episode`, that has a position (in a script, in a recording)."""
+    """A client of one episode, from `Policy.for_episode`, with a position in a script or a recording."""
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Goes past a request that was answered in the client's stead, as if it had answered it. Raises nothing.
+        """Skips a request that was answered without the client, as if the client had responded. Never raises.
 
-        Called in order when an episode is resumed.
+        It is called in order when an episode is resumed.
 
         Args:
-            request: What was asked.
-            response: What was answered; `None`: there was no response in time.
+            request: Request that was answered.
+            response: Response; `None` if there was no response in time.
         """
         ...
 
 
 Weights = Mapping[str, Any] | Path | Callable[[], None]
-"""New weights: tensors by parameter name (others stay), a directory of a saved model, or what changes them in place."""
+"""New weights: tensors by parameter name (others stay), directory of a saved model, or function that sets them."""
 
 
 @runtime_checkable
 class UpdatablePolicy(Protocol):
-    """A policy whose weights a trainer changes while episodes go on.
+    """A policy whose weights a trainer changes while episodes run.
 
-    Every response is of one version, which its `LLMResponse.policy_version` says: no token of a response is sampled
-    from other weights than the rest of it.
+    All tokens of a response are sampled from the same weights, whose version is `LLMResponse.policy_version`.
 
     Attributes:
-        policy_version: Of the weights that response now; `None` where nobody gave them one.
+        policy_version: Version of the current weights; `None` if no version was set.
     """
 
     policy_version: str | None
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
-        """Takes new weights, and returns when requests that come from now on are answered by them.
+        """Updates the weights. Returns when new requests use the new weights.
 
-        Answers in progress are finished with the weights that they started with; requests that wait are answered by the
-        new ones. Updates are taken one after the other, in the order of the calls.
+        Running responses are finished with the old weights. Waiting requests use the new weights. Updates are applied
+        one after the other, in the order of the calls.
 
         Args:
-            version: Name of the new weights, in responses from now on.
-            weights: The weights. `None`: they are in place already, and no response was running when they came there
-                (a trainer that owns the module has stepped between two rollouts; an engine was sent them by its own
-                way).
+            version: Name of the new weights, recorded in responses from now on.
+            weights: New weights. `None` if they are already in place and no response was running when they were
+                changed, for example by a trainer that owns the module or an engine that received them separately.
 
         Raises:
-            ConfigError: This policy cannot take weights in that form; those before stay.
-            PolicyError: They could not be taken.
+            ConfigError: The policy does not support weights in this form. The old weights stay in use.
+            PolicyError: The update failed.
         """
         ...
 
 
 def as_policy(client: LLMClient) -> Policy:
-    """Returns `client` with the defaults of `Policy` for what it lacks.
+    """Returns `client` with the defaults of `Policy` for missing members.
 
     Raises:
-        ConfigError: It is neither a policy nor a plain `LLMClient`.
+        ConfigError: `client` is neither a policy nor a plain `LLMClient`.
     """
     if not callable(client):
         raise ConfigError(f"Expected the policy to be callable with an LLMRequest, got {type(client).__name__}.")
@@ -189,11 +195,11 @@ def as_policy(client: LLMClient) -> Policy:
 
 
 async def checked_response(client: LLMClient, request: LLMRequest) -> LLMResponse:
-    """Asks a client and checks its response.
+    """Sends a request to a client and checks its response.
 
     Raises:
         PolicyError: The client is not asynchronous, or its response is not an `LLMResponse`.
-        MalformedResponseError: The cost or the usage of the response cannot be counted.
+        MalformedResponseError: The cost or the usage of the response is not a valid number.
     """
     responding = client(request)
     if not inspect.isawaitable(responding):

@@ -1,4 +1,4 @@
-"""The replay policy: answers from recorded episodes, and compares the requests with the recorded ones."""
+"""The replay policy, which responds from recorded episodes and compares the requests with the recorded ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _check_names(declared: Declared) -> Declared:
 
 
 class ReplayPolicy(Policy):
-    """Runs recorded episodes again, each request compared with the recorded one before it is answered."""
+    """Replays recorded episodes. Each request is compared with the recorded request before the policy responds."""
 
     @validate_call
     def __init__(
@@ -63,16 +63,16 @@ class ReplayPolicy(Policy):
         strict: Strict = True,
         normalise: Annotated[Declared, AfterValidator(_check_names)] = [],  # noqa: B006  # pydantic copies it
     ) -> None:
-        """Takes the path of the recording; `preflight` reads it.
+        """Keeps the path of the recording. `preflight` reads it.
 
         Args:
-            trajectory: A run directory, or a file or a folder of episodes, of any format; see `trajectories.load`.
-            episode: Id of the only episode of it that counts, also if it was cut short; `None`: all that have ended.
-            strict: Whether a request that differs from the recorded one ends the episode; if not, it is answered all
-                the same. `"normalised"`: whether it differs after normalising.
-            normalise: What does not count when requests are compared: names of built-in normalisers, and the user's own
-                as `{pattern, replacement}`, applied in this order, after those of the agent. Empty: everything counts.
-                See `ares_exp.trajectories.request_diff`.
+            trajectory: Run directory, or file or folder of episodes in any supported format; see `trajectories.load`.
+            episode: Id of the only episode to replay, which may be incomplete; `None` for all finished episodes.
+            strict: Whether a request that differs from the recorded one ends the episode. `"normalised"` compares the
+                requests after normalising. With `False`, the policy responds anyway.
+            normalise: Differences to ignore: names of built-in normalisers, and custom ones as `{pattern,
+                replacement}`, applied in this order after the agent's normalisers. Empty: all differences count. See
+                `ares_exp.trajectories.request_diff`.
         """
         self._path = trajectory
         self._episode_id = episode
@@ -82,7 +82,7 @@ class ReplayPolicy(Policy):
         self._ran: dict[tuple[str, int], _Replayed] = {}
 
     async def preflight(self) -> None:
-        """Reads the recording. Raises `PreflightError` when there is none, or when it cannot be read."""
+        """Reads the recording. Raises `PreflightError` if it is missing or cannot be read."""
         one = self._episode_id
         try:
             stored = load(self._path, partial=one is not None, skip_broken=one is not None)
@@ -96,7 +96,7 @@ class ReplayPolicy(Policy):
         if not recorded:
             expected = "recorded episodes" if one is None else f"the trajectory of episode {one}"
             raise PreflightError(f"Expected {expected} in `policy.trajectory`, found none in {self._path}.")
-        # What the oracle did can only be done again with the solution in place.
+        # The oracle's actions can be repeated only with the solution in the container.
         self.needs_solution = any(episode.is_of_oracle for episode in recorded)
         self._episodes = {}
         for episode in recorded:
@@ -104,7 +104,7 @@ class ReplayPolicy(Policy):
         self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the recording of that task: attempt n gets the n-th recorded one, modulo their number."""
+        """Returns a client for a recorded episode of the task. Attempt n gets the n-th one, modulo their number."""
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
@@ -118,23 +118,23 @@ class ReplayPolicy(Policy):
         return ran
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the recorded seed, which an agent may draw from; `None` if it is not recorded."""
+        """Returns the recorded seed of an episode, which its agent may use; `None` if no seed was recorded."""
         recorded = self._recorded(task_name, attempt)
         seed = None if recorded is None else recorded.metadata.get("seed")
         return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
 
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
-        """Returns the directory of the recorded episode's files, of a recording that is a run."""
+        """Returns the directory with the files of the recorded episode, if the recording is a run."""
         recorded = self._recorded(task_name, attempt)
-        if recorded is None or Path(recorded.episode_id).name != recorded.episode_id:  # the recording is untrusted
+        if recorded is None or Path(recorded.episode_id).name != recorded.episode_id:  # untrusted input
             return None
         return RunDir(self._path).files / recorded.episode_id
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
-        """Returns the comparison of the run episodes with the recorded ones, after the run.
+        """Returns a comparison of the replayed episodes with the recorded ones, after the run.
 
-        Of a resumed run, what ended in an earlier session is left out: its requests were compared there. Where that is
-        everything, there is no report.
+        For a resumed run, the report does not include episodes that ended in an earlier session, which compared their
+        requests. If no other episode is left, the policy returns `None`.
         """
         episodes = []
         final = final_results(results)
@@ -154,7 +154,10 @@ class ReplayPolicy(Policy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """Returns the last retry of every attempt, in the order of attempts; episodes without an attempt all count."""
+    """Returns the last retry of every attempt, in the order of attempts.
+
+    Episodes without an attempt are all included.
+    """
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -176,11 +179,11 @@ def _is_background_request(request: LLMRequest) -> bool:
 
 
 class _Replayed:
-    """One recorded episode, run from its first action; the conversations of its agent each in their own order.
+    """One recorded episode during its replay. Each conversation of its agent has its own position.
 
     Attributes:
-        steps: How the requests so far compare with the recorded ones.
-        normalisers: What does not count: of its agent, and what the policy was told.
+        steps: Comparisons of the requests so far with the recorded ones.
+        normalisers: Normalisers of the agent and of the policy.
     """
 
     def __init__(self, episode: EpisodeTrajectory, *, strict: Strict, normalisers: Sequence[Normaliser]) -> None:
@@ -212,14 +215,17 @@ class _Replayed:
         return recorded.response
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Compares a request that was answered in its stead, and goes past it."""
+        """Compares a request that was answered without this client, and moves past it."""
         if _is_background_request(request):
             self._next_background_request(serialize_llm_request(request))
         else:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Gives the recorded response to a call that takes no step, whatever `strict` says: it is no observation."""
+        """Returns the recorded response to a background request.
+
+        `strict` does not apply, because the request is no observation.
+        """
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
@@ -231,15 +237,18 @@ class _Replayed:
         return recorded
 
     def _next_background_request(self, asked: Mapping[str, Any]) -> LLMResponse | None:
-        """Takes the response to the next recorded background request of a conversation."""
+        """Moves past the next recorded background request of a conversation, and returns its response."""
         if (recorded := self._background.next_for(asked)) is not None:
             self._background.use(asked)
         return None if recorded is None else recorded.response
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
-        """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""
+        """Records the comparison of the next request.
+
+        Returns the recorded exchange, if any, and the serialised request.
+        """
         position = len(self.steps)
-        asked = serialize_llm_request(edited(request, self._edits, position))  # shown as it was then
+        asked = serialize_llm_request(edited(request, self._edits, position))  # includes the edits of the recording
         recorded = self._recorded.next_for(asked)
         if recorded is None:
             self.steps.append(StepComparison(position, Match.EXTRA))
@@ -265,7 +274,7 @@ class _Replayed:
 
 
 def _in_words(difference: Difference, counts: str) -> str:
-    """Returns both texts from a little before the first character that differs."""
+    """Returns both texts, starting shortly before the first different character."""
     old, new = difference.old, difference.new
     if difference.where.startswith("message") and (old is None or new is None):
         return counts

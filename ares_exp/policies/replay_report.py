@@ -1,4 +1,4 @@
-"""The report of a replay: each step compared, rewards, and a determinism score; as JSON and as text."""
+"""The report of a replay, as JSON and as text: compared steps, rewards, and a determinism score."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MAX_EPISODES = 20
 ALWAYS_SHOWN = (Match.EXACT, Match.NORMALISED, Match.DIFFERENT)
 
 ENDED_BY_ITSELF = (Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Outcome.VERIFIER_ERROR)
-"""Outcomes of episodes whose agent was not interrupted."""
+"""Outcomes of episodes that were not interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many of the steps that were compared match.
+    """The number of compared steps that match.
 
     Attributes:
-        matching: Steps that are equal, exactly or after normalising.
-        compared: These, those that differ, extra ones, and those not reached by an episode that ended by itself (and
-            not by a failing container, Ctrl-C, or this policy).
+        matching: Number of steps that are equal, either exactly or after normalising.
+        compared: Number of matching, different and extra steps. Steps that were not reached count only if the episode
+            was not interrupted by a failed container, Ctrl-C, or this policy.
     """
 
     matching: int = 0
@@ -41,30 +41,30 @@ class Score:
 
     @property
     def value(self) -> float | None:
-        """Their ratio, in [0, 1]; `None` where nothing was compared."""
+        """Ratio of matching to compared steps, in [0, 1]; `None` without a compared step."""
         return self.matching / self.compared if self.compared else None
 
     @classmethod
     def total(cls, scores: Iterable[Score]) -> Self:
-        """Adds up scores: every step counts the same."""
+        """Returns the sum of scores, in which every step has the same weight."""
         every = list(scores)
         return cls(sum(one.matching for one in every), sum(one.compared for one in every))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
+        """Returns the score as JSON-ready data."""
         return {"score": self.value, "matching_steps": self.matching, "compared_steps": self.compared}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedEpisode:
-    """One episode: as it was recorded, and as it was run now.
+    """One recorded episode and its replay.
 
     Attributes:
-        task_name, attempt: Which it is now.
-        recorded_id, episode_id: The ids of then and now.
-        recorded_outcome, outcome: Likewise.
-        recorded_reward, reward: Likewise; `None` where there is none.
-        steps: Every step of both, compared, in order.
+        task_name, attempt: Task and attempt of the replay.
+        recorded_id, episode_id: Ids of the recorded episode and of the replay.
+        recorded_outcome, outcome: Outcomes of the recorded episode and of the replay.
+        recorded_reward, reward: Rewards of the recorded episode and of the replay; `None` without a reward.
+        steps: Comparisons of all steps of both episodes, in order.
     """
 
     task_name: str
@@ -79,12 +79,12 @@ class ReplayedEpisode:
 
     @classmethod
     def of(cls, recorded: EpisodeTrajectory, result: EpisodeResult, compared: Sequence[StepComparison]) -> Self:
-        """Combines the recorded episode, its result now and the compared steps.
+        """Combines a recorded episode, the result of its replay and the compared steps.
 
         Args:
-            recorded: The episode as it was recorded.
-            result: Its result now.
-            compared: The steps that were reached now.
+            recorded: Recorded episode.
+            result: Result of the replay.
+            compared: Comparisons of the steps that the replay reached.
         """
         count = sum(step.observation is not None for step in recorded.steps)
         missing = (StepComparison(step, Match.NOT_REACHED) for step in range(len(compared), count))
@@ -102,17 +102,17 @@ class ReplayedEpisode:
 
     @property
     def score(self) -> Score:
-        """Of its steps."""
+        """Score of the episode's steps."""
         matching = sum(step.is_same for step in self.steps)
         missed = self.count(Match.NOT_REACHED) if self.outcome in ENDED_BY_ITSELF else 0
         return Score(matching, matching + self.count(Match.DIFFERENT, Match.EXTRA) + missed)
 
     def count(self, *matches: Match) -> int:
-        """Counts the steps with one of these matches."""
+        """Returns the number of steps with one of these matches."""
         return sum(step.match in matches for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
+        """Returns the episode as JSON-ready data."""
         return {
             "task_name": self.task_name,
             "attempt": self.attempt,
@@ -126,12 +126,12 @@ class ReplayedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What came of a run of the replay policy.
+    """The result of a run with the replay policy.
 
     Attributes:
-        recording: What was run again.
-        normalisers: Names of the normalisers in force, in order.
-        episodes: The episodes that were run, in the order in which they ended.
+        recording: Path of the recording.
+        normalisers: Names of the active normalisers, in order.
+        episodes: Replayed episodes, in the order in which they ended.
     """
 
     recording: Path
@@ -140,18 +140,18 @@ class ReplayReport:
 
     @property
     def score(self) -> Score:
-        """Of all steps of all episodes."""
+        """Score of all steps of all episodes."""
         return Score.total(episode.score for episode in self.episodes)
 
     def by_task(self) -> Mapping[str, Sequence[ReplayedEpisode]]:
-        """Returns the episodes of each task, by attempt."""
+        """Returns the episodes of each task, sorted by attempt."""
         tasks: dict[str, list[ReplayedEpisode]] = {}
         for episode in sorted(self.episodes, key=lambda one: (one.task_name, one.attempt)):
             tasks.setdefault(episode.task_name, []).append(episode)
         return tasks
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, the content of `replay.json`."""
+        """Returns the report as JSON-ready data, the content of `replay.json`."""
         return {
             "schema_version": SCHEMA_VERSION,
             "recording": str(self.recording),
@@ -162,7 +162,7 @@ class ReplayReport:
         }
 
     def render(self, stream: TextIO) -> None:
-        """Writes the report for people; what it leaves out is in `replay.json`."""
+        """Writes a readable summary. The full report is in `replay.json`."""
         _render(self, stream)
 
 
@@ -171,7 +171,7 @@ def _render(report: ReplayReport, stream: TextIO) -> None:
     if report.episodes:
         write(stream, draw(_table(report), stream))
     told = [episode for own in report.by_task().values() for episode in own]
-    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # what differs comes first
+    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # differences first
     lines = [line for episode in told[:MAX_EPISODES] for line in _episode(episode)]
     if len(told) > MAX_EPISODES:
         lines.append(f"and {len(told) - MAX_EPISODES} more episodes, in replay.json")
@@ -212,7 +212,7 @@ def _episode(episode: ReplayedEpisode) -> Iterator[str]:
 
 
 def _runs(steps: Sequence[StepComparison]) -> Iterator[str]:
-    """Yields `steps 0-3 exact`, `4 normalised (pids)`, …: neighbours with the same match are one entry."""
+    """Yields `steps 0-3 exact`, `4 normalised (pids)`, …. Adjacent steps with the same match are combined."""
     for number, ((match, names), group) in enumerate(groupby(steps, key=lambda one: (one.match, one.normalisers))):
         alike = list(group)
         first, last = alike[0].step, alike[-1].step
@@ -228,7 +228,7 @@ def _total(score: Score) -> str:
 
 
 def _ratio(score: Score) -> str:
-    """Returns two digits; anything below 1 is shown as at most 0.99."""
+    """Returns the score with two digits. Values below 1 are rounded to at most 0.99."""
     if score.value is None:
         return "-"
     return f"{score.value:.2f}" if score.value in (0.0, 1.0) else f"{min(max(score.value, 0.01), 0.99):.2f}"

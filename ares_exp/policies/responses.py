@@ -1,4 +1,4 @@
-"""The Responses policy: endpoints of OpenAI's newer wire, with retries, bounds, token usage and cost."""
+"""The Responses policy, for endpoints with OpenAI's newer wire, with retries, limits, token usage and cost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from ares_exp.policies.policy import EpisodeSpec
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class OpenAIResponsesPolicy(EndpointPolicy):
-    """Answers requests by `POST {base_url}/responses`. Nothing is stored at the endpoint: each request is whole.
+    """Responds to requests with `POST {base_url}/responses`.
 
-    Reasoning comes back sealed, and is sent again with the messages that repeat the responses.
+    The endpoint stores nothing, because each request is complete.
+
+    The endpoint returns encrypted reasoning. The policy sends it back with the messages that repeat the responses.
 
     Attributes:
-        stop_sequences: Not part of this wire: refused, or with `strict=False` left out with a warning.
-        reasoning_effort: How much the model is to think, as it calls it (`low`, `high`); `None` leaves it to the model.
+        stop_sequences: Not supported by this wire. Rejected, or dropped with a warning if `strict=False`.
+        reasoning_effort: Reasoning effort in the model's terms (`low`, `high`); `None` uses the model's default.
     """
 
     wire = EndpointWire("openai_responses", "responses", "output", StreamedResponse)
@@ -34,10 +36,10 @@ class OpenAIResponsesPolicy(EndpointPolicy):
     reasoning_effort: Annotated[str, Field(min_length=1)] | None = None
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """As `EndpointPolicy.body_of`."""
+        """Returns the body of a request; see `EndpointPolicy.body_of`."""
         body = request_to_body(request, model=model, strict=self.strict, report=self._warn_once)
         return body if self.reasoning_effort is None else {**body, "reasoning": {"effort": self.reasoning_effort}}
 
     def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_response`."""
+        """Converts the body of a response; see `EndpointPolicy.read_response`."""
         return response_from_body(body, strict=False, report=report)

@@ -1,4 +1,4 @@
-"""The scripted policy: fixed replies, given in order. Runs whole episodes without a model."""
+"""The scripted policy, which returns fixed replies in order and runs whole episodes without a model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCRIPTED_MODEL = "scripted"
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class ScriptedCall:
-    """A call of a tool.
+    """A tool call.
 
     Attributes:
-        name: The tool.
-        arguments: Its arguments; a text is sent as it is, for one that is no JSON.
+        name: Name of the tool.
+        arguments: Arguments of the call. A text is sent unchanged, for example to send invalid JSON.
     """
 
     name: str
@@ -34,18 +34,21 @@ class ScriptedCall:
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class ScriptedReply:
-    """A reply with calls of tools.
+    """A reply with tool calls.
 
     Attributes:
-        tool_calls: The calls, in order.
-        text: What is said with them.
+        tool_calls: Calls in order.
+        text: Text that accompanies the calls.
     """
 
     tool_calls: list[ScriptedCall]
     text: str = ""
 
     def pieces(self, request: LLMRequest) -> list[Piece]:
-        """Returns the pieces of the response to `request`, by which the calls have ids of their own."""
+        """Returns the pieces of the response.
+
+        The ids of the calls are derived from `request`, so that they are unique.
+        """
         calls = [
             ToolCallData(
                 f"call_{len(request.messages)}_{number}",
@@ -61,30 +64,34 @@ Reply = str | ScriptedReply
 
 
 class ScriptedPolicy(Policy):
-    """Gives each episode its replies from the first one on; concurrent episodes do not share a place."""
+    """Returns the replies in order, starting with the first one in each episode.
+
+    Concurrent episodes are independent.
+    """
 
     model_name = SCRIPTED_MODEL
 
     @validate_call
     def __init__(self, *, replies: list[Reply] | dict[str, list[Reply]], repeat_last: bool = False) -> None:
-        """Checks the replies.
+        """Validates the replies.
 
         Args:
-            replies: The replies of every episode, or replies by task name. Names may be globs; an exact name wins, then
-                the first glob that matches, and `*` is for all other tasks (in YAML in quotes, on
-                the command line without). A reply is a text, or calls of tools:
-                `{text: I look around., tool_calls: [{name: bash, arguments: {command: ls}}]}`.
-            repeat_last: Whether the last reply is given again and again once all are used up; if not, that is an error.
+            replies: Replies for every episode, or replies by task name. Names may be globs. An exact name takes
+                precedence, then the first matching glob, and `*` is for all other tasks (quoted in YAML, unquoted on
+                the command line). A reply is a text, or contains tool calls: `{text: I look around., tool_calls:
+                [{name: bash, arguments: {command: ls}}]}`.
+            repeat_last: Whether to repeat the last reply after all replies are used. Otherwise, another request is an
+                error.
         """
         self._replies = replies
         self._repeat_last = repeat_last
         self._without_episode: LLMClient | None = None
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the replies for that episode's task, from the first one on.
+        """Returns a client with the replies for the episode's task, starting with the first one.
 
         Raises:
-            PolicyError: There is no entry for that task.
+            PolicyError: No entry matches the task.
         """
         return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
 
@@ -108,7 +115,7 @@ class ScriptedPolicy(Policy):
 
 
 class _Script:
-    """One episode's replies and its place in them."""
+    """The replies of one episode, with a position."""
 
     def __init__(self, task_name: str, replies: Sequence[Reply], repeat_last: bool) -> None:
         self._task_name = task_name
@@ -131,5 +138,5 @@ class _Script:
         return LLMResponse(reply.pieces(request), model=SCRIPTED_MODEL, finish_reason="tool_calls")
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Goes past a reply that was given in its stead; a script always has one in time."""
+        """Moves past a reply that was given without this client. `None` means no reply, which a script never causes."""
         self._position += response is not None

@@ -1,4 +1,4 @@
-"""Base class of policies of inference servers that report token ids, and continue prompts from them."""
+"""Base class of policies for inference servers that return token ids and accept token ids as prompts."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from ares_exp.policies.policy import EpisodeSpec, Weights
 from ares_exp.policies.waiting import OnWait, nobody_waits
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
-"""What engines tell of a response beside it."""
+"""Additional fields of engines in a response body."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class TokenEndpointPolicy(OpenAIPolicy):
-    """Answers by an engine, with `prompt_token_ids`, `completion_token_ids` and `logprobs`.
+    """Responds with an inference engine, including `prompt_token_ids`, `completion_token_ids` and `logprobs`.
 
-    Its options are those of `openai`, and these. Each request sets every sampling parameter for which the
-    server would otherwise use the model's `generation_config.json`: to the value of the policy or the agent, or else
-    to the neutral value (`NEUTRAL_SAMPLING`).
+    The policy has the options of `openai` and the following ones. Each request sets every sampling parameter that the
+    server would otherwise read from the model's `generation_config.json`. The value is set by the policy, the agent, or
+    the neutral default (`NEUTRAL_SAMPLING`), in this order.
 
     Attributes:
-        temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's value; without
-            one, 1 is sent.
-        top_p: Nucleus sampling. A value wins over the agent's; `None` keeps the agent's value; without one, 1 is sent.
-            Set the other sampling parameters in `extra_body`.
-        continue_tokens: Whether prompts are rendered and tokenised here, and a request that goes on from a response
-            goes on from its token ids: the row of the conversation grows and never forks. If not, the engine makes the
-            prompt of each request, and says of which tokens. Needs transformers, for the tokenizer alone.
-        tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`; `None`: it is that of the model.
-        chat_template: File of a chat template, in the place of the tokenizer's own.
-        trust_remote_code: Whether code that comes with the tokenizer may run here.
-        policy_version: Name of the weights that the engine has, for the records. What the engine itself says of an
-            response comes first.
+        temperature: Sampling temperature. A value takes precedence over the agent's value. `None` keeps the agent's
+            value, or sends 1.
+        top_p: Threshold for nucleus sampling. A value takes precedence over the agent's value. `None` keeps the agent's
+            value, or sends 1. Set the other sampling parameters in `extra_body`.
+        continue_tokens: Whether to render and tokenise prompts in this process, and to continue conversations with the
+            token ids of earlier responses, so that the token ids of a conversation only grow and never fork. Otherwise,
+            the engine tokenises each prompt and reports the token ids. Requires transformers, only for the tokenizer.
+        tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`. Default: the model's tokenizer.
+        chat_template: File with a chat template that replaces the tokenizer's template.
+        trust_remote_code: Whether code from the tokenizer's files may run.
+        policy_version: Name of the engine's weights, for the records. A version in the engine's response takes
+            precedence.
     """
 
     option: ClassVar[str] = ""
@@ -73,14 +73,14 @@ class TokenEndpointPolicy(OpenAIPolicy):
     chat_template: Path | None = None
     trust_remote_code: bool = False
     policy_version: str | None = None
-    # no options here: responses come whole, and engines know these fields
+    # Not configurable: responses are not streamed, and engines know these fields.
     stream: bool = field(init=False, default=False)
     stream_idle_sec: Seconds = field(init=False, default=120.0)
     max_tokens_field: MaxTokensField = field(init=False, default="max_tokens")
     send_reasoning: Literal[False, True, ReasoningField] = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        """Loads nothing: the tokenizer is loaded by `preflight`, or with the first request."""
+        """Creates the endpoint. `preflight` or the first request loads the tokenizer."""
         path = "completions" if self.continue_tokens else "chat/completions"
         self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
         super().__post_init__()
@@ -89,37 +89,37 @@ class TokenEndpointPolicy(OpenAIPolicy):
         self._updating = asyncio.Lock()
 
     async def preflight(self) -> None:
-        """As `EndpointPolicy.preflight`, and loads the tokenizer, where one is needed."""
+        """Runs the checks of `EndpointPolicy.preflight`, and loads the tokenizer if needed."""
         await super().preflight()
         if self.continue_tokens:
             await self._chat()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """As `EndpointPolicy.for_episode`; the client knows the ids of the episode where they are gone on from."""
+        """Returns a client for one episode. With `continue_tokens`, the client keeps the token ids of the episode."""
         if not self.continue_tokens:
             return super().for_episode(episode)
         return _ContinuingEpisode(self, episode, episode.on_wait or nobody_waits)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """As `EndpointPolicy.__call__`."""
+        """Responds to one request; see `EndpointPolicy.__call__`."""
         if not self.continue_tokens:
             return await super().__call__(request)
         self._without_episode = self._without_episode or _ContinuingEpisode(self, EpisodeSpec(""), nobody_waits)
         return await self._without_episode(request)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
-        """As `UpdatablePolicy.update`; which forms of weights can be sent depends on the engine."""
+        """Updates the weights; see `UpdatablePolicy.update`. The engine determines the supported forms of weights."""
         async with self._updating:
             if weights is not None:
                 await self.send_weights(version, weights)
             self.policy_version = version
 
     async def send_weights(self, version: str, weights: Weights) -> None:
-        """Sends weights to the engine. Default: it cannot be sent any.
+        """Sends weights to the engine. Default: not supported.
 
         Raises:
-            ConfigError: It cannot take them in that form.
-            EndpointError: It did not take them.
+            ConfigError: The engine does not support weights in this form.
+            EndpointError: The engine rejected the weights or failed.
         """
         raise ConfigError(
             f"policy={self.option} cannot send weights to its engine. Send them by the trainer's own way while no "
@@ -129,7 +129,10 @@ class TokenEndpointPolicy(OpenAIPolicy):
     async def response_to(
         self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
-        """As `EndpointPolicy.response_to`; the response is of the version that was there when it was asked for."""
+        """Posts a body and converts the response.
+
+        The response has the version of the weights at the time of the request.
+        """
         version = self.policy_version
         response = await super().response_to(body, episode=episode, on_wait=on_wait)
         if response.completion_token_ids is None or response.prompt_token_ids is None or response.logprobs is None:
@@ -140,12 +143,12 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return replace(response, policy_version=response.policy_version or version)
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """As `EndpointPolicy.body_of`, with explicit sampling; asks for tokens."""
+        """Returns the body of a request with explicit sampling, which also requests token ids and logprobs."""
         body = super().body_of(replace(request, top_k=None), model, episode)
         return {**body, **_sampling_of(request), "return_token_ids": True, "logprobs": True}
 
     def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """As `EndpointPolicy.read_response`."""
+        """Converts the body of a response; see `EndpointPolicy.read_response`."""
         try:
             if self.continue_tokens:
                 return _completion(body)
@@ -154,7 +157,10 @@ class TokenEndpointPolicy(OpenAIPolicy):
             raise MalformedResponseError(str(error)) from None
 
     async def go_on(self, request: LLMRequest, episode: _ContinuingEpisode) -> LLMResponse:
-        """Answers one request from the ids of its conversation. Raises what calling the policy does."""
+        """Responds to one request, continuing the token ids of its conversation.
+
+        Raises the same errors as `__call__`.
+        """
         if self.model is None:
             raise PreflightError("preflight() comes first: it refuses a policy without a model.")
         if request.tool_choice not in (None, "auto", "none"):
@@ -169,10 +175,10 @@ class TokenEndpointPolicy(OpenAIPolicy):
         body = {
             "model": self.model,
             "prompt": list(prompt),
-            "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # theirs is 16
+            "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # the engines' default is 16
             "return_token_ids": True,
             "logprobs": 1,
-            "skip_special_tokens": False,  # with some models, calls of tools are marked by them
+            "skip_special_tokens": False,  # some models mark tool calls with special tokens
             **_sampling_of(request),
             **({"stop": list(request.stop_sequences)} if request.stop_sequences else {}),
             **({} if seed is None else {"seed": seed}),
@@ -212,7 +218,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
 
 @dataclass(eq=False, slots=True)
 class _ContinuingEpisode:
-    """The policy, bound to one episode, with the ids of its conversations."""
+    """The policy for one episode, with the token ids of its conversations."""
 
     policy: TokenEndpointPolicy
     spec: EpisodeSpec
@@ -232,23 +238,23 @@ class _ContinuingEpisode:
         return self._calls
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Goes past a response that was given in its stead: its ids are gone on from."""
+        """Moves past a response that was given without this client, and continues from its token ids."""
         if response is not None:
             self.count()
             self.conversations.add(request, response)
 
 
 def _sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Sets every parameter: a server replaces a missing one by the model's default."""
+    """Returns all sampling parameters, because a server uses the model's default for missing ones."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def _as_chat(body: Any) -> Any:
-    """Returns the body of a chat completion with the fields of engines where others have them, or without them."""
+    """Returns the body of a chat completion with the fields of engines renamed to the common names, or removed."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        return body  # no chat completion: whoever reads it says so
+        return body  # invalid: the reader reports the error
     choice = dict(choices[0])
     made = {name: value for name, value in body.items() if name not in ENGINE_KEYS}
     if (prompt := choice.get("prompt_token_ids")) is not None:
@@ -266,10 +272,10 @@ def _as_chat(body: Any) -> Any:
 
 
 def _completion(body: Any) -> LLMResponse:
-    """Reads a completion of token ids.
+    """Converts a completion with token ids.
 
     Raises:
-        WireFormatError: It is none.
+        WireFormatError: The body is not a valid completion.
     """
     choices = required(typed(body, "the response", Mapping), "choices", list)
     choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
@@ -288,9 +294,9 @@ def _completion(body: Any) -> LLMResponse:
 
 
 def _version_of(body: Any) -> str | None:
-    """Returns the version of the weights that the engine names; several, joined by `+`, where it was changed within.
+    """Returns the engine's version of the weights. If it changed within the response, the versions are joined by `+`.
 
-    SGLang's `default` is no name: nobody told it one.
+    SGLang's `default` counts as no version, because it means that no name was set.
     """
     metadata = body.get("metadata") if isinstance(body, Mapping) else None
     if not isinstance(metadata, Mapping):
@@ -302,18 +308,21 @@ def _version_of(body: Any) -> str | None:
 
 
 class VllmPolicy(TokenEndpointPolicy):
-    """Answers by a vLLM server. With a temperature other than 1, start it with `--logprobs-mode processed_logprobs`."""
+    """Responds with a vLLM server.
+
+    With a temperature other than 1, start it with `--logprobs-mode processed_logprobs`.
+    """
 
     option: ClassVar[str] = "vllm"
 
 
 class SglangPolicy(TokenEndpointPolicy):
-    """Answers by an SGLang server, and has it load weights that `update` names by their directory."""
+    """Responds with an SGLang server. `update` makes the server load weights from a directory."""
 
     option: ClassVar[str] = "sglang"
 
     async def send_weights(self, version: str, weights: Weights) -> None:
-        """As `TokenEndpointPolicy.send_weights`: a directory that the server can read, too."""
+        """Makes the server load weights. `weights` has to be a directory that the server can also read."""
         if not isinstance(weights, Path):
             raise ConfigError(
                 "policy=sglang takes new weights as a directory of a saved model that its server can read, got "

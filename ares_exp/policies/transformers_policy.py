@@ -1,4 +1,4 @@
-"""The policy of a model in this process: any causal model of transformers, on the CPU or a GPU, with its token ids."""
+"""The policy for a model in this process: any causal model of transformers, on the CPU or a GPU, with token ids."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class TransformersPolicy(Policy):
-    """Answers requests by a model in this process, and says with which tokens.
+    """Responds to requests with a model in this process, and returns the token ids.
 
-    The requests of all episodes that wait at the same time are one batch. Sampling is the policy's, or else the
-    agent's, or else at temperature 1 without any truncation; defaults of the model's generation config do not count.
-    Log-probabilities are those of the whole vocabulary at the temperature of the response.
+    Concurrent requests of all episodes are processed as one batch. Sampling parameters are set by the policy or the
+    agent, or default to temperature 1 without truncation. The model's generation config is ignored. Log-probabilities
+    refer to the whole vocabulary at the temperature of the response.
 
     Attributes:
-        max_concurrency_per_episode: How many requests of one episode may be asked at once.
+        max_concurrency_per_episode: Maximum number of concurrent requests of one episode.
     """
 
     @pydantic.validate_call
@@ -76,42 +76,45 @@ class TransformersPolicy(Policy):
         hooks: list[Hook] | None = None,
         output_dir: Path | None = None,
     ) -> None:
-        """Checks the settings; the model is loaded by `preflight`, or by the first request.
+        """Validates the settings. `preflight` or the first request loads the model.
 
         Args:
-            model: Directory of a saved model, or its name on the Hugging Face hub. Needed: `preflight` refuses `None`.
-            tokenizer: The same of its tokenizer; `None`: it is with the model.
-            chat_template: File of a chat template, in the place of the tokenizer's own.
-            device: `cpu`, `cuda`, `cuda:1`, `mps`; `auto` is the first GPU that is there, or else the CPU.
-            dtype: Of the weights; `auto` is as they were saved.
-            trust_remote_code: Whether code that comes with the model may run here.
-            temperature: Sampling temperature, 0 for the likeliest token. A value wins over the agent's; `None` keeps
-                the agent's, or else 1.
-            top_p: Nucleus sampling; `None` keeps the agent's, or else everything. Likewise `top_k`. Neither is for
-                training: log-probabilities are not those of what is left.
-            top_k: So many likeliest tokens.
-            max_output_tokens: Bound on the generated tokens of one response; `None` keeps the agent's, or else 2048.
-                What the model's context leaves is a bound, too.
-            stop_sequences: Strings that end generation; they are no part of the response's text.
-            seed: Seed of the sampling; `"episode"` for the episode's own, `None` for another one each time. What is
-                drawn depends on the seed and the prompt, not on what else is generated at the same time.
-            continue_tokens: Whether a request that goes on from a response goes on from its token ids: the row of the
-                conversation grows and never forks. If not, each request is rendered and tokenised whole.
-            max_batch_size: Bound on the responses that are generated at once.
-            batch_wait_sec: How long the first request of a batch waits for others, in seconds.
-            max_concurrency_per_episode: Bound on the requests of one episode at once, where its agent waits for several
-                responses.
-            timeout_sec: Bound on one response in seconds, the wait for a batch included.
-            policy_version: Name of the weights that are loaded, for the records.
-            strict: Whether what the agent asks for and cannot be had (a tool that must be called) is an error (or a
-                warning).
-            activations: Hidden states that are kept of each response: numbers of layers, of whose outputs those are
-                kept from which the tokens were sampled, or `{layer: -1, positions: all}`, `{module: model.layers.0.mlp,
-                positions: [0, 1]}`.
-            activations_max_bytes: Bound on all of them; a response that does not fit is without.
-            hooks: Functions that see states in every forward pass, and may return others in their place:
+            model: Directory of a saved model, or its name on the Hugging Face hub. Required: `preflight` rejects
+                `None`.
+            tokenizer: Directory or hub name of the tokenizer. Default: the same as the model.
+            chat_template: File with a chat template that replaces the tokenizer's template.
+            device: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the first available GPU, or the CPU if there is none.
+            dtype: Data type of the weights; `auto` keeps the saved type.
+            trust_remote_code: Whether code from the model's files may run.
+            temperature: Sampling temperature; 0 selects the most likely token. A value takes precedence over the
+                agent's value. `None` keeps the agent's value, or uses 1.
+            top_p: Threshold for nucleus sampling. `None` keeps the agent's value, or samples from all tokens. Do not
+                set it for training, because log-probabilities refer to the whole vocabulary.
+            top_k: Number of most likely tokens to sample from. `None` works as for `top_p`. Do not set it for training
+                either.
+            max_output_tokens: Upper bound on the generated tokens of one response. `None` keeps the agent's value, or
+                uses 2048. The rest of the model's context is also an upper bound.
+            stop_sequences: Strings that end generation. The response does not include them.
+            seed: Seed for sampling; `"episode"` for the seed of the episode, `None` for a new one each time. The
+                sampled tokens depend on the seed and the prompt, but not on other responses in the batch.
+            continue_tokens: Whether to continue conversations with the token ids of earlier responses, so that the
+                token ids of a conversation only grow and never fork. Otherwise, each request is rendered and tokenised
+                completely.
+            max_batch_size: Maximum number of responses that are generated at the same time.
+            batch_wait_sec: Time in seconds that the first request of a batch waits for others.
+            max_concurrency_per_episode: Maximum number of concurrent requests of one episode, if its agent waits for
+                several responses.
+            timeout_sec: Time limit of one response in seconds, including the wait for a batch.
+            policy_version: Name of the loaded weights, for the records.
+            strict: Whether an unsupported option of the agent (a forced tool call) is an error instead of a warning.
+            activations: Hidden states to keep for each response. A layer number keeps the layer's outputs at the
+                positions where tokens were sampled. Other forms are `{layer: -1, positions: all}` and `{module:
+                model.layers.0.mlp, positions: [0, 1]}`.
+            activations_max_bytes: Upper bound on the total size in bytes. A response that does not fit has no
+                activations.
+            hooks: Functions that receive states in every forward pass, and may return replacements:
                 `{layer: 3, function: my_module.steer}`.
-            output_dir: Directory of the run: states are kept in `activations` below it.
+            output_dir: Directory of the run. States are saved in its subdirectory `activations`.
         """
         self._model = self.model_name = model
         self._tokenizer = tokenizer
@@ -143,16 +146,16 @@ class TransformersPolicy(Policy):
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
-        """Makes the policy of a module in memory, which stays the caller's: `close` does not touch it.
+        """Creates a policy for a module in memory. The caller keeps the module, and `close` does not affect it.
 
-        While responses are running, the module is in evaluation mode, and nobody else may change it: hand changes to
-        `update`.
+        While responses are running, the module is in evaluation mode, and other code may not change it. Use `update` to
+        change the weights.
 
         Args:
-            model: A causal model of transformers.
-            tokenizer: Its tokenizer, with a chat template.
-            name: Of the model, for the records.
-            settings: Further arguments of the class.
+            model: Causal model of transformers.
+            tokenizer: Tokenizer of the model, with a chat template.
+            name: Name of the model for the records.
+            settings: Other arguments of the class.
         """
         made = cls(model=name, **settings)
         made._given = (model, tokenizer)
@@ -160,41 +163,44 @@ class TransformersPolicy(Policy):
 
     @property
     def policy_version(self) -> str | None:
-        """Version of the weights that response now."""
+        """Version of the current weights."""
         return self._version if self._thread is None else self._thread.version
 
     async def preflight(self) -> None:
         """Loads the model.
 
         Raises:
-            PreflightError: It cannot be loaded, or has no chat template; with the remedy.
+            PreflightError: The model cannot be loaded, or has no chat template. The message suggests a fix.
         """
         await self._running()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns what answers one episode: with its seed, and going on from its token ids."""
+        """Returns a client for one episode, with the episode's seed and token ids."""
         return _Episode(self, episode)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request outside of episodes, with seed 0."""
+        """Responds to one request outside of episodes, with seed 0."""
         self._without_episode = self._without_episode or _Episode(self, EpisodeSpec("", 0))
         return await self._without_episode(request)
 
     async def in_memory(self) -> tuple[Any, Any]:
         """Returns the module and its tokenizer, for a trainer in this process.
 
-        It may change the weights while no response is running, and tells of it by `update`, without weights.
+        The trainer may change the weights while no response is running, and then has to call `update` without weights.
         """
         _, loaded = await self._running()
         return loaded.model, loaded.tokenizer
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
-        """As `UpdatablePolicy.update`. A directory is one of `save_pretrained`, with `*.safetensors`."""
+        """Updates the weights; see `UpdatablePolicy.update`.
+
+        A directory has the format of `save_pretrained`, with `*.safetensors`.
+        """
         thread, _ = await self._running()
         await thread.update(version, lambda loaded: _take(loaded.model, weights))
 
     async def close(self) -> None:
-        """Ends answers in progress, and gives the memory of a model that it has loaded back. Idempotent."""
+        """Cancels running responses, and frees the memory of a model that the policy has loaded. Idempotent."""
         thread, self._thread = self._thread, None
         self._without_episode = None
         if thread is not None:
@@ -203,7 +209,7 @@ class TransformersPolicy(Policy):
             await thread.close()
 
     async def respond(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
-        """Answers one request of an episode. Raises what calling the policy does."""
+        """Responds to one request of an episode. Raises the same errors as `__call__`."""
         started = time.perf_counter()
         thread, loaded = await self._running()
         template = ChatTemplate(loaded.tokenizer)
@@ -239,7 +245,7 @@ class TransformersPolicy(Policy):
         return response
 
     async def _running(self) -> tuple[ModelThread, LoadedModel]:
-        """Returns the thread of the model, which is started where there is none, and the model when it is there."""
+        """Returns the thread of the model, which is started if necessary, and the loaded model."""
         if self._thread is None:
             self._thread = ModelThread(
                 self._load,
@@ -254,7 +260,7 @@ class TransformersPolicy(Policy):
         return thread, await thread.loaded()
 
     def _load(self) -> LoadedModel:
-        """Loads model and tokenizer; runs in the model's thread."""
+        """Loads the model and the tokenizer. Runs in the model's thread."""
         model, tokenizer = self._given or _from_disk(
             self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
         )
@@ -268,10 +274,10 @@ class TransformersPolicy(Policy):
         return LoadedModel(model, tokenizer, pad or 0, frozenset(one for one in ends if one is not None), context)
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling, without what cannot be had.
+        """Returns the request with the policy's sampling parameters, and without streaming.
 
         Raises:
-            UnsendableRequestError: It asks for what cannot be had, and `strict`.
+            UnsendableRequestError: The request forces a tool call, and `strict` is set.
         """
         if request.tool_choice not in (None, "auto", "none"):
             message = (
@@ -307,7 +313,7 @@ class TransformersPolicy(Policy):
 
 @dataclass(eq=False, slots=True)
 class _Episode:
-    """The policy, bound to one episode: how often it has asked each prompt, and the ids of its conversations."""
+    """The policy for one episode, with the number of requests per prompt and the token ids of its conversations."""
 
     policy: TransformersPolicy
     spec: EpisodeSpec
@@ -322,7 +328,7 @@ class _Episode:
         return await self.policy.respond(request, self)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Goes past a response that was given in its stead, as if it had sampled it."""
+        """Moves past a response that was given without this client, as if this client had sampled it."""
         if response is not None and response.prompt_token_ids is not None:
             self.occurrences[digest_of(response.prompt_token_ids)] += 1
             self.conversations.add(request, response)
@@ -332,10 +338,10 @@ def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str
     """Loads a model and its tokenizer.
 
     Raises:
-        PreflightError: They are not to be had.
+        PreflightError: The model or the tokenizer cannot be loaded, or a required package is missing.
     """
     if model is None or tokenizer is None:
-        raise PreflightError("`policy.model` is needed and has no default: set `policy.model=…`.")
+        raise PreflightError("`policy.model` is required and has no default. Set `policy.model=…`.")
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -365,10 +371,10 @@ def _best_device() -> str:
 
 
 def _take(model: Any, weights: Weights | None) -> None:
-    """Puts new weights into a module.
+    """Loads new weights into a module.
 
     Raises:
-        ConfigError: They do not fit it; it stays as it was.
+        ConfigError: The weights do not fit the module, which is not changed.
     """
     if weights is None:
         return
@@ -397,7 +403,7 @@ def _saved(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Keeps the bar of the loading of weights off the terminal, which shows the run's own."""
+    """Hides the progress bar of transformers, because the terminal shows the progress of the run."""
     from transformers.utils import logging as library_logging
 
     if not library_logging.is_progress_bar_enabled():

@@ -1,4 +1,4 @@
-"""Seconds that a request waits for something other than its response, reported as they pass."""
+"""Waits of a request for anything except its response, and their reporting."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 OnWait = Callable[[float], None]
-"""Gets the seconds that a request waits for something other than its response."""
+"""Callback for the seconds that a request waits for anything except its response."""
 
 
 def nobody_waits(_: float) -> None:
-    """An `OnWait` that does nothing."""
+    """Ignores a wait; an `OnWait` that does nothing."""
 
 
 _WORTH_REPORTING_SEC = 0.01
@@ -21,7 +21,7 @@ _REPORT_EVERY_SEC = 1.0
 
 @contextmanager
 def reported(on_wait: OnWait) -> Iterator[None]:
-    """Tells `on_wait` of the seconds spent inside as they pass, so that no time limit runs out meanwhile."""
+    """Reports the time spent inside to `on_wait` at regular intervals, so that no time limit is reached meanwhile."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     timer: asyncio.TimerHandle
@@ -47,7 +47,7 @@ def reported(on_wait: OnWait) -> Iterator[None]:
 
 
 class Gate:
-    """Is open at first. What has passed it is not called back."""
+    """A gate for requests, initially open. Closing it does not affect requests that have passed."""
 
     def __init__(self) -> None:
         self._opened = asyncio.Event()
@@ -55,36 +55,36 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests pass."""
+        """Whether requests may pass."""
         return self._opened.is_set()
 
     def open(self) -> None:
-        """Lets all pass."""
+        """Opens the gate for all requests."""
         self._opened.set()
 
     def close(self) -> None:
-        """Lets nothing pass."""
+        """Closes the gate for all requests."""
         self._opened.clear()
 
     async def passed(self, on_wait: OnWait) -> None:
-        """Returns when it is open.
+        """Waits until the gate is open.
 
         Args:
-            on_wait: Is told of the seconds that this takes, as they pass.
+            on_wait: Callback for the seconds of the wait, at regular intervals.
         """
         if self._opened.is_set():
             return
         with reported(on_wait):
-            while not self._opened.is_set():  # it may be closed again before the waiting task runs
+            while not self._opened.is_set():  # the gate may be closed again before this task runs
                 await self._opened.wait()
 
 
 MAX_PAUSES = 20
-"""Pauses that one request sits out before it tries all the same, so that it never waits for ever."""
+"""Number of pauses after which a request is sent anyway, so that it never waits indefinitely."""
 
 
 class RequestSlots:
-    """Bounds the requests in progress at once. When the endpoint asks one of them to wait, all wait."""
+    """Slots that limit the number of concurrent requests. If the endpoint makes one request wait, all requests wait."""
 
     def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._count = count
@@ -94,20 +94,20 @@ class RequestSlots:
         self._paused_until = 0.0
 
     def resize(self, count: int) -> None:
-        """Changes the bound; what is running above a smaller one goes on."""
+        """Changes the number of slots. Running requests above a smaller number are not cancelled."""
         self._count = count
         self._give()
 
     def pause(self, seconds: float) -> None:
-        """Gives out no slot for that long."""
+        """Assigns no slot for this time."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     @asynccontextmanager
     async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
-        """Holds a slot, and gives it back on leaving.
+        """Holds a slot until the context exits.
 
         Args:
-            on_wait: Is told how long it takes to get one: before a pause is sat out, and while others have them all.
+            on_wait: Callback for the wait in seconds, called before a pause and during a wait for a free slot.
         """
         for _ in range(MAX_PAUSES):
             await self._acquire(on_wait)
@@ -136,7 +136,7 @@ class RequestSlots:
         except asyncio.CancelledError:
             if place.cancelled():
                 self._waiting = deque(other for other in self._waiting if other is not place)
-            else:  # it came at the same moment
+            else:  # the slot was assigned at the same moment
                 self._release()
             raise
 

@@ -1,9 +1,8 @@
-"""The record of an environment's own model calls: `oracle.jsonl` in the files of an episode, a line per question.
+"""The record of an environment's model calls: `oracle.jsonl` in the files of an episode, with one line per question.
 
-An environment that makes model calls writes a line for each question before it applies the answer. From such a record
-the runner reads a lost episode's usage, and it copies the answers into the record of the following try, whose
-environment finds them there as `taken_over` and does not ask again. A record is untrusted: it is read up to the first
-malformed line.
+An environment that makes model calls writes a line for each question before it applies the response. From this record,
+the runner reads the usage of a lost episode. It also copies the responses to the record of the next try, where they are
+marked as `taken_over` and are not requested again. The record is untrusted and is read up to the first invalid line.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ares_exp.records.run_dir import append_text, dump_json, open_regular
 RECORD = "oracle.jsonl"
 """Name of the record in the directory of an episode's files."""
 MAX_BYTES = 32 * 2**20
-"""Maximum number of bytes read of a record."""
+"""Maximum number of bytes that are read from a record."""
 
 _Answer = Annotated[str, Field(max_length=2_000)]
 _Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
@@ -35,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question and its answer.
+    """One question and the model's responses to it.
 
     Attributes:
         task: Name of the task.
-        question: The question, as the policy asked it.
-        said: The texts that the model answered, of which the last one was read.
-        answer: The answer that was read, in the environment's own terms; `None` when none could be.
-        model: The model, where it is known.
-        prompt_tokens, generated_tokens: Of all its answers.
-        cost: US dollars, likewise.
-        sec: Seconds from the question to the answer.
-        taken_over: Whether an earlier try asked, and paid.
-        scorer: Name of the scorer that asked, of a judge; `None`: the environment did.
+        question: Question of the policy.
+        said: Texts of the model's responses. The last one was parsed.
+        answer: Parsed answer, in the environment's terms; `None` if no response could be parsed.
+        model: Name of the model; `None` if unknown.
+        prompt_tokens, generated_tokens: Total tokens of all responses.
+        cost: Total cost of all responses, in US dollars.
+        sec: Time from the question to the answer, in seconds.
+        taken_over: Whether an earlier try made and paid for the call.
+        scorer: Name of the scorer that asked (a judge); `None` if the environment asked.
     """
 
     task: str
@@ -76,10 +75,10 @@ def _to_dict(asked: Asked) -> dict[str, object]:
 
 
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
-    """Writes lines, which survive `kill -9` when this returns. Blocking.
+    """Appends lines to the record. The lines survive `kill -9` when this function returns. Blocking.
 
     Raises:
-        OSError: The disk is full, or another failure; the record is unchanged.
+        OSError: The disk is full, or another write error occurred. The record is unchanged.
     """
     path = files / RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,9 +86,9 @@ def append_asked(files: Path, asked: Iterable[Asked]) -> None:
 
 
 def read_asked(files: Path) -> list[Asked] | None:
-    """Reads the record; `None` when there is none. Blocking.
+    """Reads the record. Returns `None` if it is missing or unreadable. Blocking.
 
-    A last line without an end was being written when its process died, and does not count.
+    An incomplete last line, which a killed process left, is ignored.
     """
     path = files / RECORD
     try:
@@ -105,18 +104,18 @@ def read_asked(files: Path) -> list[Asked] | None:
         try:
             found.append(_ASKED.validate_json(line, strict=True))
         except ValidationError:
-            logger.warning("%s is used up to its line %d: it is no answer of a model", path, len(found) + 1)
+            logger.warning("%s is ignored from line %d on, which is not a recorded response", path, len(found) + 1)
             break
     return found
 
 
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Starts the record in the directory `own` with the answers in that of an earlier try. Blocking.
+    """Copies the answers of an earlier try to the record of a new try. Blocking.
 
     Args:
-        earlier: Directory of the earlier try's files.
-        own: Directory of the files of the try that starts.
-        of_scorers: Whether only answers to scorers are copied: those of a game decide how it goes on.
+        earlier: Directory with the files of the earlier try.
+        own: Directory with the files of the new try.
+        of_scorers: Whether to copy only answers to scorers, because other answers affect the course of the episode.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
     if asked:
@@ -124,7 +123,7 @@ def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> Non
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:
-    """Adds up the record, without what was taken over; `None` when there is none. Blocking."""
+    """Sums the usage of the record, without responses that were taken over; `None` without a record. Blocking."""
     asked = read_asked(files)
     if asked is None:
         return None

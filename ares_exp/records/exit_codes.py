@@ -1,10 +1,10 @@
-"""Exit codes of `ares-exp`; its worst job's is the command's."""
+"""Exit codes of `ares-exp`. A sweep exits with the worst code of its jobs."""
 
 COMPLETE = 0
-"""Every episode asked for has a reward."""
+"""Every planned episode has a reward."""
 INCOMPLETE = 1
-"""Some have none, a task's own solution failed, or a job of a sweep failed."""
+"""An episode has no reward, the solution of a task failed, or a job of a sweep failed."""
 USAGE = 2
-"""The command line, the config or the preflight is at fault."""
+"""The command line or the config is invalid, or a preflight check failed."""
 INTERRUPTED = 130
-"""Ctrl-C, SIGTERM or a request to stop."""
+"""Ctrl-C, SIGTERM or a request to stop ended the command."""

@@ -1,9 +1,9 @@
-"""The name `latest` in the place of a run directory.
+"""The name `latest`, which can replace the path of a run directory.
 
-It is the run or the sweep below `outputs/` of the current directory that was started last: by the first `started` in
-its `sessions.jsonl`, so that a resume, a look or a copy makes none newer. A sweep counts as one, its folder, started
-when the first of its jobs was. What was never started here, as a merged run, does not count, nor does what `ares-exp
-task check` run.
+`latest` is the most recently started run or sweep below `outputs/` in the current directory. The start time is the
+first `started` in `sessions.jsonl`, so that resuming, reading or copying a run does not make it newer. The start time
+of a sweep is the start of its first job. Runs without a start time (for example, merged runs) and the runs of `ares-exp
+task check` are ignored.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ares_exp.records.terminal_text import printable
 LATEST = "latest"
 OUTPUTS = Path("outputs")
 CHECKS = OUTPUTS / "task-check"
-"""Where the runs of `ares-exp task check` go."""
-MEANING = f"`{LATEST}` is the one under {OUTPUTS}/ that was started last"
+"""Folder of the runs of `ares-exp task check`."""
+MEANING = f"`{LATEST}` is the most recent run under {OUTPUTS}/"
 MAX_DEPTH = 4
-"""How far below `outputs` runs are looked for."""
+"""Maximum depth below `outputs` at which runs are searched for."""
 MAX_LINE = 1 << 20
 
 
 def run_path(text: str | Path) -> Path:
-    """Returns the path that was typed; if it starts with `latest`, that of this run, and says on stderr which it is.
+    """Returns the path, with `latest` at its start replaced by the latest run. Prints the selected run to stderr.
 
-    A directory or a file that is called `latest` itself goes first.
+    A file or directory named `latest` takes precedence.
 
     Raises:
-        ConfigError: It is `latest`, and there is no run.
+        ConfigError: The path starts with `latest`, and there is no run.
     """
     path = Path(text)
     if path.parts[:1] != (LATEST,) or os.path.lexists(LATEST):
@@ -44,8 +44,8 @@ def run_path(text: str | Path) -> Path:
     started = [(time, place) for place in places if (time := _started(place)) is not None]
     if not started:
         raise ConfigError(
-            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none, without "
-            "those of `task check`. Name a run directory, or go to the folder where it was started."
+            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none "
+            "(runs of `task check` do not count). Name a run directory, or change to the folder where it was started."
         )
     _, found = max(started)
     sys.stderr.write(f"`{LATEST}` is {printable(str(found))}\n")
@@ -53,10 +53,10 @@ def run_path(text: str | Path) -> Path:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the directories of runs and sweeps below `folder`; none within another."""
+    """Yields the directories of runs and sweeps below `folder`, without descending into them."""
     try:
         folders = [folder / entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir()]
-    except OSError:  # there is none, or it may not be read
+    except OSError:  # the folder is missing or not readable
         return
     for path in folders:
         if any((path / name).is_file() for name in (SWEEP_RECORD, EPISODES)):
@@ -66,12 +66,12 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _started(place: Path) -> float | None:
-    """Returns the start of a run, or of the first job of a sweep, in epoch seconds; `None` if it is not recorded."""
+    """Returns the start of a run, or of the first job of a sweep, in epoch seconds; `None` if not recorded."""
     if (place / SWEEP_RECORD).is_file():
         return min((time for job in _below(place, MAX_DEPTH) if (time := _started(job)) is not None), default=None)
     try:
         with open_regular(RunDir(place).sessions) as lines:
             started = float(json.loads(lines.readline(MAX_LINE))["started"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # anybody may have written it
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # untrusted file
         return None
     return started if math.isfinite(started) else None

@@ -1,4 +1,4 @@
-"""Files that hold one record, JSON or YAML, from a run directory or elsewhere. All of them are untrusted input."""
+"""Reading of JSON and YAML files from run directories and other places. The files are untrusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ares_exp.records.run_dir import open_regular
 
 MAX_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 4 * 2**20
-"""Maximum size; Hydra's records of a run take some kilobytes."""
+"""Maximum size of a YAML file. Hydra's records of a run have a few kilobytes."""
 MAX_YAML_DEPTH = 100
 MAX_ERROR_CHARS = 300
 
@@ -20,8 +20,8 @@ def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Reads the bytes of a file.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ConfigError: It is too long.
+        OSError: The file cannot be read, or is not a regular file.
+        ConfigError: The file is too large.
     """
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
@@ -34,8 +34,8 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     """Reads the JSON object in a file.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ConfigError: It is too long or too deep, no JSON, or something else than an object.
+        OSError: The file cannot be read, or is not a regular file.
+        ConfigError: The file is too large, nested too deeply, not valid JSON, or not an object.
     """
     try:
         found = json.loads(read_record(path, max_bytes=max_bytes))
@@ -50,15 +50,15 @@ def read_yaml(path: Path) -> Any:
     """Reads a YAML file.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ConfigError: It is too long or too deep, refers to parts of itself, or is no YAML.
+        OSError: The file cannot be read, or is not a regular file.
+        ConfigError: The file is too large, nested too deeply, contains aliases, or is not valid YAML.
     """
     import yaml
 
     text = read_record(path, max_bytes=MAX_YAML_BYTES)
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     try:
-        for event in yaml.parse(text, Loader=loader):  # first: too deep a nesting crashes the C loader
+        for event in yaml.parse(text, Loader=loader):  # checked first, because deep nesting crashes the C loader
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_YAML_DEPTH or isinstance(event, yaml.AliasEvent):
                 raise broken(path, f"at most {MAX_YAML_DEPTH} levels, and no aliases", "others")
@@ -68,5 +68,5 @@ def read_yaml(path: Path) -> Any:
 
 
 def broken(path: Path, expected: str, got: str) -> ConfigError:
-    """Makes the error for a file with unexpected content."""
+    """Creates the error for a file with unexpected content."""
     return ConfigError(f"{path} is broken: expected {expected}, got {got}.")

@@ -1,4 +1,4 @@
-"""The results that a run recorded: `episodes.jsonl` and `scores/`, read. They are untrusted: every row is checked."""
+"""Reading of the results of a run: `episodes.jsonl` and `scores/`. The files are untrusted, so every row is checked."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ares_exp.records.run_summary import RunSummary
 MAX_ROWS = 2_000_000
 MAX_ROW_BYTES = 4 * 2**20
 MAX_NUMBER = 1e100
-"""Maximum of recorded numbers: their squares, and sums of squares, are still finite."""
+"""Maximum of recorded numbers. Their squares, and sums of their squares, are still finite."""
 MAX_COUNT = 2**53
-"""Maximum of recorded counts: a float holds every whole number up to here."""
+"""Maximum of recorded counts. A float represents every integer up to this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class RecordedResults:
     """Content of `episodes.jsonl`.
 
     Attributes:
-        results: Every try of every attempt, in the order in which they ended.
-        torn: Whether the last line has no end, as a crash in the middle of writing leaves it. It is not in `results`.
-        whole_bytes: Where the whole lines end.
+        results: Results of all tries of all attempts, in the order in which they ended.
+        torn: Whether the last line is incomplete because of a crash. An incomplete line is not in `results`.
+        whole_bytes: Number of bytes of the complete lines.
     """
 
     results: tuple[EpisodeResult, ...]
@@ -42,7 +42,7 @@ def read_results(path: Path) -> RecordedResults:
     """Reads an `episodes.jsonl`. The scores of `ares-exp score` are added to the rewards of the episodes.
 
     Raises:
-        ConfigError: It cannot be read, or a line that is not the torn last one is no result; with its number.
+        ConfigError: The file cannot be read, or a complete line is not a valid result. The message has the line number.
     """
     results: list[EpisodeResult] = []
     whole_bytes, torn = read_lines(path, "the result of an episode", lambda data: results.append(checked_result(data)))
@@ -55,12 +55,12 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
     """Reads the scores that `ares-exp score` added to a run after its end, by episode and name.
 
     Raises:
-        ConfigError: A file cannot be read, or a line that is not the torn last one is no score; with its number.
+        ConfigError: A file cannot be read, or a complete line is not a valid score. The message has the line number.
     """
     added: dict[str, dict[str, float]] = {}
 
     def take(line: Any) -> None:
-        if "config" not in line:  # which starts what one call has added
+        if "config" not in line:  # the first line of each scoring call
             numbers = {str(name): float(value) for name, value in line["rewards"].items()}
             _check_numbers(numbers.values())
             added.setdefault(str(line["episode_id"]), {}).update(numbers)
@@ -71,12 +71,15 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
 
 
 def with_added(rewards: Mapping[str, float], added: Mapping[str, float]) -> dict[str, float]:
-    """Returns the rewards of an episode, then those that were added; a name that it has keeps its first value."""
+    """Returns the rewards of an episode, followed by the added rewards. Existing names keep their values."""
     return {**rewards, **added, **rewards}
 
 
 def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int, bool]:
-    """Passes the JSON of each whole line to `take`. Returns where the whole lines end, and whether a torn one follows.
+    """Passes the JSON value of each complete line to `take`.
+
+    Returns:
+        The number of bytes of the complete lines, and whether an incomplete line follows.
 
     Raises:
         ConfigError: The file cannot be read, or a line is not `what`.
@@ -97,7 +100,7 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}, line {number}: expected {what}, got something else: {error}. "
-            "Only a torn last line is left out; repair this one, or remove it to go without its episode."
+            "Only an incomplete last line is ignored. Repair this line, or remove it to ignore its episode."
         ) from None
     return whole_bytes, False
 
@@ -106,7 +109,7 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def is_countable(response: LLMResponse) -> bool:
-    """Whether cost and usage of a response can be summed, and the sums read back. The response is untrusted."""
+    """Checks whether the cost and usage of an untrusted response can be summed and recorded."""
     for name in _COUNTS:
         count = getattr(response.usage, name)
         if not isinstance(count, int) or not 0 <= count < MAX_COUNT:
@@ -115,7 +118,11 @@ def is_countable(response: LLMResponse) -> bool:
 
 
 def checked_result(data: Any) -> EpisodeResult:
-    """The result that `EpisodeResult.to_dict` gave, if it can be reckoned with. Raises `ValueError` otherwise."""
+    """Returns the result from its `EpisodeResult.to_dict` form.
+
+    Raises:
+        ValueError: A field is invalid, or a number is too large to be summed.
+    """
     result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()
@@ -135,11 +142,11 @@ def _check_numbers(numbers: Iterable[float]) -> None:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def recorded_summary(run_dir: RunDir) -> RunSummary | None:
-    """Reads the totals of a run so far; `None` if none was started.
+    """Reads the totals of a run so far. Returns `None` if the run was not started.
 
     Raises:
         ConfigError: A record is broken.
@@ -163,10 +170,10 @@ def recorded_summary(run_dir: RunDir) -> RunSummary | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file; empty if there is no such file.
+    """Reads the JSON object in a file. Returns an empty object if the file is missing.
 
     Raises:
-        ConfigError: It is broken.
+        ConfigError: The file cannot be read, or is not a valid JSON object.
     """
     try:
         return read_json_object(path)
@@ -177,7 +184,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _planned(run_dir: RunDir) -> int:
-    """Returns the planned attempts: from the last session's summary, else from the plan; 0 if not known."""
+    """Returns the number of planned attempts, from the last summary or from the config; 0 if unknown."""
     planned = read_object(run_dir.summary).get("planned")
     if isinstance(planned, int):
         return planned

@@ -1,4 +1,4 @@
-"""Results: how one episode ended, and what a run adds up to."""
+"""The results of episodes, with their outcomes, errors and usage."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.validation import Text, validated
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
-"""The id of an episode: its task, its attempt, and what other episodes of the attempt do not have."""
+"""Pattern of an episode's id: the task, the attempt, and a suffix that is unique among the tries of the attempt."""
 
 
 @dataclass(slots=True)
 class EpisodeUsage:
-    """Totals over the steps of an episode, so far.
+    """Totals over the steps of an episode so far.
 
     Attributes:
-        num_steps: Responses that were given.
-        unanswered: Steps without a response, because the time was up before.
-        prompt_tokens, generated_tokens: Of the responses.
-        cost: Of the responses, in US dollars.
-        length_stops: Responses that ended at the bound on generated tokens.
+        num_steps: Number of responses.
+        unanswered: Number of steps without a response, because the time limit was reached.
+        prompt_tokens, generated_tokens: Total tokens of the responses.
+        cost: Total cost of the responses, in US dollars.
+        length_stops: Number of responses that were cut off at the limit on generated tokens.
     """
 
     num_steps: int = 0
@@ -48,7 +48,7 @@ class EpisodeUsage:
 
     @property
     def step_count(self) -> int:
-        """Time steps since FIRST."""
+        """The number of time steps after FIRST."""
         return self.num_steps + self.unanswered
 
     @property
@@ -57,7 +57,7 @@ class EpisodeUsage:
         return self.prompt_tokens + self.generated_tokens
 
     def add(self, action: LLMResponse | object | None) -> None:
-        """Counts one step and its response, if there is one. The cost of another package's action is not known."""
+        """Counts one step and its response, if any. Actions that are not an `LLMResponse` have no known cost."""
         if action is None:
             self.unanswered += 1
             return
@@ -66,7 +66,7 @@ class EpisodeUsage:
             self.pay(action)
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts what a response costs, also if the episode does not get it."""
+        """Counts the tokens and cost of a response, even if the episode does not receive it."""
         self.prompt_tokens += response.usage.prompt_tokens
         self.generated_tokens += response.usage.generated_tokens
         self.cost += response.cost
@@ -74,7 +74,7 @@ class EpisodeUsage:
 
 
 class Outcome(StrEnum):
-    """Outcome of an episode, known where it happened."""
+    """The outcome of an episode."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -90,7 +90,7 @@ class Outcome(StrEnum):
 
     @classmethod
     def of(cls, error: BaseException) -> Outcome:
-        """Returns the outcome of an episode that `error` ended."""
+        """Returns the outcome of an episode that ended with `error`."""
         classes: tuple[tuple[type[BaseException], Outcome], ...] = (
             (asyncio.CancelledError, cls.CANCELLED),
             (KeyboardInterrupt, cls.CANCELLED),
@@ -107,17 +107,17 @@ class Outcome(StrEnum):
 
 
 UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
-"""Outcomes that say nothing about the attempt."""
+"""Outcomes of interrupted episodes, which are not a result of the attempt."""
 
 RESPONSES_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
-"""Outcomes after which the response log may be deleted: the attempt has a result, or starts from the start."""
+"""Outcomes after which the response log can be deleted: the attempt has a result, or starts from the beginning."""
 
 
 HOST_IMAGE = "host"
-"""What stands for the image of a container whose files are this host's own."""
+"""Value of `container_image` for a container that uses the files of this host."""
 
 MAX_MESSAGE = 20_000
-"""Maximum length of an error's text, in characters, so that a row can be read back whatever the error quotes."""
+"""Maximum length of an error message, in characters, so that every row is small enough to be read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,10 @@ class ErrorInfo:
     """An error, or the limit that truncated an episode.
 
     Attributes:
-        type: Name of the exception's class; `limit` for a limit, but for `agent_exit`, which has an exception.
-        message: Text for people.
-        limit: The limit that was reached: `steps`, `time`, `tokens`, `cost`, a name that only its environment uses, or
-            `unknown`; `None` for an error.
+        type: Class name of the exception; `limit` for a limit, except `agent_exit`, which has an exception.
+        message: Human-readable message.
+        limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
+            defines; `None` for an error.
     """
 
     type: Text
@@ -137,20 +137,20 @@ class ErrorInfo:
 
     @classmethod
     def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
-        """Makes the record of a limit, with a note on it; `None`: the environment does not say which."""
+        """Creates the record of a limit, with an optional note. `None` means that the limit is unknown."""
         name = limit or "unknown"
         if name == "agent_exit" and note:
             return cls(AgentExitError.__name__, _bounded(note), name)
         return cls("limit", _bounded(f"limit reached: {name}{f': {note}' if note else ''}"), name)
 
     def to_dict(self) -> dict[str, str]:
-        """Returns the JSON-ready form; `limit` only where there is one."""
+        """Returns the JSON-ready form. Omits `limit` if it is `None`."""
         more = {} if self.limit is None else {"limit": self.limit}
         return {"type": self.type, "message": self.message, **more}
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Makes the record of an exception."""
+        """Creates the record of an exception."""
         return cls(type(error).__name__, _bounded(str(error) or type(error).__name__))
 
 
@@ -160,14 +160,15 @@ def _bounded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Recorded responses of an earlier episode that were given again instead of asking the policy.
+    """Recorded responses of an earlier episode that were replayed instead of being requested from the policy.
 
     Attributes:
-        episode_id: The earlier one, of the same attempt.
-        steps: How many of its responses were given again; those before a snapshot that was restored included.
-        prompt_tokens, generated_tokens, cost: Sums over those responses: they are in the earlier episode's totals, too.
-        from_snapshot: The step at which a snapshot was restored; `None`: it was run again from the start.
-        diverged_at: The first step whose request differs from the recorded one; `None`: all are the same.
+        episode_id: Id of the earlier episode, of the same attempt.
+        steps: Number of replayed responses, including the responses before a restored snapshot.
+        prompt_tokens, generated_tokens, cost: Sums over the replayed responses, which are also in the totals of the
+            earlier episode.
+        from_snapshot: Step at which a snapshot was restored; `None` if the episode was run again from the start.
+        diverged_at: First step whose request differs from the recorded request; `None` if all requests are equal.
     """
 
     episode_id: str
@@ -180,7 +181,7 @@ class Replayed:
 
     @classmethod
     def of(cls, episode_id: str, responses: Sequence[LLMResponse]) -> Self:
-        """Makes the record of these responses, taken over from an earlier episode."""
+        """Creates the record for these responses of an earlier episode."""
         return cls(
             episode_id,
             len(responses),
@@ -192,11 +193,11 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentUsage:
-    """Spending of an environment on its own model calls, such as those of the oracle of twenty questions.
+    """Usage of an environment's own model calls, such as the oracle's calls in twenty questions.
 
     Attributes:
-        prompt_tokens, generated_tokens: As the engines counted them.
-        cost: US dollars.
+        prompt_tokens, generated_tokens: Total tokens, as counted by the engines.
+        cost: Total cost in US dollars.
     """
 
     prompt_tokens: int = 0
@@ -218,16 +219,17 @@ class EnvironmentUsage:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What came from an installed agent in one episode.
+    """Facts about an installed agent and its requests in one episode.
 
     Attributes:
-        name: Its name.
-        version: Its version, where it is pinned; of `agent=command` the digest of the files that the container gets.
-        requests: HTTP requests for a response, retries included.
-        retries: Those of them that asked for a response once more; they cost none.
-        conversations: Names of its conversations, in the order in which they started.
-        dropped: What its requests had that could not be carried.
-        background requests: Calls beside its work that the policy answered without a step.
+        name: Name of the agent.
+        version: Pinned version of the agent. For `agent=command`, the digest of the files in the container. `None` if
+            no version is pinned.
+        requests: Number of HTTP requests for a response, including retries.
+        retries: Number of requests that asked for the same response again. They cause no further cost.
+        conversations: Names of the agent's conversations, in the order in which they started.
+        dropped: Unsupported fields that were removed from the requests.
+        background_requests: Number of calls in addition to the agent's work that the policy answered without a step.
     """
 
     name: str
@@ -252,14 +254,14 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """Result of one stage of a multi-step task.
+    """The result of one stage of a multi-step task.
 
     Attributes:
         name: Name of the stage.
-        reward: Its reward; `None`: it was not verified.
-        rewards: Everything its verifier scored, by key.
-        truncated_by: The limit that ended its agent, if one did.
-        num_steps: Time steps that its agent took: policy answers, and at its end maybe one that did not come in time.
+        reward: Reward of the stage; `None` if the stage was not verified.
+        rewards: All scores of the stage's verifier, by key.
+        truncated_by: Limit that ended the stage; `None` if no limit was reached.
+        num_steps: Number of time steps of the stage: responses, plus a final response that did not arrive in time.
     """
 
     name: str
@@ -273,41 +275,41 @@ class StageResult:
 class EpisodeResult:
     """One line of `episodes.jsonl`: one try of one attempt at one task.
 
-    An attempt is tried again after an error (`retry`), or when the run is resumed; every try keeps its line, and the
-    last one is the attempt's result.
+    An attempt is tried again after an error (`retry`), or when the run is resumed. Every try keeps its line, and the
+    last try is the result of the attempt.
 
     Attributes:
-        episode_id: Unique; also names the trajectory file.
-        task_name: The task.
-        attempt: Number of this running of the task, from 0.
+        episode_id: Unique id of the episode, which is also the name of its trajectory file.
+        task_name: Name of the task.
+        attempt: Number of the attempt at the task, from 0.
         seed: Seed of this episode.
-        outcome: Its outcome.
-        reward: The episode's reward: the verifier's, or with scorers the weighted sum of it and theirs; `None` when
-            there is none (never 0.0 for want of a better number).
-        rewards: Everything the verifier scored, by key, and every scorer, by name.
-        note: Why the reward says nothing about the tests, if they could not be run or graded, or why an episode that
-            a limit ended has none; for people.
-        error: What went wrong, or the limit that truncated it.
-        num_steps: Steps after the first request: policy answers, and any that did not come in time. The trajectory's
-            `num_steps` counts the record of the first request, too.
-        prompt_tokens, generated_tokens: Token totals of the policy over the episode.
-        cost: US dollars of the policy over the episode.
-        length_stops: Policy answers that ended at the bound on generated tokens (`finish_reason` is `length`).
-        format_errors: Policy answers that the agent could not use, as far as it counts them (`agent=shell` does).
-        started_at, finished_at: Epoch seconds, as `start_time` and `end_time` of the trajectory: from the making of the
-            environment to the verdict.
-        phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`, `score`; and `snapshot`, what the
-            episode waited for its snapshots after the policy had answered.
-        container_image: What the container's files came from: an image's name, or `HOST_IMAGE`; `None` if it never
-            started.
-        snapshots: Number of its snapshots that are kept.
+        outcome: Outcome of the episode.
+        reward: Reward of the episode: the verifier's reward, or its weighted sum with the scorers' rewards. `None` if
+            the episode has no reward, which is never recorded as 0.0.
+        rewards: All scores of the verifier, by key, and of the scorers, by name.
+        note: Explanation of a reward for tests that could not be run or graded, or of a missing reward after a limit.
+        error: Error of the episode, or the limit that truncated it.
+        num_steps: Number of steps after the first request: responses, and responses that did not arrive in time. The
+            `num_steps` of the trajectory also counts the record of the first request.
+        prompt_tokens, generated_tokens: Total tokens of the policy in the episode.
+        cost: Total cost of the policy in the episode, in US dollars.
+        length_stops: Number of responses that were cut off at the token limit (`finish_reason` is `length`).
+        format_errors: Number of responses that the agent could not use, if the agent counts them, as `agent=shell`
+            does.
+        started_at, finished_at: Times in epoch seconds, from the creation of the environment to the verdict. They equal
+            `start_time` and `end_time` of the trajectory.
+        phase_sec: Wall-clock seconds by phase: `start`, `agent`, `policy`, `verify`, `score` and `snapshot` (the wait
+            for snapshots after a response).
+        container_image: Origin of the container's files: the name of an image, or `HOST_IMAGE`. `None` if the container
+            never started.
+        snapshots: Number of stored snapshots of the episode.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
         retry: Number of earlier tries of this attempt.
-        replayed: Responses that it took over from an earlier try, if it did.
-        stages: Results of its stages; empty for a single-stage task.
-        environment_usage: Spending of its environment in this try, beside the policy's; `None` for an environment that
-            makes no model calls. Answers taken over from an earlier try are counted in that try alone.
-        agent: What came from its agent, an installed one; `None` for any other.
+        replayed: Responses that were replayed from an earlier try; `None` if no responses were replayed.
+        stages: Results of the stages; empty for a single-stage task.
+        environment_usage: Usage of the environment's model calls in this try, in addition to the policy's usage. `None`
+            if the environment makes no model calls. Responses taken over from an earlier try count only in that try.
+        agent: Facts about an installed agent; `None` for other agents.
     """
 
     episode_id: str
@@ -339,12 +341,12 @@ class EpisodeResult:
 
     @property
     def limit(self) -> str | None:
-        """The limit that truncated it; `None` when none did."""
+        """The limit that truncated the episode; `None` if no limit was reached."""
         return self.error.limit if self.error is not None else None
 
     @property
     def duration_sec(self) -> float:
-        """Wall seconds from start to finish."""
+        """The duration in wall-clock seconds."""
         return self.finished_at - self.started_at
 
     def to_dict(self) -> dict[str, Any]:
@@ -361,7 +363,10 @@ class EpisodeResult:
         }
 
     def to_row(self) -> dict[str, Any]:
-        """Returns one row of a table: plain values, one a column, mappings by `name.key`; the stages stay a list."""
+        """Returns one row of a table, with plain values.
+
+        Mappings become columns named `name.key`. The stages remain a list.
+        """
         row: dict[str, Any] = {}
         for name, value in self.to_dict().items():
             if name == "error":
@@ -375,21 +380,21 @@ class EpisodeResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Inverts `to_dict`; leaves out fields that this version does not know.
+        """Creates a result from its `to_dict` form. Ignores fields that this version does not know.
 
         Raises:
-            ValueError: `data` is not a valid result; the message says why.
+            ValueError: `data` is not a valid result. The message explains why.
         """
         return validated(cls, data)
 
 
 _FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
-"""Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
+"""Fields of a row that are mappings or `None`. Each of their keys becomes a column."""
 
 
 def attempt_of(episode_id: str) -> str:
-    """Returns the start that the ids of all episodes of an attempt share."""
+    """Returns the common prefix of the ids of all episodes of an attempt."""
     found = _OF_AN_ATTEMPT.fullmatch(episode_id)
     return found[1] if found else episode_id
 
@@ -405,7 +410,7 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
 
 
 def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
-    """Returns the names of the rewards that are something else than the reward of their episode, as first met."""
+    """Returns the names of rewards that differ from the reward of their episode, in order of first appearance."""
     named: dict[str, bool] = {}
     for result in results:
         for name, value in result.rewards.items():
@@ -414,7 +419,7 @@ def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
 
 
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
-    """Counts episodes by outcome; leaves out outcomes that did not occur."""
+    """Counts episodes by outcome. Omits outcomes that did not occur."""
     counts: dict[str, int] = {}
     for result in results:
         counts[result.outcome.value] = counts.get(result.outcome.value, 0) + 1

@@ -1,4 +1,4 @@
-"""The run directory: the name of every output file, once, the ways in which files are written, and `run.log`."""
+"""The run directory: the names of its files, functions that write files durably, and the handler of `run.log`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 EPISODES = "episodes.jsonl"
 SCORES_SUFFIX = ".jsonl"
-"""End of the names of the files in `scores/`, one for each scorer."""
+"""Suffix of the files in `scores/`, of which each scorer has one."""
 SWEEP_RECORD = "multirun.yaml"
-"""Hydra's record of a sweep: where it is, there is a sweep."""
+"""Hydra's record of a sweep. A folder that has this file is a sweep."""
 STOP = "stop"
-"""Name of the file in a sweep's folder that ends its jobs. A user may create it with `touch`."""
+"""Name of a file in a sweep's folder that ends its jobs. Users can create it with `touch`."""
 RUN_FOLDERS = ("trajectories",)
 RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
-"""Where the collectors write in a run directory (see `conf/collector`)."""
+"""Files that the collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = (
@@ -45,18 +45,18 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
     text = _ENCODER.encode(data) if indent is None else json.dumps(data, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, as a model may write it: only escapes can carry it
+    except UnicodeEncodeError:  # a lone surrogate, which models can generate and only escapes can represent
         text = json.dumps(data, indent=indent, ensure_ascii=True, default=str)
     return mask_known_secrets(text)
 
 
 @contextmanager
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
-    """Opens a file for writing that appears whole, when the body ends without an exception, or not at all.
+    """Opens a file for atomic writing. The file is replaced only if the body raises no exception.
 
     Args:
-        path: The file; its directory must be there.
-        sync: Whether it must survive a power cut once this returns.
+        path: The file. Its directory must exist.
+        sync: Whether the file must survive a power cut after the body has ended.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -77,32 +77,32 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all, and survives a power cut once this returns."""
+    """Writes a file atomically. The file survives a power cut when this function returns."""
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
-    """Appends JSON lines durably, all or none. Only a crash of the machine can leave a torn last line.
+    """Appends all JSON lines or none, durably. Only a crash of the machine can leave an incomplete last line.
 
     Raises:
-        OSError: The disk is full, or another failure. The file is unchanged.
+        OSError: The disk is full, or another write error occurred. The file is unchanged.
     """
     append_durably(path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT)
 
 
 def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
-    """Appends `text` atomically, in one write. It survives the end of this process.
+    """Appends `text` atomically, in one write. The text survives the end of this process.
 
-    Texts of concurrent writers do not mix. A link is not followed.
+    Texts of concurrent writers are not mixed. Links are not followed.
 
     Args:
         path: The file.
         text: The text.
-        flags: More flags for `os.open`, such as `os.O_CREAT`, which also makes a missing folder.
+        flags: Further flags for `os.open`. `os.O_CREAT` also creates a missing folder.
 
     Raises:
-        OSError: The disk is full, or another failure. The file is unchanged.
+        OSError: The disk is full, or another write error occurred. The file is unchanged.
     """
     data = text.encode()
     descriptor = _open_to_append(path, flags)
@@ -113,16 +113,17 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
 
 
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
-    """Appends `text` atomically. It survives a power cut when this returns. Blocking.
+    """Appends `text` atomically. The text survives a power cut when this function returns. Blocking.
 
     Args:
         path: The file.
         text: The text.
-        flags: As in `append_text`.
+        flags: Further flags for `os.open`, as for `append_text`.
         is_new: Whether the name of the file must also survive.
 
     Raises:
-        OSError: The disk is full, or another failure. The file is unchanged, unless it was appended to meanwhile.
+        OSError: The disk is full, or another write error occurred. The file is unchanged, unless another writer
+            appended to it meanwhile.
     """
     data, path = text.encode(), str(path)
     descriptor = _open_to_append(path, flags)
@@ -131,7 +132,7 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
         if _shared.unsynced is None:
             _sync_appended(descriptor, len(data))
         else:
-            with suppress(OSError, AttributeError):  # files that start together need one entry in the disk's journal
+            with suppress(OSError, AttributeError):  # later syncs then share a journal entry
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
@@ -143,7 +144,7 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
 
 
 class _Shared(threading.local):
-    """The paths that a thread syncs at the end of `syncing_together`; `None` outside of it."""
+    """The paths that a thread syncs at the end of `syncing_together`; `None` outside of this context."""
 
     unsynced: dict[str, None] | None = None
 
@@ -153,10 +154,10 @@ _shared = _Shared()
 
 @contextmanager
 def syncing_together() -> Iterator[None]:
-    """Delays the syncs of `append_durably` in this thread to the end of the block, with one for each file and folder.
+    """Delays the syncs of `append_durably` in this thread to the end of the block. Syncs each file and folder once.
 
     Raises:
-        OSError: A sync failed: any text of the block may be lost in a power cut.
+        OSError: A sync failed. A power cut can lose any text of the block.
     """
     paths: dict[str, None] = {}
     _shared.unsynced = paths
@@ -169,16 +170,16 @@ def syncing_together() -> Iterator[None]:
 
 
 class GatheredCalls(Generic[T]):
-    """Calls of a blocking function in threads, each with all items that arrived while no thread was free.
+    """Batched calls of a blocking function in threads.
 
-    For one event loop.
+    Each call receives all items that arrived while no thread was available. Must be used on one event loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
-        """Keeps the arguments.
+        """Stores the arguments.
 
         Args:
-            take: The function.
+            take: The blocking function, which receives a batch of items.
             at_once: Maximum number of concurrent calls.
         """
         self._take = take
@@ -187,9 +188,9 @@ class GatheredCalls(Generic[T]):
         self._free = asyncio.Semaphore(at_once)
 
     def put(self, item: T) -> asyncio.Future[None]:
-        """Returns the call that takes the item. Do not cancel it: it takes other items, too."""
+        """Adds an item, and returns the future of its call. Do not cancel it, because other items share the call."""
         self._items.append(item)
-        if self._call is None or self._call.done():  # done: it was cancelled before it took anything
+        if self._call is None or self._call.done():  # a done call was cancelled before it took items
             self._call = asyncio.ensure_future(self._called())
         return self._call
 
@@ -200,7 +201,7 @@ class GatheredCalls(Generic[T]):
 
 
 def _sync_appended(descriptor: int, size: int) -> None:
-    """Syncs a file to disk. If that fails, removes the last `size` bytes again, unless another text follows them."""
+    """Syncs a file to disk. If the sync fails, removes the last `size` bytes, unless other text follows them."""
     try:
         os.fsync(descriptor)
     except OSError:
@@ -212,14 +213,18 @@ def _sync_appended(descriptor: int, size: int) -> None:
 
 
 def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
-    """Writes to the end of a file, all or nothing. Raises `OSError` with the path."""
-    with _appending:  # text that another thread appends after half of this would be removed with it
+    """Appends all of the data to a file, or nothing.
+
+    Raises:
+        OSError: The data could not be written. The error has the path.
+    """
+    with _appending:  # removing a partial write would also remove text that another thread appended after it
         try:
             written = os.write(descriptor, data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
         if written != len(data):
-            os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it started
+            os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # the end before this write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
@@ -235,10 +240,10 @@ def _open_to_append(path: Path | str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Opens a file for reading: not a pipe or a device, which might never end, or never start.
+    """Opens a regular file for reading. Rejects pipes and devices, because reading them could block indefinitely.
 
     Raises:
-        OSError: It cannot be opened, or is something else.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
@@ -250,7 +255,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def sync_to_disk(path: Path | str) -> None:
-    """Has a file, or what was made, renamed and removed in a directory, survive a power cut."""
+    """Syncs a file, or the entries of a directory, to disk, so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -258,9 +263,9 @@ def sync_to_disk(path: Path | str) -> None:
         os.close(descriptor)
 
 
-@functools.cache  # Hydra asks more than once
+@functools.cache  # Hydra resolves the directory several times
 def fresh_dir(path: str) -> str:
-    """Makes the directory `path`, or, where there is one already, `path_2`, `path_3`, …: no two runs get the same."""
+    """Creates the directory `path`, or `path_2`, `path_3`, … if it exists, so that each run has its own directory."""
     for number in itertools.count(1):
         candidate = path if number == 1 else f"{path}_{number}"
         try:
@@ -272,7 +277,10 @@ def fresh_dir(path: str) -> str:
 
 
 def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
-    """Returns the objection to a `hydra.run.dir=…` that holds another run or is out of reach, before Hydra uses it."""
+    """Checks `hydra.run.dir=…` before Hydra uses it.
+
+    Returns an error message if the directory contains another run or is not accessible, or if `name` has a slash.
+    """
     if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
         return None
     for argument in argv:
@@ -284,7 +292,7 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
         try:
             if is_file(Path(value.strip("'\"")) / EPISODES):
                 return USED.format(value)
-        except OSError as error:  # it may not be entered, or its name is too long
+        except OSError as error:  # no permission, or the name is too long
             return f"Cannot write a run to {value:.200}: {error.strerror}. Choose another place with `hydra.run.dir=…`."
     return None
 
@@ -307,15 +315,17 @@ def is_file(path: Path) -> bool:
 
 
 def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
-    """Holds a file or folder until it is closed, or until this process is no more.
+    """Locks a file or folder until it is closed, or until this process ends.
+
+    Does nothing on file systems without such locks.
 
     Args:
-        descriptor: Of the open file.
-        path: What it stands for.
-        what: What that is.
+        descriptor: Descriptor of the open file or folder.
+        path: Path for the message.
+        what: Kind of the locked resource, for the message.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another process holds the lock.
     """
     import fcntl
 
@@ -330,7 +340,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Returns whether a folder is a run directory."""
+    """Checks whether a folder is a run directory."""
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
@@ -363,19 +373,19 @@ class RunDir:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run was started here: one that was killed before its config was written was not."""
+        """Whether a run was started here. A run that was killed before it wrote its config does not count."""
         return self.config.exists()
 
     @contextmanager
     def owned(self, *, resume: bool = False) -> Iterator[None]:
-        """Makes the directory and the (empty) episodes file; while the body runs no other process may do the same.
+        """Creates the directory and its `episodes.jsonl`, and locks the directory for other processes.
 
         Args:
-            resume: Whether a run that is in the directory already may be resumed.
+            resume: Whether an existing run in the directory may be resumed.
 
         Raises:
-            ConfigError: Another run has written here, or writes here now, or nothing can be written here, or somewhere
-                else would be.
+            ConfigError: The directory contains another run, is used by another process, is not writable, or contains
+                links instead of folders.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -394,7 +404,11 @@ class RunDir:
             os.close(descriptor)
 
     def _refuse_links(self) -> None:
-        """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
+        """Rejects links instead of the run's folders, because a run deletes files there.
+
+        Raises:
+            ConfigError: A folder of the run is a link.
+        """
         folders = (
             *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
             *(self.checkpoints, self.control, self.scores),
@@ -402,12 +416,12 @@ class RunDir:
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
                 f"Expected the folders in the run directory {self.path} to be its own, but these are links: "
-                f"{', '.join(links)}. Put what they lead to in their place, or choose a run directory on the disk that "
-                "has room for it: `hydra.run.dir=…`."
+                f"{', '.join(links)}. Replace them with their targets, or set `hydra.run.dir=…` to a directory on a "
+                "disk with enough room."
             )
 
     def discard(self) -> None:
-        """Removes what Hydra wrote for a run that was refused before it started; anything else stays."""
+        """Removes Hydra's files and the log of a run that was rejected before it started. Keeps all other files."""
         if self.episodes.exists() or self.config.exists():
             return
         for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
@@ -421,9 +435,10 @@ class RunDir:
                 folder.rmdir()
 
     def sweep_up(self) -> None:
-        """Removes temporary files of a process that was killed during an atomic write. For the run's only process.
+        """Removes temporary files of a process that was killed during an atomic write.
 
-        Skips the folders in which tasks, snapshots and trackers keep their files.
+        Only the process that owns the directory may call this method. Skips the folders of tasks, snapshots,
+        checkpoints and trackers.
         """
         others = (
             self.files,
@@ -439,28 +454,28 @@ class RunDir:
                 path.unlink(missing_ok=True)
 
     def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
-        """Writes indented JSON, atomically."""
+        """Writes indented JSON atomically."""
         write_atomically(path, dump_json(data, indent=2) + "\n")
 
     def append_episodes(self, *rows: str) -> None:
-        """Appends rows, each encoded by `dump_json`, to `episodes.jsonl`, which `owned` has made.
+        """Appends rows, each encoded by `dump_json`, to `episodes.jsonl`, which `owned` has created.
 
         Raises:
-            OSError: The disk is full, the file is missing, or another failure; the file is unchanged.
+            OSError: The disk is full, the file is missing, or another write error occurred. The file is unchanged.
         """
         append_durably(self.episodes, "".join(f"{row}\n" for row in rows))
 
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that becomes it when the body ends without an exception.
+    """Creates a temporary directory next to `out`, and renames it to `out` if the body raises no exception.
 
     Raises:
-        ConfigError: There is something already.
-        OSError: It cannot be made.
+        ConfigError: `out` already exists.
+        OSError: The directory cannot be created.
     """
     if os.path.lexists(out):
-        raise ConfigError(f"Expected a directory that is not there yet, but {out} exists. Choose another one.")
+        raise ConfigError(f"Expected a new directory, but {out} exists. Choose another directory.")
     place = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     place.mkdir(parents=True)
     try:
@@ -473,10 +488,10 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 class RunLogHandler(logging.FileHandler):
-    """A file handler that never raises: `logging.FileHandler` does where the file cannot be opened (again).
+    """A file handler that never raises. In contrast, `logging.FileHandler` raises if it cannot open the file.
 
-    A line that cannot be written, as the disk is full or the directory gone, fails no episode. A link in the place of
-    the file is not followed: the directory of a run that is resumed may come from anybody.
+    If a line cannot be written because the disk is full or the directory is missing, no episode fails. A link instead
+    of the file is not followed, because the directory of a resumed run is untrusted.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -486,7 +501,7 @@ class RunLogHandler(logging.FileHandler):
         return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_itself)  # type: ignore[return-value]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line."""
+        """Writes the record. Passes write errors to `handleError`."""
         try:
             super().emit(record)
         except OSError:
@@ -498,14 +513,14 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def open_beneath(root: int, path: str) -> Iterator[int]:
-    """Opens the directory at `path` below `root`, step by step; returns its file descriptor.
+    """Opens the directory `path` below `root`, one component at a time. Yields its file descriptor.
 
     Args:
-        root: A file descriptor.
-        path: `""` for `root` itself, else `/a/b`, without `..`.
+        root: File descriptor of the root directory.
+        path: Path such as `/a/b`, without `..`; `""` for `root` itself.
 
     Raises:
-        OSError: It is not there, or a link or something else that is no directory is on the way.
+        OSError: The directory is missing, or a component of the path is a link or not a directory.
     """
     directory = os.dup(root)
     try:

@@ -1,4 +1,4 @@
-"""The storage of a run: the disk space that it keeps in reserve, and the first write that failed."""
+"""The storage of a run: its reserve of disk space, and the first failed write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunStorage:
     frees it. Therefore the responses that arrive afterwards, the rows of cancelled episodes and the totals still fit
     on a full disk.
 
-    Threads may share it.
+    Instances are thread-safe.
 
     Attributes:
         failure: The error that ended the run; `None` while the run can be recorded.
@@ -52,7 +52,7 @@ class RunStorage:
         self._failing = threading.Lock()
 
     def open(self, *, concurrency: int) -> None:
-        """Remembers the file of rows, and takes the reserve. Blocking.
+        """Remembers the file of rows, and allocates the reserve. Blocking.
 
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
@@ -62,7 +62,7 @@ class RunStorage:
             self._rows = self._run_dir.episodes.stat()
             self._reserve = reserve = tempfile.TemporaryFile(dir=self._run_dir.path, buffering=0)  # noqa: SIM115
             for size in _chunks(needed):
-                if reserve.write(os.urandom(size)) < size:  # random: some file systems store zeros without space
+                if reserve.write(os.urandom(size)) < size:  # zeros use no space in some file systems
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.close()
@@ -93,8 +93,8 @@ class RunStorage:
         """Calls a function that writes a record of the run, and calls it again if the first call fails.
 
         Args:
-            write: Writes everything or nothing. The second call has the space of the reserve.
-            path: The file, for the message.
+            write: Function that writes everything or nothing. A second call can use the space of the reserve.
+            path: Path of the file, for the message.
 
         Raises:
             StorageError: The record could not be written.
@@ -117,7 +117,7 @@ class RunStorage:
         return written
 
     def probe(self) -> None:
-        """Writes a little to the run directory and deletes it; a failed write ends the run. Blocking."""
+        """Tests a small write to the run directory. A failed write ends the run. Blocking."""
 
         def write() -> None:
             with tempfile.TemporaryFile(dir=self._run_dir.path) as file:
@@ -128,7 +128,7 @@ class RunStorage:
                 self.write(write, self._run_dir.path)
 
     def causes(self, error: BaseException) -> bool:
-        """Returns whether a disk, a mount or a missing run directory caused an error, which then ends the run."""
+        """Checks whether a disk, a mount or a missing run directory caused an error. If so, ends the run."""
         for cause in _chain(error):
             if isinstance(cause, OSError) and (cause.errno in _STORAGE_ERRORS or self._missing() is not None):
                 self.fail(cause, self._run_dir.path)
@@ -150,7 +150,7 @@ class RunStorage:
         return failure
 
     def _missing(self) -> OSError | None:
-        """Returns an error if the file of rows is not in its place: deleted, moved, or on a mount that is gone."""
+        """Returns an error if the file of rows was deleted or moved, or if its mount is missing."""
         if self._rows is None:
             return None
         try:
@@ -181,7 +181,7 @@ def _chunks(size: int) -> Iterator[int]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and the exceptions behind it."""
+    """Yields an exception and its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

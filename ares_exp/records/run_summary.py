@@ -1,4 +1,4 @@
-"""Totals of a run: outcomes, rewards, tokens, cost."""
+"""The totals of a run: outcomes, rewards, tokens and cost."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from ares_exp.records.results import UNFINISHED, EnvironmentUsage, EpisodeResult
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Totals of a run.
+    """The totals of a run.
 
     Attributes:
         planned: Number of planned attempts.
-        results: Finished episodes, in the order in which they finished: every try of every attempt.
+        results: Results of all tries of all attempts, in the order in which they finished.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
-        ended_by: The used-up budget or the failed write that ended the run, in words; otherwise `None`.
-        wall_sec: Wall seconds of the run, all its sessions taken together.
-        recording_failures: How many times a row, a trajectory or a metric could not be recorded.
-        unwritten_rows: Number of these results that are missing in `episodes.jsonl`.
-        snapshot_dir: The store of the run's snapshots; `None` when none were to be taken.
-        max_loop_lag_sec: The longest time for which the event loop was held up.
-        threshold: The reward from which on an attempt has passed.
-        must_pass: Whether an attempt that has not passed means that something is broken: the tasks' own solutions were
-            run.
-        spenders: What made the model calls of `environment_usage`, in words; empty where that is not known.
+        ended_by: Description of the exhausted budget or failed write that ended the run; otherwise `None`.
+        wall_sec: Wall-clock seconds of all sessions of the run.
+        recording_failures: Number of rows, trajectories and metrics that could not be recorded.
+        unwritten_rows: Number of results that are missing in `episodes.jsonl`.
+        snapshot_dir: Directory of the run's snapshots; `None` if the run takes no snapshots.
+        max_loop_lag_sec: Longest time for which the event loop was blocked, in seconds.
+        threshold: Minimum reward of an attempt that passes.
+        must_pass: Whether every attempt is expected to pass, because the tasks' own solutions were run.
+        spenders: Descriptions of the components that made the model calls of `environment_usage`; empty if unknown.
     """
 
     planned: int
-    results: tuple[EpisodeResult, ...] = field(repr=False)  # of a large run that would take seconds
+    results: tuple[EpisodeResult, ...] = field(repr=False)  # for large runs, the repr would take seconds
     interrupted: bool = False
     ended_by: str | None = None
     wall_sec: float = 0.0
@@ -45,39 +44,39 @@ class RunSummary:
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
-        """The last try of every attempt."""
+        """The result of the last try of each attempt."""
         return final_results(self.results)
 
     @property
     def finished(self) -> tuple[EpisodeResult, ...]:
-        """Attempts that have a result, be it an error."""
+        """The attempts that have a result, including errors."""
         return tuple(result for result in self.final if result.outcome not in UNFINISHED)
 
     @property
     def scored(self) -> tuple[EpisodeResult, ...]:
-        """Attempts that have a reward."""
+        """The attempts that have a reward."""
         return tuple(result for result in self.final if result.reward is not None)
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the attempts that have a reward; `None` when there are none."""
+        """The mean reward of the attempts that have a reward; `None` without rewards."""
         rewards = [result.reward for result in self.scored if result.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
     def broken(self) -> tuple[EpisodeResult, ...]:
-        """Attempts that had to pass, and have a reward below the threshold."""
+        """The attempts that were expected to pass, but have a reward below the threshold."""
         scored = self.scored if self.must_pass else ()
         return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
 
     @property
     def complete(self) -> bool:
-        """Whether every attempt that was asked for has a reward, and a row."""
+        """Whether every planned attempt has a reward, and all rows were written."""
         return len(self.scored) == self.planned and not self.unwritten_rows
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command that ran the run."""
+        """The exit code of a command that executed the run."""
         if self.interrupted:
             return exit_codes.INTERRUPTED
         return exit_codes.COMPLETE if self.complete and not self.broken else exit_codes.INCOMPLETE
@@ -87,7 +86,7 @@ class RunSummary:
         return count_outcomes(self.final)
 
     def paid(self) -> dict[str, float]:
-        """Sums the policy's tokens and US dollars over all tries; a response that a try took over counts once."""
+        """Sums the policy's tokens and cost (in US dollars) over all tries. Replayed responses count once."""
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
         taken_over = [
@@ -100,12 +99,12 @@ class RunSummary:
 
     @property
     def environment_usage(self) -> EnvironmentUsage | None:
-        """Spending of the environments over all tries; `None` if no environment makes model calls."""
+        """The usage of the environments' model calls in all tries; `None` if no environment makes model calls."""
         used = [result.environment_usage for result in self.results if result.environment_usage is not None]
         return sum(used, EnvironmentUsage()) if used else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready totals (the episodes are in `episodes.jsonl`)."""
+        """Returns the JSON-ready totals. The episodes are in `episodes.jsonl`."""
         return {
             "planned": self.planned,
             "finished": len(self.finished),

@@ -1,8 +1,8 @@
-"""Keeps secrets off the disk and out of the logs: which names hold one, and how values are masked.
+"""Detection and masking of secrets, which keeps them off the disk and out of the logs.
 
-A value is masked when its key says that it is a secret, when it contains the value of an environment variable that
-says so, or when it is the user part of a URL. What names the place of a secret (`api_key_env`), counts tokens
-(`max_output_tokens`) or is a plain reference (`${OPENAI_API_KEY}`) is no secret and stays.
+A value is masked if its key is sensitive, if it contains the value of a sensitive environment variable, or if it is the
+user part of a URL. Locations of secrets (`api_key_env`), token counts (`max_output_tokens`) and plain references
+(`${OPENAI_API_KEY}`) are not secrets and are not masked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SHOWN_CHARS = 160
 
 
 class RepeatedWarnings(logging.Filter):
-    """Lets the first warning of each kind pass, and counts the others. Errors always pass.
+    """Passes the first warning of each kind, and counts the others. Errors always pass.
 
-    Two warnings are of one kind if they were logged with the same words around their values.
+    Two warnings have the same kind if they have the same text apart from their values.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class RepeatedWarnings(logging.Filter):
         self._more: Counter[tuple[str, str]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether the record is to be shown."""
+        """Returns whether to show the record."""
         if record.levelno != logging.WARNING:
             return True
         kind = record.name, record.__dict__.get("kind") or kind_of(record)
@@ -42,13 +42,13 @@ class RepeatedWarnings(logging.Filter):
         return False
 
     def told(self) -> list[str]:
-        """Returns a line for each kind that came again, and forgets the numbers."""
+        """Returns a line for each kind of warning that was repeated, and resets the counts."""
         more, self._more = self._more, Counter()
         return [f"{count:,} more like this in run.log: {_short(self._first[kind])}" for kind, count in more.items()]
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns the words around the values of a record, or its first value if its text starts with one."""
+    """Returns the text of a record without its values. If the text starts with a value, appends this value."""
     template = str(record.msg)
     if not template.startswith("%"):
         return template
@@ -64,23 +64,23 @@ def _short(text: str) -> str:
 MASK = "***"
 
 LEAST_CHARS = 8
-"""Length from which on a secret is masked wherever it stands: a shorter one would mask ordinary words."""
+"""Minimum length of a secret that is masked everywhere. Masking shorter secrets would also mask ordinary words."""
 
 EPISODE_KEY_PREFIX = "ares-key-"
-"""What the keys start with that agents of others are given. Each is of one episode, and is masked by its form."""
+"""Prefix of the API keys for third-party agents. Each key belongs to one episode, and is masked by its form."""
 _EPISODE_KEY = re.compile(rf"{EPISODE_KEY_PREFIX}[0-9a-f]{{48}}")
 _EPISODE_KEY_BYTES = re.compile(_EPISODE_KEY.pattern.encode())
 
 # fmt: off
 _SECRET_WORDS = frozenset({"auth", "authorization", "bearer", "cookie", "cookies", "passwd", "pwd"})
 _SECRET_PARTS = ("apikey", "credential", "passphrase", "password", "secret")
-# A lone `key` or `token` is a secret unless the word before it says which other kind it is.
+# A final `key` or `token` is a secret, unless the word before it gives it another meaning.
 _OTHER_KEYS = frozenset({
     "cache", "dict", "foreign", "group", "index", "json", "metric", "primary", "public", "reward", "sort", "step",
     "task",
 })
 _OTHER_TOKENS = frozenset({"bos", "cls", "end", "eos", "mask", "pad", "per", "sep", "special", "start", "stop", "unk"})
-# `api_key_env`, `credentials_file`: the place of a secret.
+# Final words of names such as `api_key_env` and `credentials_file`, which give the location of a secret.
 _PLACES = frozenset({"dir", "env", "file", "name", "path", "sock", "url"})
 # fmt: on
 
@@ -90,9 +90,9 @@ _REFERENCE = re.compile(r"\$\{\w+\}|\$\w+")
 _INLINE_KEY = re.compile(r"([\w-]+)['\"]?\s*[:=]")
 
 
-@functools.lru_cache(maxsize=4096)  # asked for every variable of the environment, at every line that is written
+@functools.lru_cache(maxsize=4096)  # called for every environment variable whenever the environment changes
 def is_sensitive(key: str) -> bool:
-    """Whether a value under `key` is treated as a secret."""
+    """Checks whether the value of `key` is treated as a secret."""
     words = [word.lower() for word in _WORD.findall(key)]
     if not words or words[-1] in _PLACES:
         return False
@@ -105,16 +105,19 @@ def is_sensitive(key: str) -> bool:
 
 
 def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a nested, JSON-ready config without secrets.
+    """Copies a nested, JSON-ready config and masks its secrets.
 
-    Only strings are masked: numbers, booleans and `None` under a sensitive key are kept.
+    Only strings are masked. Numbers, booleans and `None` are kept, even if their key is sensitive.
     """
     known = _known_secrets()
     return {str(key): _scrub(value, is_sensitive(str(key)), known) for key, value in config.items()}
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks keys of episodes, and the values of sensitive environment variables, in plain and in JSON spelling."""
+    """Masks the API keys of episodes, protected values, and the values of sensitive environment variables.
+
+    Also masks the JSON-escaped forms of these values.
+    """
     if EPISODE_KEY_PREFIX in text:
         text = _EPISODE_KEY.sub(MASK, text)
     for secret in _known_secrets():
@@ -125,12 +128,16 @@ def mask_known_secrets(text: str) -> str:
 
 
 def mask_episode_keys(data: bytes) -> bytes:
-    """Masks the keys of episodes."""
+    """Masks the API keys of episodes in bytes."""
     return _EPISODE_KEY_BYTES.sub(MASK.encode(), data)
 
 
 class KnownSecrets:
-    """The values that `mask_known_secrets` masks at this moment, for a search in bytes."""
+    """The secrets that are known when this object is created, for searching in bytes.
+
+    Attributes:
+        longest: Length of the longest secret in bytes; 0 without secrets.
+    """
 
     def __init__(self) -> None:
         spellings = {spelling for secret in _known_secrets() for spelling in (secret, _in_json(secret))}
@@ -138,20 +145,20 @@ class KnownSecrets:
         self.longest = max(map(len, self._spellings), default=0)
 
     def found_in(self, data: bytes) -> bool:
-        """Whether `data` contains one of them."""
+        """Checks whether `data` contains one of the secrets."""
         return any(spelling in data for spelling in self._spellings)
 
 
 class SecretFilter(logging.Filter):
-    """Masks secrets in log records, tracebacks included: those of the environment, and those that were typed."""
+    """Masks secrets of the environment and of the command line in log records, including tracebacks."""
 
     def __init__(self, typed: Iterable[str] = ()) -> None:
         super().__init__()
         self._typed = tuple(typed)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Changes the record in place, and keeps its kind as `record.kind`; every record passes."""
-        record.__dict__.setdefault("kind", kind_of(record))  # before the values are part of the text
+        """Masks the record in place, and stores its kind in `record.kind`. Every record passes."""
+        record.__dict__.setdefault("kind", kind_of(record))  # computed before the values become part of the text
         record.msg, record.args = self._mask(record.getMessage()), None
         if record.exc_info and not record.exc_text:
             record.exc_text = self._mask(logging.Formatter().formatException(record.exc_info))
@@ -164,13 +171,13 @@ class SecretFilter(logging.Filter):
 
 
 def typed_secrets(overrides: Iterable[str]) -> list[str]:
-    """Values of the `key=value` overrides that look sensitive; very short ones would mask ordinary words."""
+    """Returns the values of sensitive `key=value` overrides. Omits values with fewer than 4 characters."""
     values = [text.partition("=")[2].strip("'\"") for text in overrides if scrub_argv([text]) != [text]]
     return [value for value in values if len(value) >= 4]
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
-    """Copies command-line arguments with the values of sensitive `key=value` overrides masked."""
+    """Copies command-line arguments and masks the values of sensitive `key=value` overrides."""
     known = _known_secrets()
     return [_scrub_argument(argument, known) for argument in argv]
 
@@ -211,17 +218,18 @@ _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
 
 
 def protect(values: Iterable[str]) -> None:
-    """Has these values masked, from now on, in whatever this process writes to files and logs."""
+    """Masks these values in all files and logs that this process writes from now on."""
     _protected.update(values)
 
 
 def _known_secrets() -> tuple[str, ...]:
-    """Returns protected and sensitive values, longest first; leaves out short ones, which would mask ordinary words.
+    """Returns protected and sensitive values, starting with the longest.
 
-    Cached until the environment changes, because every written line calls it.
+    Omits short values, because masking them would also mask ordinary words. The result is cached until the environment
+    changes, because this function is called for every written line.
     """
     global _known
-    variables = getattr(os.environ, "_data", os.environ)  # undecoded: to compare these takes half a microsecond
+    variables = getattr(os.environ, "_data", os.environ)  # comparing the undecoded variables takes half a microsecond
     before, secrets = _known
     if (len(_protected), variables) != before:
         now = len(_protected), dict(variables)
@@ -231,6 +239,6 @@ def _known_secrets() -> tuple[str, ...]:
 
 
 def _look_for_secrets() -> tuple[str, ...]:
-    named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))  # the shell's PWD
+    named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))  # PWD: a folder
     values = {*_protected, *named}
     return tuple(sorted((value for value in values if len(value) >= LEAST_CHARS), key=len, reverse=True))

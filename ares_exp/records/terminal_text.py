@@ -1,4 +1,4 @@
-"""Untrusted text on a terminal: shown whole, with control sequences escaped."""
+"""Output of text and tables on a terminal, with control sequences in untrusted text escaped."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ PIPE_COLUMNS = 120
 HEAD_LINES, TAIL_LINES = 12, 4
 HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
-"""Invisible, but harmless, and parts of words and pictures."""
+"""Invisible but harmless characters that are parts of words and emojis."""
 _UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
-"""Blanks at which no line ends: before a separator, after the name of our command, and before or in an interval."""
+"""Blanks without a line break: before a separator, after the command's name, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 def make_console(pager: IO[str] | None = None) -> Console:
-    """Makes a console on stdout: in a pipe without colours and 120 columns wide; or on the input of a pager of it."""
+    """Creates a console for stdout, or for the input of a pager.
+
+    If stdout is not a terminal, the console has 120 columns and no colours.
+    """
     from rich.console import Console
 
     class OurConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # the command line knows what to do; rich would exit with 1
+            raise BrokenPipeError  # the command line handles this error; rich would exit with 1
 
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     if pager is not None:
@@ -41,7 +44,10 @@ def make_console(pager: IO[str] | None = None) -> Console:
 
 
 def printable(text: str) -> str:
-    """Escapes everything in `text` that a terminal would obey or hide: control characters, directions, halves."""
+    """Escapes invisible characters that can affect a terminal.
+
+    These are control characters, text directions, separators of lines and paragraphs, and lone surrogates.
+    """
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(map(_shown, text))
@@ -59,7 +65,7 @@ def one_line(text: str, limit: int = 100) -> str:
 
 
 def collapsed(text: str, *, full: bool = False, head: int = HEAD_LINES, tail: int = TAIL_LINES) -> list[str]:
-    """Makes the lines of `text` printable; the middle of a long text is left out, and that of its long lines."""
+    """Returns the printable lines of `text`. Omits the middle of long texts and long lines, unless `full` is set."""
     lines = text.split("\n")
     if not full and len(lines) > head + tail + 1:
         left_out = lines[head:-tail]
@@ -85,7 +91,7 @@ def _shown(char: str) -> str:
 
 
 def encodable(text: str, stream: TextIO) -> bool:
-    """Whether `stream` can show `text`."""
+    """Checks whether the encoding of `stream` can represent `text`."""
     try:
         text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -106,14 +112,14 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats a number with two decimals, a small one with four, and a large one with three significant digits."""
+    """Formats a number with two decimals, small numbers with four, and large ones with three significant digits."""
     if abs(value) >= 10_000:
         return f"{value:.3g}"
     return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4f}"
 
 
 def format_size(count: int) -> str:
-    """Formats bytes to three digits."""
+    """Formats a number of bytes with up to three digits and a unit."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTES) - 1:
         value, unit = value / 1000, unit + 1
@@ -121,12 +127,15 @@ def format_size(count: int) -> str:
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:
-    """Formats a number of things: `1 episode`, `2,000 episodes`; `things` is a plural that is not made by an s."""
+    """Formats a number with a noun: `1 episode`, `2,000 episodes`. `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
-    """Draws a table as text, with the colours and frames that `stream` can show, and as wide; see also NO_COLOR."""
+    """Renders a table as text, with the width, colours and frames that `stream` supports.
+
+    The environment variable NO_COLOR disables colours.
+    """
     from rich.console import Console
 
     color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
@@ -137,19 +146,19 @@ def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
 
 
 def width_of(stream: TextIO) -> int:
-    """Returns the width in which `draw` draws for `stream`: of the terminal, or COLUMNS, or 80."""
+    """Returns the width that `draw` uses for `stream`: the terminal's width, the variable COLUMNS, or 80."""
     from rich.console import Console
 
     return Console(file=stream).width
 
 
 def wrapped(text: str, stream: TextIO) -> str:
-    """Wraps lines at blanks if `stream` is a terminal. A word that is too long, such as a path, stays in one piece."""
+    """Wraps lines at blanks if `stream` is a terminal. Long words, such as paths, are not split."""
     return "\n".join(wrap(text, width_of(stream))) if stream.isatty() else text
 
 
 def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
-    """Wraps each line of `text` at blanks. The rest of a line is indented by two more characters."""
+    """Wraps each line of `text` at blanks. Continuation lines are indented by two more characters."""
     parts = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))] + "  "
@@ -166,13 +175,13 @@ def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes `text`, with a `?` for what the stream's encoding lacks."""
+    """Writes `text`. Replaces characters that the stream's encoding does not support with `?`."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def print_error(message: str) -> None:
-    """Prints what was wrong with a command to stderr."""
+    """Prints an error message to stderr, with the prefix `error:`."""
     width = 100 if sys.stderr.isatty() else 10_000
     paragraph = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in message.splitlines())
     sys.stderr.write(f"error: {paragraph}\n")
@@ -184,12 +193,12 @@ COLUMN_GAP = 3
 def columns_that_fit(
     columns: Mapping[str, Sequence[str]], width: int, *, leave_out: Sequence[str]
 ) -> dict[str, Sequence[str]]:
-    """Selects the cells of a table, by column name, for which `width` characters suffice.
+    """Selects the columns of a table that fit into `width` characters.
 
     Args:
-        columns: All there are.
-        width: Of the terminal.
-        leave_out: What a terminal too narrow for all goes without, one after the other.
+        columns: Cells of all columns, by column name.
+        width: Width of the terminal.
+        leave_out: Names of columns that can be removed, in the order of removal.
     """
     fitting = dict(columns)
     widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
@@ -200,7 +209,7 @@ def columns_that_fit(
 
 
 def make_table(columns: Mapping[str, Sequence[str]], *, texts: Collection[str]) -> Table:
-    """Makes a table of printable cells. Columns that are `texts` are wrapped, the others are aligned right."""
+    """Creates a table from printable cells. Wraps the columns in `texts`, and right-aligns the others."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

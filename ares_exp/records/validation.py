@@ -1,6 +1,6 @@
-"""Validation of data from a file: types of fields, and words for pydantic's errors.
+"""Validation of data from files: types of fields, and readable messages for pydantic's errors.
 
-The types are annotations of dataclasses. Pydantic is imported when the first object is validated.
+The types are annotations for dataclasses. Pydantic is imported when the first object is validated.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_INTEGER = 2**53
-"""Maximum of a recorded integer: a float represents every integer up to here."""
+"""Maximum of a recorded integer. A float represents every integer up to this value."""
 
 
 class Exact:
-    """Marks the type of a field as the type that its JSON value must have: pydantic converts no other value to it."""
+    """An annotation that requires the exact JSON type of a field, so that pydantic does not convert other values."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Returns the schema of the field."""
@@ -35,7 +35,7 @@ class Exact:
 
 
 Text = Annotated[str, Exact()]
-"""A string that may contain lone surrogates, as models write them and file names have them; pydantic rejects those."""
+"""A string that may contain lone surrogates, which models and file names can have and pydantic's `str` rejects."""
 Flag = Annotated[bool, Exact()]
 Number = Annotated[float, Exact()]
 Integer = Annotated[int, Exact()]
@@ -53,7 +53,7 @@ _WORDS = {
 
 
 def validated(kind: type[T], data: Any) -> T:
-    """Makes an object of its JSON form; fields that `kind` does not have are ignored.
+    """Creates an object from its JSON form. Fields that `kind` does not have are ignored.
 
     Args:
         kind: A dataclass.
@@ -77,16 +77,16 @@ _adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def briefly(value: object) -> str:
-    """Returns the start of a value from a file, without anything that a terminal would obey."""
+    """Returns a short repr of a value from a file, without control characters."""
     return ascii(value) if isinstance(value, float) else _REPR.repr(value)[:80]
 
 
 def explain_validation(error: ValidationError, *, within: str | None = None) -> str:
-    """Returns the first wrong field in words: its name, what was expected, what was found.
+    """Describes the first invalid field: its name, the expected value and the actual value.
 
     Args:
-        error: What pydantic raised.
-        within: The name of what was validated, if that is a field itself.
+        error: The error that pydantic raised.
+        within: Name of the validated field, if the validated value is a field of another object.
     """
     item = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, item["loc"] if within is None else (within, *item["loc"]))) or "the whole"

@@ -1,4 +1,4 @@
-"""A run for people: the table after a run, the payload of the pages, and the HTML page that draws it.
+"""Reports of runs for people: the table after a run, the payload of the pages, and the HTML page that shows it.
 
 Imports trajectories, snapshots and records; imported by trackers, runs and commands.
 """

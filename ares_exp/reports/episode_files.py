@@ -1,6 +1,6 @@
-"""Text files that an episode left in its run directory: what its verifier wrote, and the list of its artifacts.
+"""Text files that an episode left in its run directory: the verifier's files, and the list of its artifacts.
 
-The directory may come from anybody: links are not followed, and pipes and devices not opened.
+The directory is untrusted: links are not followed, and pipes and devices are not opened.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
     """Reads the files of an episode.
 
     Returns:
-        `name`, `size`, and where it is shown `text`; of a long file its middle is left out, `left_out` bytes.
+        `name`, `size` and, for shown files, `text`. The middle of a long file is left out (`left_out` bytes).
     """
     if episode_id in ("", ".", "..") or "/" in episode_id or "\0" in episode_id:
         return []
@@ -58,7 +58,7 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
 
 
 def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
-    """Yields each file: its name from the episode's folder, a descriptor of its own folder, its name there."""
+    """Yields each file: its path in the episode's folder, a descriptor of its parent folder, and its name."""
     try:
         with open_beneath(root, f"/{episode_id}") as folder:
             for path, folders, names, inner in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
@@ -104,7 +104,7 @@ def _text(data: bytes) -> str:
 
 MAX_SNAPSHOTS = 300
 MAX_PATHS = 100
-"""Of one step; how many more there are is told."""
+"""Bound on the paths of one step. The number of further paths is reported."""
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_DIFF_LINES = 200
 MAX_DIFFS = 400
@@ -112,12 +112,12 @@ MAX_DIFFS = 400
 
 
 def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
-    """Compares each snapshot of an episode with the one before it; the first one with what the container started with.
+    """Compares each snapshot of an episode with the previous one, and the first one with the container's initial files.
 
     Returns:
         By step: `paths`, each with `path`, `change` (added, changed, removed, permissions), `kind`, `size`, maybe
-        `diff`; how many `more` there are; and `since`, the step of the snapshot before it. Of a snapshot that cannot be
-        read `problem` tells why.
+        `diff`; `more`, the number of further paths; and `since`, the step of the previous snapshot. For an unreadable
+        snapshot, only `problem` with the reason.
     """
     store = SnapshotStore(RunDir(run_dir).snapshots)
     try:
@@ -145,7 +145,7 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns what happened to a path, in a word; `None` for nothing that counts, as a directory's time."""
+    """Returns the kind of change to a path; `None` for no relevant change, such as a directory's time."""
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":
@@ -167,14 +167,14 @@ def _told(path: str, old: Entry | None, new: Entry | None, diffs: _Diffs) -> dic
 
 
 class _Diffs:
-    """Makes the diffs of one episode, so many of them."""
+    """Makes the diffs of one episode, up to a limit."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff of two files; `None` where one is no short text, or nothing differs."""
+        """Returns the diff of two files; `None` if one is not a short text, or they are equal."""
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None
@@ -187,7 +187,7 @@ class _Diffs:
         return "\n".join([*lines[:MAX_DIFF_LINES], *([f"[… {more:,} lines …]"] if more > 0 else [])]) or None
 
     def _text(self, entry: Entry | None) -> str | None:
-        """Returns the text of a file, empty where there is none; `None` where it is long, or none."""
+        """Returns the text of a file, empty if the file is missing; `None` if it is long or not text."""
         if entry is None or entry.kind != "file":
             return ""
         if entry.size > MAX_TEXT_BYTES or None in entry.chunks:

@@ -1,6 +1,6 @@
-"""The payload of an episode: its steps with what is new in each, its messages once, its commands, times and files.
+"""The payload of an episode: its steps, each with only its new parts, its messages once, its commands, times and files.
 
-Texts are whole here; the page shortens what it shows. Times are seconds since the episode started.
+Texts are complete here; the page shortens them. Times are seconds since the episode started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command
 from ares_exp.trajectories.request_diff import is_request, request_change
 
 NOT_SHOWN = ("origin", "metadata")
-"""Fields of a request that are no settings."""
+"""Fields of a request that are not settings."""
 TOLD_OF_REPLIES = ("finish_reason", "model", "policy_version", "cost", "latency_sec")
 
 
@@ -38,8 +38,8 @@ def episode_payload(
     Args:
         trajectory: The episode.
         is_running: Whether it has not ended yet.
-        files: What its verifier and its container left, as `episode_files` gives it.
-        changes: Files that changed, by step, as `file_changes` gives them.
+        files: Files of its verifier and its container, as `episode_files` returns them.
+        changes: Changed files by step, as `file_changes` returns them.
     """
     steps = _Steps(trajectory)
     unfinished = trajectory.unfinished_step
@@ -63,7 +63,7 @@ def episode_payload(
 
 
 class _Steps:
-    """Makes the steps of one episode; a message that several of them show is kept once."""
+    """Makes the steps of one episode. A message that several steps show is stored once."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory
@@ -83,7 +83,7 @@ class _Steps:
         return data
 
     def done(self, step: StepRecord) -> dict[str, Any]:
-        """Returns what led to a step: the reply, commands, numbers."""
+        """Returns the causes of a step: the reply, commands, numbers."""
         numbers = {
             "reward": step.reward,
             "discount": step.discount,

@@ -1,8 +1,8 @@
-"""The page: one HTML file with its style, its script and its data, that asks for nothing and runs nothing else.
+"""The page: one HTML file with its style, its script and its data. It loads and runs nothing else.
 
-What agents and tasks wrote is data to it: blocks of JSON that no HTML parser reads as HTML, which the script shows as
-text. A content security policy names the script and the style by their digests, so that nothing else could run even
-if it got in.
+Texts of agents and tasks are only data: blocks of JSON that an HTML parser does not read as HTML and that the script
+shows as text. A content security policy names the script and the style by their digests, so that no other code can
+run, even if it were injected.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def policy(*, connect: str = "'none'") -> str:
     """Returns the content security policy of the page.
 
     Args:
-        connect: Where its script may ask for data: nowhere, or with a server at `'self'`.
+        connect: Allowed sources of data for its script: none or, with a server, `'self'`.
     """
     return "; ".join(
         (
@@ -79,7 +79,7 @@ def page_head(title: str, *, connect: str = "'none'") -> str:
 
 
 def page_foot(payload: Mapping[str, Any]) -> str:
-    """Returns the end of a page, with the payload that it shows."""
+    """Returns the end of a page, with its payload."""
     data = in_html(json_text(payload))
     return f'<script type="application/json" id="payload">{data}</script>\n<script>{script()}</script></body></html>\n'
 
@@ -90,18 +90,18 @@ def packed_block(name: str, packed: str) -> str:
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Returns JSON compressed, as ASCII text; the page unpacks it when it is opened."""
+    """Returns compressed JSON as ASCII text, which the page unpacks on opening."""
     return base64.b64encode(zlib.compress(json_text(data).encode(), LEVEL)).decode()
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """Returns valid JSON without the values of known secrets; a number that is not finite becomes null."""
+    """Returns valid JSON without the values of known secrets; non-finite numbers become null."""
     text = dump_json(data)
     return text if "NaN" not in text and "Infinity" not in text else dump_json(_finite(data))
 
 
 def in_html(text: str) -> str:
-    """Escapes JSON such that no HTML parser finds an end, a comment or a line end of JavaScript in it."""
+    """Escapes JSON so that an HTML parser finds no end tag, comment or JavaScript line end in it."""
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text

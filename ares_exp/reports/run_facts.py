@@ -17,7 +17,7 @@ PROGRAM = "ares-exp"
 
 
 def run_facts(run: RunDir) -> dict[str, str]:
-    """Returns the values of the keys that identify a run, as a user types them; unknown values are missing."""
+    """Returns the values of the keys that identify a run, in the form that users type; unknown values are left out."""
     choices = _provenance(run).get("choices")
     try:
         config = read_yaml(run.config)

@@ -1,7 +1,7 @@
-"""The payload of a run: of one that has ended, was killed, or is running.
+"""The payload of a run that has ended, was killed, or is running.
 
-Numbers are those of `results.json`: read from there while it is of these episodes, else computed by what computes it.
-Everything else that shows a run (the report, the live page, W&B) takes what is made here.
+Numbers are the same as in `results.json`: they are read from this file if it covers the current episodes, and otherwise
+computed by the same code. All views of a run (the report, the live page, W&B) use this payload.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ OF_THE_METADATA = ("model", "policy", "agent", "lineage")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        name: `finished`, `incomplete` (it ended before all was run), `interrupted`, `killed` or `running`.
-        started, ended: Epoch seconds; `None` where not recorded.
-        sessions: How many processes run it.
+        name: `finished`, `incomplete` (it ended early), `interrupted`, `killed` or `running`.
+        started, ended: Epoch seconds; `None` if not recorded.
+        sessions: Number of processes that ran it.
     """
 
     name: str
@@ -63,17 +63,17 @@ class RunState:
 
 
 class ShownRun:
-    """A run directory, read for people. The files are read when they are asked for."""
+    """A run directory as shown to people. Its files are read on access."""
 
     def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
         """Keeps the path.
 
         Args:
             path: A run directory.
-            headers: Headers of its trajectories that were read before.
+            headers: Cache of the headers of its trajectories.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The path is not a run directory.
         """
         if not is_run(path):
             raise ConfigError(
@@ -85,17 +85,17 @@ class ShownRun:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """Totals; empty for a folder that has trajectories alone."""
+        """Totals; empty for a folder that has only trajectories."""
         return recorded_summary(self.dir) or RunSummary(planned=0, results=())
 
     @cached_property
     def stored(self) -> Mapping[str, StoredEpisode]:
-        """Its recorded trajectories by id, those in progress included; their steps stay on disk."""
+        """Its recorded trajectories by id, including running episodes; their steps stay on disk."""
         return {one.episode_id: one for one in self._loaded}
 
     @cached_property
     def problems(self) -> Sequence[str]:
-        """What of its records cannot be read, in sentences."""
+        """Sentences about records that cannot be read."""
         return self._loaded.left_out
 
     @cached_property
@@ -104,7 +104,7 @@ class ShownRun:
 
     @property
     def state(self) -> RunState:
-        """How far it is."""
+        """Progress of the run."""
         lines = _lines(self.dir.sessions)
         started = [one["started"] for one in lines if isinstance(one.get("started"), int | float)]
         ends = [one for one in lines if isinstance(one.get("ended"), int | float)]
@@ -129,7 +129,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process runs the run: it holds a lock; on another machine it wrote something lately."""
+        """Whether a process is running the run: it holds a lock or, on another machine, has written recently."""
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -140,10 +140,10 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Makes the payload of the run, its episodes' steps left out.
+        """Makes the payload of the run, without the steps of its episodes.
 
         Args:
-            name: What to call it; by default its path.
+            name: Name of the run; by default its path.
 
         Raises:
             ConfigError: A record is broken.
@@ -172,8 +172,8 @@ class ShownRun:
         """Makes the payload of an episode.
 
         Raises:
-            KeyError: It has no trajectory.
-            TrajectoryFormatError: It cannot be read.
+            KeyError: The episode has no trajectory.
+            TrajectoryFormatError: The trajectory cannot be read.
         """
         stored = self.stored[episode_id]
         recorded = stored.load()
@@ -198,7 +198,7 @@ class ShownRun:
         return recorded if is_of_these and "statistics" in recorded else results_document(self.summary)
 
     def _intervals(self) -> dict[str, Any]:
-        """Returns the interval of each task's mean reward: it is about this task alone."""
+        """Returns the interval of each task's mean reward, over the attempts at this task only."""
         rewards: dict[str, list[float]] = {}
         for one in self.summary.scored:
             if one.reward is not None:
@@ -228,7 +228,7 @@ class ShownRun:
         }
 
     def _without_a_row(self) -> list[dict[str, Any]]:
-        """Returns the episodes that are running, or were when the run was killed."""
+        """Returns the episodes without a row: running, or running when the run was killed."""
         known = {one.episode_id for one in self.summary.results}
         return [
             {
@@ -257,7 +257,7 @@ class ShownRun:
         }
 
     def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any] | None) -> list[str]:
-        """Returns what kind of run it is, in phrases, where it does not stand on its own."""
+        """Returns phrases about the kind of run (replay, scored again, branches, merged); empty for a plain run."""
         told: dict[str, str] = {key: value for key, value in config if value != "null"}
         about = []
         if replay is not None:
@@ -306,14 +306,14 @@ class ShownRun:
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """Makes the payload of a page: its runs, and what else it shows (`pair`, `sweep`, `left_out`, …)."""
+    """Makes the payload of a page: its runs, and further parts (`pair`, `sweep`, `left_out`, …)."""
     from ares_exp import __version__
 
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
 
 
 def readable(run: ShownRun, episode_id: str) -> dict[str, Any] | str:
-    """Returns the payload of an episode, or why there is none."""
+    """Returns the payload of an episode, or the reason why it is missing."""
     try:
         return run.episode(episode_id)
     except (TrajectoryFormatError, KeyError) as error:
@@ -321,7 +321,7 @@ def readable(run: ShownRun, episode_id: str) -> dict[str, Any] | str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the whole lines of a short file of JSON objects; what is none is left out."""
+    """Reads the lines of a short file of JSON objects. Other lines are left out."""
     try:
         with open_regular(path) as file:
             found = [_object(line) for line in file.read(4 * 2**20).splitlines()]

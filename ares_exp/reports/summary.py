@@ -1,4 +1,4 @@
-"""The end of a run for people: a table by task, the totals, what has no reward, where everything is."""
+"""The summary after a run: a table by task, the totals, episodes without a reward, and paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MAX_TASKS = 40
-"""Rows of the table. Of more tasks, those with the lowest rewards are shown."""
+"""Largest number of rows of the table, which shows the tasks with the lowest rewards."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
 """Attempts that are named for one reason."""
@@ -48,22 +48,22 @@ _TASK_COLUMNS = 24
 _FRAME = 3
 """Width of a column's frame and padding."""
 _VERIFIER = "verifier"
-"""The column of the verifier's own reward, where scorers have one beside it."""
+"""The column of the verifier's own reward, if scorers have columns as well."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
 """Characters of the first line of an error; the rest is left out, never the middle."""
 _MAX_LINE = 200
 _LAST_LINES = 8
-"""Lines of an error after its first one. They are the output of a program, whose end says why it failed."""
+"""Lines of an error after its first one. They are the output of a program, whose last lines report why it failed."""
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
     """Writes the summary of a run.
 
     Args:
-        summary: What the run adds up to.
+        summary: Summary of the run.
         run_dir: The run directory; what exists in it is listed.
-        stream: Where to write; standard output by default. Colours and frames adapt to it and to NO_COLOR.
+        stream: Output stream; standard output by default. Colours and frames adapt to it and to NO_COLOR.
     """
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
@@ -89,7 +89,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
 
 def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes one line on a job of a sweep: its name, its totals, where it is."""
+    """Writes one line on a job of a sweep: its name, its totals, its path."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
@@ -130,7 +130,7 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
         table.add_row(*(Text(row[column]) for column in kept))
     notes = []
     if len(tasks) > len(shown):
-        notes.append(f"{len(shown)} of {len(tasks)} tasks, those with the lowest rewards; all are in episodes.jsonl")
+        notes.append(f"{len(shown)} of {len(tasks)} tasks with the lowest rewards; episodes.jsonl has all tasks")
     if hidden := len(named) - sum(column in others[3:] for column in kept):
         notes.append(f"and {count_of(hidden, 'more reward')}, in episodes.jsonl")
     if not notes and len(results) > len(rows):
@@ -232,7 +232,7 @@ def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
 
 
 def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
-    """Formats which tasks pass only sometimes, what was tried again, what went wrong, and what episodes ran into."""
+    """Formats lines about flaky tasks, retries, errors, limits and malformed or cut-off replies."""
     flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
     if flaky:
         more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
@@ -251,9 +251,9 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         yield f"format errors: {_in_episodes(count, [one.format_errors for one in summary.final])}"
     if (count := sum(result.length_stops for result in summary.final)) > 0:
         cut = _in_episodes(count, [one.length_stops for one in summary.final])
-        yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
+        yield f"responses cut off at the limit on output tokens (finish_reason=length): {cut}"
     if any(result.container_image == HOST_IMAGE for result in summary.final):
-        yield "no image was pulled: FROM in a Dockerfile means this host and its programs"
+        yield "FROM is ignored with container=local: commands use the programs of this machine"
 
 
 def _in_episodes(count: int, counts: Sequence[int]) -> str:
@@ -290,13 +290,13 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     if RunDir(run_dir).sessions.is_file():
         resume = f"ares-exp resume={_quoted(shown)}"
         if len(summary.finished) < summary.planned:
-            parts.append(f"go on: {resume}")
+            parts.append(f"continue: {resume}")
         lost = {
             one.outcome for one in summary.finished if one.reward is None and one.error and may_pass(one.error.type)
         }
         if lost:
             redo = shlex.quote(f"resume_redo=[{','.join(sorted(lost))}]")
-            parts.append(f"repeat what was lost: {resume} {redo}")
+            parts.append(f"retry infrastructure errors: {resume} {redo}")
     yield ""
     yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)

@@ -1,4 +1,4 @@
-"""The report as a file: the payload of its runs, and the trajectories that fit."""
+"""The report as a file, with the payload of its runs and as many trajectories as fit."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ LEAST_CHARS = 6
 _HOMES = re.compile(r"(/home/|/Users/)[^/\s\"'`:;,)]+")
 _ASSIGNED = re.compile(r"^(\s*(?:export |declare -x )?[A-Z_][A-Z0-9_]{2,}=).+$", re.MULTILINE)
 _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|hostname|argv|platform|pid)$")
-"""Keys of the config and of the provenance whose values tell of the machine."""
+"""Keys of the config and of the provenance whose values identify the machine."""
 
 
 def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[[Any], Any]:
-    """Returns a function that copies a payload without what is to be hidden.
+    """Returns a function that copies a payload without the parts to hide.
 
     Args:
-        kinds: Of `KINDS`. `paths`: this user's home, the folders of the runs, the present folder, and other users'
-            homes become `~`, `RUN`, `.` and a mask. `env`: the values of the environment of this process, of lines
-            such as `NAME=value`, and of keys that tell of the machine are masked.
+        kinds: Names from `KINDS`. `paths`: this user's home, the folders of the runs, the working directory, and other
+            users' homes become `~`, `RUN`, `.` and a mask. `env`: the values of this process's environment, of lines
+            such as `NAME=value`, and of keys that identify the machine are masked.
         places: Folders of the runs.
     """
     steps: list[Callable[[str], str]] = []
@@ -109,7 +109,7 @@ WHICH = ("failed", "all", "none")
 
 
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
-    """Returns the ids of a run's recorded episodes: errors and those in progress, failures, a pass of each flaky task,
+    """Returns the ids of a run's recorded episodes: errors and running episodes, failures, a pass of each flaky task,
     then the others, the longest first; superseded tries last. Of equal ones, the first attempts at each task go first.
     """  # noqa: D205 -- one list
     final = summary.final
@@ -151,12 +151,12 @@ def _flaky(final: Sequence[EpisodeResult], threshold: float) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a report shows.
+    """The content of a report.
 
     Attributes:
-        path: The run or sweep; of two runs the first.
-        runs: The runs, by what to call each.
-        more: Payload beside the runs: `pair` or `sweep`.
+        path: The run or sweep; for two runs, the first.
+        runs: The runs by display name.
+        more: Payload in addition to the runs: `pair` or `sweep`.
         first_tasks: Tasks whose trajectories go first.
     """
 
@@ -167,26 +167,26 @@ class Subject:
 
     @classmethod
     def of_run(cls, path: Path) -> Self:
-        """Makes the subject of a run. Raises `ConfigError` if there is none at the path."""
+        """Makes the subject of a run. Raises `ConfigError` if the path is not a run."""
         return cls(path, {str(path): ShownRun(path)})
 
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""What the payload gets for an episode beside its row: the name of its block, or the command that shows it."""
+"""Data of an episode in the payload, in addition to its row: the name of its block, or the command to show it."""
 MISSES = 20
 """After so many episodes in a row that did not fit, the file counts as full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a report has.
+    """Counts of a written report.
 
     Attributes:
-        size: Bytes.
-        episodes: Rows.
-        trajectories: Episodes whose steps it has.
-        left_out: Recorded ones whose steps it has not.
+        size: Size in bytes.
+        episodes: Number of rows.
+        trajectories: Number of episodes with steps.
+        left_out: Number of recorded episodes whose steps were left out.
     """
 
     size: int
@@ -198,18 +198,18 @@ class Written:
 def write_report(
     subject: Subject, out: Path, *, max_bytes: int = MAX_BYTES, which: str = "all", redact: Collection[str] = ()
 ) -> Written:
-    """Writes a report; the file appears whole or not at all.
+    """Writes a report atomically.
 
     Args:
-        subject: What it shows.
+        subject: Content of the report.
         out: The file.
-        max_bytes: Its size, up to which trajectories are put in.
-        which: Whose: of `WHICH`.
-        redact: What is hidden: of `redaction.KINDS`.
+        max_bytes: Size up to which trajectories are added.
+        which: Selection of trajectories, from `WHICH`.
+        redact: Kinds of values to hide, from `redaction.KINDS`.
 
     Raises:
         ConfigError: A record is broken.
-        OSError: It cannot be written.
+        OSError: The report cannot be written.
     """
     hide = redactor(redact, [run.path for run in subject.runs.values()])
     runs = [run.payload(name=name) for name, run in subject.runs.items()]
@@ -235,10 +235,10 @@ class _Choice:
     """Chooses trajectories until a number of bytes is used up.
 
     Attributes:
-        left: Bytes.
-        hide: Redacts a payload.
-        names: Of the blocks, by run and episode.
-        left_out: What is not in the file, by run: its id, why, and the command that shows it.
+        left: Number of bytes left.
+        hide: Function that redacts a payload.
+        names: Names of the blocks, by run and episode.
+        left_out: Episodes that are not in the file, by run: id, reason, and the command that shows the episode.
     """
 
     left: int
@@ -248,7 +248,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the blocks; the runs take turns, so that each shows what helps most."""
+        """Yields the blocks. The runs take turns, so that each shows its most useful episodes."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())

@@ -1,9 +1,9 @@
-"""`branch_from=<run>/<episode>@<step>`: several episodes that continue from one step of a recorded one.
+"""Branches (`branch_from=<run>/<episode>@<step>`): episodes that continue from one step of a recorded episode.
 
-If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is run again up to
-that step, from its last earlier snapshot or from its start, with the recorded responses; then a snapshot is taken, so
-that all branches start from the same state. Where the agent cannot go on from a snapshot, each branch is run again
-by itself, in a container of its own.
+If the recorded run has a snapshot of the step, the branches start from this snapshot. Otherwise, the episode is run
+again up to the step with the recorded responses, from its last earlier snapshot or from its start. A snapshot is then
+taken, so that all branches start from the same state. If the agent cannot be restored from a snapshot, each branch runs
+the earlier steps again in its own container.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class BranchOptions:
     """Changes at the start of the branches, compared with the recorded episode; `None` means no such change.
 
     Attributes:
-        inject: A user message after those of the pending request.
-        edit: New text for the pending request's last message.
-        response: A fixed first response, instead of the policy's.
+        inject: User message that is appended to the pending request.
+        edit: New text for the last message of the pending request.
+        response: Fixed first response, which replaces the policy's response.
     """
 
     inject: str | None = None
@@ -58,7 +58,7 @@ class BranchOptions:
     response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
-        """Returns the message edits that apply from `step` on, whose request has `messages` messages."""
+        """Returns the message edits that apply from `step`. Its request has `messages` messages."""
         edits = []
         if self.edit is not None:
             edits.append(MessageEdit("replace", messages - 1, self.edit, step))
@@ -71,8 +71,8 @@ class Branching:
     """The point at which the episodes of a run start.
 
     Attributes:
-        step: The step at which the branches start.
-        task_name: The task of the recorded episode.
+        step: Step at which the branches start.
+        task_name: Name of the recorded episode's task.
     """
 
     def __init__(self, reference: str, options: BranchOptions) -> None:
@@ -83,7 +83,7 @@ class Branching:
             options: Changes at the start of the branches.
 
         Raises:
-            ConfigError: There is no such run, episode or step.
+            ConfigError: The reference is invalid, or the run or episode does not exist.
         """
         ref = EpisodeRef.parse(reference)
         if ref.episode is None or ref.step is None:
@@ -106,17 +106,17 @@ class Branching:
         store: Path,
         report: Report,
     ) -> None:
-        """Finds or makes the snapshot that the branches start from, or the responses that each of them is given.
+        """Finds or takes the snapshot from which the branches start, or reads the responses that each branch replays.
 
         Args:
-            agents: Makes their agents.
-            make: Makes an environment that starts there.
-            check: Raises when no episode can start there. Blocking.
-            store: Directory for a new snapshot, also if an earlier session of the run made it.
-            report: Receives messages for the user.
+            agents: Factory of the branches' agents.
+            make: Function that creates an environment from a starting point.
+            check: Function that raises an error if no episode can start there. Blocking.
+            store: Directory of a new snapshot, or of a snapshot that an earlier session of the run took.
+            report: Function that receives messages for the user.
 
         Raises:
-            UserError: The snapshot can neither be found nor made; the message says why.
+            UserError: No snapshot exists and none can be taken. The message explains why.
         """
         try:
             if not agents.can_be_restored:
@@ -187,12 +187,12 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns the policy of a branch: it knows the earlier responses, and a fixed first response is given first."""
+        """Returns the policy of a branch. It knows the earlier responses, and gives a fixed first response, if any."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
+        """Returns the snapshot of the step, from the recorded run or from `made`, or the last earlier one. Blocking."""
         from ares_exp.snapshots.store import SnapshotStore
 
         found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)
@@ -210,7 +210,7 @@ class Branching:
         else:
             raise SnapshotError(
                 f"the run has neither a snapshot of step {self.step} nor a trajectory of the episode, with which it "
-                "could be run again. Use `snapshot=every_step`, or a collector, in the run to be branched."
+                "could be run again. In the next run, use `snapshot=every_step` or a collector."
             )
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
             raise SnapshotMismatchError(
@@ -226,7 +226,7 @@ class _FirstResponse:
 
     @property
     def max_concurrency_per_episode(self) -> int:
-        """As the client's: the first request is asked for first."""
+        """The maximum concurrency of the client."""
         return concurrency_of(self._client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -234,14 +234,14 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a response that was given instead of this client's."""
+        """Skips a response that came from another source than this client."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Returns the responses that the agent had got, as far as the snapshot has them: in its journals. Blocking."""
+    """Returns the responses that the agent received, from the journals of the snapshot. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

@@ -1,4 +1,4 @@
-"""Budgets of a run, and of all jobs of its sweep together, and the meter that checks them."""
+"""The budgets of a run and of all jobs of its sweep, and the meter that checks them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
 _SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
 
 MAX_JOBS = 10_000
-"""Maximum number of a sweep's jobs that are read."""
+"""Maximum number of jobs of a sweep that are read."""
 
 _PROCESS_BEGAN = time.time()
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Limits:
-    """Spending limits. `None` is no limit.
+    """Spending limits. `None` means no limit.
 
     Attributes:
-        wall_sec: Wall seconds, summed over all sessions of a run; for a sweep, each job's time is added.
-        tokens: Paid prompt and generated tokens, of the policy and of environments.
-        cost: Paid US dollars, of the policy and of environments.
-        errors_in_a_row: Consecutive tries without a reward through no fault of the agent: the container, the
-            verifier or the policy failed. A reward, an error of the agent, a refusal or a conversation that
-            grew too long resets the count: they show that the rest works. Cancelled and lost tries do not count.
+        wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
+        tokens: Paid prompt and generated tokens of the policy and of environments.
+        cost: Paid US dollars for the policy and for environments.
+        errors_in_a_row: Consecutive tries without a reward because the container, the verifier or the policy failed.
+            A reward, an error of the agent, a refusal or a too long conversation resets the count, because these show
+            that all other parts work. Cancelled and lost tries do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -54,7 +54,7 @@ class Limits:
     errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
 
     def reached(self, spent: Spent) -> tuple[str, float, float] | None:
-        """Returns name, limit and amount spent of the first limit that is reached; `None` when none is."""
+        """Returns the name, the limit and the spent amount of the first limit that is reached; `None` without one."""
         for name in _NAMES:
             bound = getattr(self, name)
             if bound is not None and getattr(spent, name) >= bound:
@@ -64,20 +64,20 @@ class Limits:
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Budget(Limits):
-    """Budget of a run, and of all jobs of its sweep together.
+    """The budget of a run, and of all jobs of its sweep.
 
     Attributes:
-        sweep: Limits of all jobs of the sweep, taken together.
+        sweep: Limits for the total of all jobs of the sweep.
     """
 
     sweep: Limits = Limits()
 
     def changed(self, values: Mapping[str, Any]) -> Budget:
-        """Returns the budget with other limits: `cost`, `sweep.tokens`.
+        """Returns the budget with other limits, such as `cost` or `sweep.tokens`.
 
         Raises:
-            ConfigError: There is no such limit.
-            ValidationError: A value is wrong.
+            ConfigError: A limit does not exist.
+            ValidationError: A value is invalid.
         """
         data = asdict(self)
         for name, value in values.items():
@@ -91,7 +91,7 @@ class Budget(Limits):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Amounts spent; see `Limits` for the fields."""
+    """The spent amounts. The fields are described in `Limits`."""
 
     wall_sec: float = 0.0
     tokens: int = 0
@@ -107,7 +107,7 @@ _NOTHING = Spent()
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Returns tokens and cost of one try, its environment's included, without what it took over from an earlier try."""
+    """Returns the tokens and cost of one try and its environment, without responses replayed from an earlier try."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
@@ -121,7 +121,7 @@ def _spent_on_its_own(used: EnvironmentUsage | None) -> Spent:
 class BudgetMeter:
     """Measures the spending of a run and reports an exhausted budget.
 
-    For use in one thread, except for `refresh`, which may run in another.
+    Not thread-safe, except that `refresh` can run in another thread.
     """
 
     def __init__(
@@ -135,17 +135,17 @@ class BudgetMeter:
         clock: Callable[[], float] = time.monotonic,
         since: float = _PROCESS_BEGAN,
     ) -> None:
-        """Starts to count; reads no files yet.
+        """Starts the measurement. Does not read files.
 
         Args:
             budget: The limits.
-            earlier: The tries of earlier sessions of the run.
-            earlier_wall_sec: Wall seconds of these sessions.
-            run_dir: The run's own directory, in a sweep.
-            sweep_dir: The sweep's directory, which has a folder for each job; `None`: no sweep.
-            clock: Monotonic seconds.
-            since: Epoch seconds from which the other jobs' errors in a row count; by default the start of this
-                process. Errors of earlier sessions do not count: their cause may be gone when the run is resumed.
+            earlier: Results of all tries of earlier sessions of the run.
+            earlier_wall_sec: Wall-clock seconds of these sessions.
+            run_dir: Directory of the run, if it is a job of a sweep.
+            sweep_dir: Directory of the sweep, which has a folder for each job; `None` without a sweep.
+            clock: Monotonic clock in seconds.
+            since: Time in epoch seconds from which the other jobs' errors in a row count. Defaults to the start of this
+                process. Earlier errors do not count, because their cause may be fixed when the run is resumed.
         """
         self._budget = budget
         self._is_unlimited = budget == Budget()
@@ -162,21 +162,21 @@ class BudgetMeter:
         self._spent_by_jobs = Spent()
 
     def replace(self, budget: Budget) -> None:
-        """Puts other limits in force."""
+        """Replaces the limits."""
         self._budget = budget
         self._is_unlimited = budget == Budget()
 
     def add_response(self, episode_id: str, response: LLMResponse) -> None:
         """Counts a paid response of a running episode.
 
-        Skips a response whose numbers are unusable: it ends the episode.
+        Ignores a response with invalid numbers, which ends the episode.
         """
         if not is_countable(response):
             return
         self._add(episode_id, response.usage.total_tokens, response.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
-        """Counts the environment's spending so far, for a running episode."""
+        """Counts the spending of a running episode's environment so far."""
         total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, _NOTHING)
         if total == known:
             return
@@ -189,18 +189,18 @@ class BudgetMeter:
         self._spent = Spent(spent.wall_sec, spent.tokens + tokens, spent.cost + cost)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a finished try, without counting twice what was counted while it was running."""
+        """Counts a finished try, without the amounts that were already counted while it was running."""
         total, known = paid(result), self._in_progress.pop(result.episode_id, _NOTHING)
         self._by_environments.pop(result.episode_id, None)
         self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
         self._row.add(result)
 
     def refresh(self) -> None:
-        """Reads what the other jobs of the sweep have spent since the last call. Blocking; for a thread.
+        """Updates the spending of the other jobs of the sweep from their records. Blocking; can run in a thread.
 
         Raises:
-            ConfigError: Some jobs' records are malformed. Their last known values are kept; all others are up to
-                date.
+            ConfigError: The records of some jobs are invalid. These jobs keep their last known values, and all other
+                jobs are updated.
         """
         from ares_exp.runs.sweeps.job_folder import job_folders
 
@@ -232,12 +232,12 @@ class BudgetMeter:
 
     @property
     def spent_by_sweep(self) -> Spent:
-        """Total spent by all jobs of the sweep; for the other jobs, as of the last `refresh`."""
+        """The total spending of all jobs of the sweep. The values of other jobs are from the last `refresh`."""
         row = self._row.length([job.row for job in self._jobs.values()])
         return replace(self.spent + self._spent_by_jobs, errors_in_a_row=row)
 
     def exhausted(self) -> str | None:
-        """The message for the user about an exhausted budget; `None` while no budget is exhausted."""
+        """The message for the user about an exhausted budget; `None` if no budget is exhausted."""
         if self._is_unlimited:
             return None
         if (reached := self._budget.reached(self.spent)) is not None:
@@ -260,7 +260,7 @@ class _Row:
     errors_at: list[float] = field(default_factory=list)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a try that ended after all tries before it."""
+        """Counts a try. Tries must be added in the order in which they ended."""
         if result.outcome in _SAYS_NOTHING:
             return
         no_fault = result.error is not None and result.error.type in _NO_FAULTS
@@ -271,7 +271,7 @@ class _Row:
             self.errors_at.clear()
 
     def length(self, others: Sequence[_Row] = ()) -> int:
-        """Returns the number of errors in a row, over this row and the others together."""
+        """Returns the number of errors in a row, over this object and the others."""
         rows = [self, *others]
         well_at = max(row.well_at for row in rows)
         return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
@@ -279,7 +279,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Spending of another job of the sweep, read from its `episodes.jsonl`."""
+    """The spending of another job of the sweep, read from its `episodes.jsonl`."""
 
     version: tuple[int, int]
     spent: Spent
@@ -287,7 +287,7 @@ class _Job:
 
     @classmethod
     def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
-        """Reads the file again if it has grown; returns `None` if there is no file."""
+        """Reads the file again if it has changed. Returns `None` if the file is missing."""
         path = RunDir(folder).episodes
         try:
             stat = path.stat()
@@ -304,7 +304,7 @@ class _Job:
 
 
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
-    """Returns the seconds in which at least one episode was running; time between two sessions does not count."""
+    """Returns the time in which at least one episode was running, in seconds. Time between sessions does not count."""
     total, until = 0.0, 0.0
     for started, ended in sorted((result.started_at, result.finished_at) for result in results):
         total += max(0.0, ended - max(started, until))
@@ -316,12 +316,12 @@ def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) ->
     larger = 2 * bound
     while larger <= spent:
         larger *= 2
-    remedy = f"a larger one, such as {prefix}.{name}={_number(larger)}"
+    remedy = f"a larger budget, such as {prefix}.{name}={_number(larger)}"
     if name == "errors_in_a_row":
-        remedy = "the same one when their cause is gone"
+        remedy = "the same budget when the cause of the errors is fixed"
     return (
         f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
-        f"Nothing more is started, and what was running is ended; resume with {remedy}."
+        f"No more episodes start, and running episodes are cancelled. Resume with {remedy}."
     )
 
 
@@ -334,15 +334,15 @@ def _number(value: float) -> str:
 
 
 INTERVAL_SEC = 2.0
-"""Seconds between two checks of the budgets while nothing is paid for."""
+"""Interval between two periodic checks of the budgets, in seconds."""
 
 
 class Spending:
     """Counts responses, environments and rows towards the budgets of a run and its sweep.
 
     Attributes:
-        budget: The budget in force.
-        is_limited: Whether anything limits tokens or cost, of the run or of an episode.
+        budget: Current budget.
+        is_limited: Whether the run or an episode has a limit on tokens or cost.
     """
 
     def __init__(
@@ -370,7 +370,7 @@ class Spending:
         )
 
     def start(self, earlier: PreviousSessions, run_dir: Path) -> None:
-        """Starts to count, with what earlier sessions and the other jobs of the sweep have spent. Blocking."""
+        """Starts the measurement with the spending of earlier sessions and of the sweep's other jobs. Blocking."""
         self._meter = BudgetMeter(
             self.budget,
             earlier=earlier.results,
@@ -387,36 +387,36 @@ class Spending:
         return self._meter.spent
 
     def set(self, budget: Budget) -> None:
-        """Replaces the budget, and ends the run if the new one is exhausted."""
+        """Replaces the budget, and ends the run if the new budget is exhausted."""
         self._use(budget)
         self._meter.replace(budget)
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a response of the policy, and what models of the environment have cost meanwhile."""
+        """Counts a response of the policy, and the new spending of the episode's environment."""
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
                 self._warn(
-                    f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
-                    "not hold. Set policy.prices (0 for a free model)."
+                    f"No price is known for model {model!r}: its cost counts as 0, so the limit on cost has "
+                    "no effect. Set policy.prices (0 for a free model)."
                 )
         if self._asks_models:
             self._count_environments([episode])
         self.check()
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts an episode that has ended."""
+        """Counts an episode that has ended, and checks the budgets."""
         self._meter.add(result)
         self.check()
 
     def check(self) -> None:
-        """Ends the run when a budget is exhausted; running episodes can be resumed later."""
+        """Ends the run if a budget is exhausted. The run can be resumed later."""
         if (why := self._meter.exhausted()) is not None:
             self._end(BudgetExhaustedError(why))
 
     async def watch(self) -> None:
-        """Checks the budgets at intervals: time passes, and environments and other jobs of the sweep spend."""
+        """Checks the budgets periodically, to include elapsed time and the spending of environments and other jobs."""
         while True:
             await asyncio.sleep(INTERVAL_SEC)
             await asyncio.to_thread(self._refresh)
@@ -429,8 +429,8 @@ class Spending:
                 self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
 
     def _refresh(self) -> None:
-        """Reads the other jobs' spending. Keeps the last values of unreadable jobs and warns once. Blocking."""
+        """Updates the spending of other jobs. Keeps the last values of unreadable jobs, and warns once. Blocking."""
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:
-            self._warn(f"What the jobs of the sweep have spent cannot be read, and does not count: {error}")
+            self._warn(f"The spending of the other jobs of the sweep cannot be read, and does not count: {error}")

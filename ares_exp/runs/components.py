@@ -35,8 +35,8 @@ class Components:
     """One instance per component group.
 
     Attributes:
-        recipe: What other processes make environments from; `None` where parts were given as objects.
-        trainer: Makes the plan of the run and learns from it; `None`: every task is run `attempts` times.
+        recipe: Recipe from which other processes create environments; `None` if parts were passed as objects.
+        trainer: Trainer that chooses and learns from the episodes; `None` if every task is run `attempts` times.
     """
 
     source: SourceBase
@@ -56,19 +56,19 @@ class Components:
 
     @property
     def effective_agent(self) -> AgentFactoryBase:
-        """Who runs: the solutions of tasks need no program of others, and the shell agent carries them out."""
+        """The agent to use. Reference solutions are run by the shell agent if a third-party agent is configured."""
         return effective_agent(self.agent_factory, runs_solutions=self.policy.needs_solution)
 
     @classmethod
     def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
-        """Makes every component of a composed config; their constructors validate their arguments and touch nothing.
+        """Creates every component of a composed config. Constructors only validate their arguments.
 
         Args:
-            config: The config.
-            given: Components that are there already, by group: the config's are not made.
+            config: The composed config.
+            given: Existing components by group, which replace the config's components.
 
         Raises:
-            ConfigError: One cannot be made.
+            ConfigError: A component cannot be created.
         """
         objects = given or {}
 
@@ -95,10 +95,10 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The part of the root config that the experiment itself uses; see `ares_exp.config.schema`.
+    """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`.
 
     Attributes:
-        sweep_dir: Directory of the sweep, if any.
+        sweep_dir: Directory of the sweep; `None` without a sweep.
     """
 
     attempts: int
@@ -111,7 +111,7 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, sweep_dir: Path | None = None) -> Self:
-        """Takes the settings out of a resolved config."""
+        """Creates the settings from a resolved config."""
         timeouts = values["timeouts"]
         time_limits = TimeLimits(
             timeout_multiplier=timeouts["multiplier"],

@@ -29,11 +29,11 @@ _SWEEP = "Add `-m` for a sweep, with one run per value"
 
 @dataclass(frozen=True, slots=True)
 class ComposedJob:
-    """A run that is ready to be run.
+    """A run that is ready to be executed.
 
     Attributes:
         run: The run.
-        logging: What Hydra would configure the logging with (`hydra/job_logging`).
+        logging: Hydra's logging config (`hydra/job_logging`).
     """
 
     run: Run
@@ -47,16 +47,16 @@ def compose_job(
     quiet: bool,
     given: Mapping[str, Any] | None = None,
 ) -> ComposedJob:
-    """Composes overrides as the command does, makes the run directory with Hydra's records, and makes the run.
+    """Composes overrides like the command, and creates the run and its directory with Hydra's records.
 
     Args:
-        overrides: As on the command line.
-        config_dirs: Folders of options.
-        quiet: Whether neither progress nor the summary is printed.
-        given: Components in place of the config's, by group.
+        overrides: Overrides as on the command line.
+        config_dirs: The user's folders of options.
+        quiet: Whether to print no progress and no summary.
+        given: Components by group, which replace the config's components.
 
     Raises:
-        UserError: Something is wrong; what was made of the run directory is removed again.
+        UserError: The run cannot be created. Its directory is removed again.
     """
     overrides = with_home(overrides)
     if (objection := refuse_unreadable(config_dirs) or refuse_used_run_dir(overrides)) is not None:
@@ -68,7 +68,7 @@ def compose_job(
 
         before = OptionSearchPath.config_dirs
         set_up_hydra(config_dirs)
-        fresh_dir.cache_clear()  # a run of before may have started in the same second
+        fresh_dir.cache_clear()  # an earlier run may have started in the same second
         try:
             return _compose(overrides, config_dirs, partial(Run, quiet=quiet, given=given))
         finally:
@@ -95,7 +95,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
             raise ConfigError("A sweep is resumed by the command: `python -m ares_exp resume=<sweep>`.")
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+        taken = f" (The overrides recorded in {source} also apply.)" if source is not None else ""
         said = explain(error, overrides, root_config).replace(_SWEEP, "Loop over runs for a sweep")
         raise ConfigError(f"{said}{taken}") from None
 
@@ -113,7 +113,7 @@ def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., R
         logging: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
         try:
             made.append(ComposedJob(make_run(config, hydra), logging))
-        except Exception as error:  # Hydra would print that there was one
+        except Exception as error:  # Hydra would print its own message
             RunDir(Path(hydra.runtime.output_dir)).discard()
             made.append(error)
 
@@ -129,13 +129,13 @@ def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., R
 
 @contextmanager
 def run_log(config: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[None]:
-    """Writes what is logged inside the block to `run.log`; the script's handlers get what they would get without.
+    """Writes the log of this block to `run.log`. The script's handlers receive the same records as without the block.
 
-    Where the script has no handlers, warnings go to standard error, as those of the command.
+    If the script has no handlers, warnings are also printed to standard error.
 
     Args:
-        config: What Hydra would configure the logging with: the names and formats of its handlers are used.
-        overrides: The overrides of the run; secrets among them are masked.
+        config: Hydra's logging config, which defines the names and formats of the handlers.
+        overrides: Overrides of the run. Their secrets are masked.
     """
     root, ours = logging.getLogger(), logging.getLogger("ares_exp")
     handlers, formats = config.get("handlers", {}), config.get("formatters", {})
@@ -173,14 +173,14 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Gives records to the root's handlers: all to those of the run, to the others those from a level on."""
+    """Passes records to the root's handlers. The run's handlers receive all records, others only from a level."""
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()
         self._from, self._every = level, every
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Passes a record on."""
+        """Passes a record to the handlers."""
         for handler in logging.getLogger().handlers:
             wanted = handler in self._every or record.levelno >= self._from
             if wanted and record.levelno >= handler.level:

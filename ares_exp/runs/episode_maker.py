@@ -1,4 +1,4 @@
-"""Construction of one episode's environment and policy, independent of other episodes and of scheduling."""
+"""Creation of the environment and policy of one episode, independently of other episodes and of scheduling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeMaker:
-    """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
+    """Creates planned episodes from the components of a run. Only the collectors write to the disk."""
 
     def __init__(
         self, components: Components, settings: Settings, gate: Gate | None = None, outages: Outages | None = None
@@ -53,10 +53,10 @@ class EpisodeMaker:
         self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
-        """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
+        """Creates the environment and policy of an episode, without starting them. The rollout loop closes them.
 
         Raises:
-            EpisodeError: Something cannot be made.
+            EpisodeError: The environment or the policy cannot be created.
         """
         background_client = self._background_client()
         environment, client = (
@@ -71,14 +71,14 @@ class EpisodeMaker:
     async def run(
         self, episode: RunningEpisode, *, is_ended: Callable[[], bool] = lambda: False
     ) -> BaseException | None:
-        """Runs an episode, and returns the exception that ended it, if one did.
+        """Runs an episode, and returns the exception that ended it, if any.
 
         Args:
-            episode: The episode. Receives what is made for it, and its events.
-            is_ended: Whether the caller has cancelled the episode, not the task that runs it.
+            episode: The episode, which receives its environment, its policy's log and its events.
+            is_ended: Function that returns whether the caller cancelled the episode, not the task that runs it.
 
         Raises:
-            CancelledError: The task that runs it is being cancelled.
+            CancelledError: The task that runs the episode is cancelled.
         """
         try:
             environment, policy = await self.make(episode)
@@ -102,7 +102,7 @@ class EpisodeMaker:
         planned: PlannedEpisode | None = None,
         background_client: BackgroundClient | None = None,
     ) -> EpisodeParts:
-        """Returns the parts that an environment of this run is made from."""
+        """Returns the parts from which an environment of this run is created."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
@@ -196,7 +196,7 @@ class EpisodeMaker:
 
 
 class ResumableEpisodeMaker(EpisodeMaker):
-    """Makes the planned episodes of a run that can be resumed: their responses are logged, and given again."""
+    """Creates the episodes of a run that can be resumed. Their responses are logged and can be replayed."""
 
     def __init__(
         self,
@@ -212,10 +212,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
         self._storage = storage
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
-        """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
+        """Creates the environment and policy of an episode, without starting them. The rollout loop closes them.
 
         Raises:
-            EpisodeError: Something cannot be made.
+            EpisodeError: The environment or the policy cannot be created.
         """
         start_from = None
         if episode.planned.earlier is not None or self._parts.branching is not None:
@@ -226,7 +226,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         environment = self._make_environment(
             episode, start_from, output_dir=output_dir, background_client=background_client
         )
-        if episode.planned.earlier is None:  # its log is a line, written as the steps are
+        if episode.planned.earlier is None:  # a new log is only a line, written like the steps
             policy = self._make_policy(episode)
         else:
             policy = await in_thread(lambda: self._make_policy(episode))
@@ -235,7 +235,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return self._parts.wrapper(environment), policy
 
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
-        """Starts the record of the environment's own model calls with the responses that are paid for already."""
+        """Copies the paid responses of an earlier try to the record of the environment's own model calls."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
@@ -243,7 +243,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the start."""
+        """Returns the starting point: a snapshot of the earlier try, or the branching point; `None` without one."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -255,7 +255,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             try:
                 found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
             except SnapshotError as error:
-                logger.warning("Episode %s is run again from its start: %s", planned.episode_id, error)
+                logger.warning("Episode %s runs again from its start: %s", planned.episode_id, error)
                 found = None
             if found is not None:
                 episode.from_snapshot = max(0, found.step_count - first)
@@ -281,7 +281,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return policy
 
     def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
-        """Returns what a request waits for: the run is not held, and its response can be logged."""
+        """Returns a function that waits until a request can be sent: the run is not paused, and the log is writable."""
         passed = super()._may_ask(episode)
 
         async def may_ask() -> None:
@@ -296,7 +296,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return with_own(self._parts.effective_agent.normalisers)
 
     def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> ResponseLog:
-        """Creates the response log of an episode, in place of the log of the try that it continues. Blocking.
+        """Creates the response log of an episode, which replaces the log of the continued try. Blocking.
 
         Raises:
             StorageError: The new log could not be written. The log of the earlier try is kept.

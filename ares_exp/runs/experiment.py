@@ -1,4 +1,4 @@
-"""The experiment: plan -> concurrent episodes -> results -> summary."""
+"""The experiment: plan, concurrent episodes, results and summary."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ if TYPE_CHECKING:
     from ares_exp.runs.trainer import RunOnRequest, Trainer
 
 TRAINER_GRACE_SEC = 60.0
-"""Seconds that an interrupted trainer has to finish the step that it is in."""
+"""Time limit, in seconds, for an interrupted trainer to finish its current step."""
 
 LIVE_KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency", "policy.max_retries")
-"""Keys that can change in a running run: the ones that change no result."""
+"""Keys that can be changed while a run is running, because they do not change results."""
 
 GC_THRESHOLD = 25_000
-"""Net allocations that start a garbage collection during a run; Python's default is 700 to 2,000."""
+"""Number of net allocations that triggers a garbage collection during a run. Python's default is 700 to 2,000."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Collects garbage less often inside the block. Episodes have no reference cycles, so it would find almost nothing.
+    """Reduces the frequency of garbage collections inside the block, because episodes have no reference cycles.
 
-    With a thousand running episodes, Python's own threshold takes a quarter of the run's CPU time.
+    With a thousand running episodes, collections with Python's default threshold take a quarter of the CPU time.
     """
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: the collector is off
+    gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: collector disabled
     try:
         yield
     finally:
@@ -79,11 +79,11 @@ def collecting_seldom() -> Iterator[None]:
 
 
 class Experiment:
-    """One run: every selected task, `attempts` times, at most `concurrency` at once.
+    """One run: `attempts` episodes of every selected task, with at most `concurrency` episodes at once.
 
     Attributes:
-        warnings: Warnings given to the user.
-        spending: The guard of the run's budget.
+        warnings: Warnings that were shown to the user.
+        spending: Guard of the run's budget.
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
@@ -114,13 +114,13 @@ class Experiment:
         self._max_loop_lag_sec = 0.0
 
     async def prepare(self) -> Sequence[str]:
-        """Reads the task set and checks everything that can be checked before the first container starts.
+        """Reads the task set, and runs all checks that do not need a container.
 
         Returns:
-            Names of the selected tasks.
+            The names of the selected tasks.
 
         Raises:
-            UserError: One or several problems; nothing was started.
+            UserError: A check failed. The message lists all problems. No container was started.
         """
         parts = self._parts
         run_dir = self._run_dir.path
@@ -130,8 +130,8 @@ class Experiment:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self.spending.is_limited:
             self._warn(
-                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `limits.cost=0.5` an "
-                "episode at 0.5."
+                "The run has no limit on costs. Set `budget.cost=20` to end the run at 20 US dollars, or "
+                "`limits.cost=0.5` to end an episode at 0.5 US dollars."
             )
         return names
 
@@ -143,12 +143,12 @@ class Experiment:
         earlier: PreviousSessions | None = None,
         redo: Sequence[str] = (),
     ) -> RunSummary:
-        """Runs all episodes that are still due, or those that the trainer asks for.
+        """Runs all remaining episodes, or the episodes that the trainer requests.
 
-        A failed episode is a normal result; `interrupt` ends the run early.
+        A failed episode is a normal result. `interrupt` ends the run early.
 
         Raises:
-            ConfigError: The disk has no space for the records; no episode was started.
+            ConfigError: The disk has no space for the records. No episode was started.
         """
         started, self._loop = time.monotonic(), asyncio.get_running_loop()
         await asyncio.to_thread(self._storage.open, concurrency=self._settings.concurrency)
@@ -214,20 +214,20 @@ class Experiment:
         try:
             await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
         except Exception as error:
-            if not self._storage.causes(error):  # it could not write its record or a checkpoint
+            if not self._storage.causes(error):  # the trainer could not write its record or a checkpoint
                 raise
 
     def _num_planned(self) -> int:
-        """Counts the attempts that the run has to have rewards of.
+        """Counts the attempts that must have a reward for the run to be complete.
 
-        A training that has ended by itself needs no attempt any more that it cancelled, or, since a kill, did not ask
-        for again.
+        A training that ended by itself does not need the attempts that it cancelled, or that it did not request again
+        after a kill.
         """
         if self._trained is None:
             return len(self._planned)
         final = final_results(self._recorder.results)
         if isinstance(self._ended_by, StorageError | UnreachableError):
-            return len(final) + 1  # the training is incomplete, whatever it has asked for
+            return len(final) + 1  # the training is incomplete, regardless of its requests
         if self._interrupted or self._ended_by is not None:
             return len(final)
         return sum(result.outcome not in UNFINISHED for result in final)
@@ -272,10 +272,10 @@ class Experiment:
         )
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """Changes settings of the running run: all of them, or none.
+        """Changes settings while the run is running. If one of them is invalid, no setting is changed.
 
         Raises:
-            ConfigError: One of the keys cannot change, or not to that value.
+            ConfigError: A key cannot be changed, or a value is invalid.
         """
         try:
             changes = self._changes(values)
@@ -296,7 +296,7 @@ class Experiment:
             elif key != "concurrency":
                 raise ConfigError(
                     f"`{key}` cannot change in a running run. Use one of {', '.join(LIVE_KEYS)}. Other keys that "
-                    "change no result may differ with `resume=`; all others need a new run."
+                    "do not change results can be set with `resume=`. All others need a new run."
                 )
             elif type(value) is not int or value < 1:
                 raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
@@ -334,7 +334,7 @@ class Experiment:
         )
 
     async def close(self, summary: RunSummary | None = None) -> None:
-        """Releases all parts and gives the tracker the totals, if any. The tracker's own time limit bounds the wait."""
+        """Closes all parts, and passes the totals (if any) to the tracker, which has its own time limit."""
         parts = self._parts
         closing = {
             "executor": parts.executor.close,
@@ -350,14 +350,14 @@ class Experiment:
         await self._recorder.close(summary)
 
     def interrupt(self) -> None:
-        """Ends running episodes as cancelled and starts no more."""
+        """Cancels running episodes and starts no further episodes."""
         self._interrupted = True
         self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
-        """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
+        """Requests a snapshot of every running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
-            logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+            logger.warning("This run takes no snapshots. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 
         for episode in self._running.values():
@@ -365,7 +365,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one try of an attempt, once there is room for it. Returns the retry that follows, if any."""
+        """Runs one try of an attempt when a place is available. Returns the following retry, if any."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
@@ -397,7 +397,7 @@ class Experiment:
             await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
-        """Returns the retry that follows this try, if any."""
+        """Returns the retry after this try; `None` for no retry."""
         planned = episode.planned
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
@@ -406,8 +406,8 @@ class Experiment:
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
-            self._warn(f"An episode could not go on with its snapshot, and is run again from its start: {failure}")
-            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log has replaced the earlier one
+            self._warn(f"An episode could not continue from its snapshot, and runs again from its start: {failure}")
+            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # this log replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
         wait_sec = self._retry.wait_sec(failure, result.outcome, tries)
@@ -417,7 +417,7 @@ class Experiment:
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
 
     def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
-        """Plans the try that goes on with the responses of one that was lost; without any, it starts again."""
+        """Plans a try that continues a lost try with its responses. Without responses, the try starts again."""
         planned = episode.planned
         earlier = episode.log.read() if episode.log is not None else planned.earlier
         if earlier is None:
@@ -425,7 +425,7 @@ class Experiment:
         return planned.going_on(earlier, retry=retry)
 
     async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
-        """Writes the row of an episode exactly once, even if the caller is cancelled meanwhile."""
+        """Writes the row of an episode exactly once, even if the caller is cancelled during the call."""
         await finish(self._record(episode, failure))
 
     async def _record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
@@ -449,20 +449,20 @@ class Experiment:
         self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError | UnreachableError) -> None:
-        """Ends running episodes as cancelled and starts no more. Only the first call counts."""
+        """Cancels running episodes and starts no further episodes. Only the first call counts."""
         if self._ended_by is None:
             self._ended_by = why
             self._warn(str(why))
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether an error comes from the disk or mount of a record, which then ends the run."""
+        """Checks whether an error comes from the disk or mount of a record. If so, ends the run."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:
-        """Ends the run, from any thread."""
+        """Ends the run because of a failed write. Can be called from any thread."""
         assert self._loop is not None
-        with suppress(RuntimeError):  # the loop is closed, and the run has ended
+        with suppress(RuntimeError):  # the loop is closed because the run has ended
             self._loop.call_soon_threadsafe(self._end, failure)
 
     async def _prepare_branching(self) -> None:
@@ -473,7 +473,7 @@ class Experiment:
         def make(place: Place, start_from: EpisodeStart) -> MinimalEnvironment:
             parts = self._maker.episode_parts(self._settings.seed, start_from=start_from)
             environment = place.make(self._parts.source, branching.task_name, parts)
-            # Without its scorers: it never comes to its LAST step.
+            # The scorers are not needed, because this environment never reaches its LAST step.
             return complete(environment).unwrapped
 
         def check(start_from: EpisodeStart) -> None:
@@ -481,7 +481,7 @@ class Experiment:
 
         agents = self._parts.effective_agent
         if agents.can_be_restored:
-            self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
+            self._parts.container_factory.check_snapshots()  # a snapshot may be needed
         async with self._parts.executor.room(branching.task_name) as place:
             store = self._run_dir.branch_point
             await branching.prepare(agents, partial(make, place), check, store, self._warn)

@@ -1,4 +1,4 @@
-"""`run` and `arun`: a run as the command runs it, from a script or a notebook."""
+"""The functions `run` and `arun`, which run an experiment from a script or a notebook like the command."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResults:
-    """What a run adds up to. Printing it shows the table that the command prints.
+    """The results of a run. Printing this object shows the command's table of results.
 
     Attributes:
-        run_dir: The run directory.
-        summary: Totals, and every try of every attempt (`summary.results`).
+        run_dir: Run directory.
+        summary: Totals of the run, and the results of all tries of all attempts (`summary.results`).
     """
 
     run_dir: Path
@@ -41,32 +41,32 @@ class RunResults:
 
     @property
     def rows(self) -> tuple[EpisodeResult, ...]:
-        """The result of every attempt (the last try of each), by task and attempt."""
+        """The result of each attempt (its last try), sorted by task and attempt."""
         return tuple(sorted(self.summary.final, key=lambda row: (row.task_name, row.attempt)))
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the attempts that have a reward; `None` when there are none."""
+        """The mean reward of the attempts that have a reward; `None` without rewards."""
         return self.summary.mean_reward
 
     @property
     def complete(self) -> bool:
-        """Whether every attempt that was asked for has a reward, and a row on disk."""
+        """Whether every planned attempt has a reward, and a row on disk."""
         return self.summary.complete
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command for such a run: 0 when it is complete and nothing in it is broken."""
+        """The exit code of the command for this run. 0 means that the run is complete and that no task is broken."""
         return self.summary.exit_code
 
     def to_frame(self, *, tries: bool = False) -> pandas.DataFrame:
-        """Returns a data frame with a row for each attempt; a reward that is missing is NaN.
+        """Returns a data frame with one row per attempt. Missing rewards are NaN.
 
-        Columns are the fields of `EpisodeResult`; those with fields of their own become one column for each:
+        The columns are the fields of `EpisodeResult`. Fields with several values have several columns:
         `rewards.<key>`, `phase_sec.<phase>`, `error_type`, `error_message`, `limit`.
 
         Args:
-            tries: Whether there is a row for every try, in the order in which they finished, instead of the last one.
+            tries: Whether to return one row per try, in the order in which they finished, instead of one per attempt.
 
         Raises:
             UserError: pandas is not installed.
@@ -83,10 +83,10 @@ class RunResults:
         return pandas.DataFrame(rows, columns=list(columns)).astype({"reward": "float64"})
 
     def trajectories(self) -> StoredEpisodes:
-        """Returns the recorded episodes of the run, their steps left on disk.
+        """Returns the recorded episodes of the run. Their steps are loaded on demand.
 
         Raises:
-            TrajectoryFormatError: Nothing was recorded that can be read (`collector=none`).
+            TrajectoryFormatError: The run has no readable trajectories (for example, with `collector=none`).
         """
         from ares_exp.trajectories.stored_episodes import load
 
@@ -109,37 +109,38 @@ class RunResults:
 
 
 _NO_ROW = EpisodeResult("", "", 0, 0, Outcome.CANCELLED, None)
-"""A row without mappings: the columns that every data frame has."""
+"""A row without mappings, which defines the columns of every data frame."""
 
 
 INTERRUPT_LIMIT_SEC = 60.0
-"""Seconds that an interrupted run has to release everything before its caller goes on without it."""
+"""Time limit, in seconds, for an interrupted run to release its resources before its caller continues."""
 
 _in_progress = threading.Lock()
 
 
 def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False) -> RunResults:
-    """Runs a run as `python -m ares_exp` does with these overrides, and returns its results.
+    """Runs an experiment like `python -m ares_exp` with these overrides, and returns its results.
 
-    The run has the same directory, records, checks, retries and budgets as that of the command, and either can resume
-    the other's (`resume=outputs/first`). It is run on an event loop in a thread of its own while the caller waits:
-    in scripts, in threads, and in notebooks, whose loop is then blocked. To await it, use `arun`.
+    The run has the same directory, records, checks, retries and budgets as a run of the command. Each can resume the
+    runs of the other (`resume=outputs/first`). The run uses an event loop in a separate thread, and the caller waits.
+    You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event loop. To await a
+    run, use `arun`.
 
-    An attempt that fails is a row, not an exception: `results.exit_code` is what the command would exit with. Ctrl-C
-    ends running episodes, closes the run, which can be resumed, and raises `KeyboardInterrupt`; other signals keep the
+    A failed attempt is a row and not an exception. `results.exit_code` is the exit code of the command. Ctrl-C cancels
+    running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. Other signals keep the
     handlers of the script.
 
     Args:
-        overrides: As on the command line: `["env=harbor", "env.path=tasks", "policy=oracle"]`.
-        config_dirs: Folders of options, as `--config-dir`.
-        quiet: Whether neither progress nor the summary is printed. Warnings go to the logging of the script; where it
-            has none, to standard error.
+        overrides: Overrides as on the command line, such as `["env=harbor", "env.path=tasks", "policy=oracle"]`.
+        config_dirs: Folders of options, as for `--config-dir`.
+        quiet: Whether to print no progress and no summary. Warnings go to the logging of the script, or to standard
+            error if it has no handlers.
 
     Raises:
-        UserError: Something is wrong with the overrides or with what they name; no container was started.
-        ConfigError: Likewise: a flag, such as `-m` (a sweep is a loop over runs in Python); or another run of this
-            process is running.
-        KeyboardInterrupt: Ctrl-C. Its episodes have ended, and the rows of those that had a result are kept.
+        UserError: The overrides are invalid, or a part of the run cannot be used. No container was started.
+        ConfigError: The overrides have a flag, such as `-m` (in Python, a sweep is a loop over runs), or another run of
+            this process is running.
+        KeyboardInterrupt: Ctrl-C was pressed. The episodes have ended, and the rows of finished episodes are kept.
     """
     running = _Running(overrides, config_dirs, quiet=quiet)
     try:
@@ -154,17 +155,17 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
 async def arun(
     overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False
 ) -> RunResults:
-    """Runs a run like `run`, without blocking the event loop of the caller.
+    """Runs an experiment like `run`, without blocking the event loop of the caller.
 
-    Cancelling the awaiting task ends running episodes and closes the run, which can be resumed.
+    Cancelling the awaiting task cancels running episodes and closes the run, which can be resumed.
 
     Args:
-        overrides: As for `run`.
-        config_dirs: As for `run`.
-        quiet: As for `run`.
+        overrides: Overrides, as for `run`.
+        config_dirs: Folders of options, as for `run`.
+        quiet: Whether to print no progress and no summary, as for `run`.
 
     Raises:
-        UserError: As `run`.
+        UserError: The same errors as for `run`.
     """
     running = _Running(overrides, config_dirs, quiet=quiet)
     results = asyncio.wrap_future(running.results)
@@ -174,19 +175,23 @@ async def arun(
         running.interrupt()
         await asyncio.wait({results}, timeout=INTERRUPT_LIMIT_SEC)
         if results.done():
-            results.exception()  # it is interrupted, which is no news
+            results.exception()  # retrieves the exception of the interrupted run
         raise
 
 
 class _Running:
-    """A run that a thread runs.
+    """A run in a separate thread.
 
     Attributes:
-        results: Its results, or what it raised.
+        results: Future of the run's results.
     """
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
-        """Starts the thread. Raises `ConfigError` when another run of this process is running."""
+        """Starts the thread.
+
+        Raises:
+            ConfigError: An override is invalid, or another run of this process is running.
+        """
         self.results: Future[RunResults] = Future()
         self._overrides = checked_overrides(overrides)
         self._config_dirs = [Path(folder) for folder in config_dirs]
@@ -199,10 +204,10 @@ class _Running:
         threading.Thread(target=context.run, args=(self._execute,), name="ares_exp run", daemon=True).start()
 
     def interrupt(self) -> None:
-        """Ends the run early. May be called from any thread, at any time."""
+        """Ends the run early. Can be called from any thread, at any time."""
         self._interrupted = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended meanwhile
+            with suppress(RuntimeError):  # the run has ended meanwhile
                 self._loop.call_soon_threadsafe(self._interrupt_run)
 
     def _interrupt_run(self) -> None:
@@ -213,7 +218,7 @@ class _Running:
         settle: Callable[[], None]
         try:
             settle = partial(self.results.set_result, run_steadily(self._execute_run()))
-        except UserError as error:  # the message is enough: frames of this thread would hide it
+        except UserError as error:  # only the message is useful; a traceback of this thread would hide it
             settle = partial(self.results.set_exception, error.with_traceback(None))
         except BaseException as error:
             settle = partial(self.results.set_exception, error)
@@ -239,7 +244,11 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Claims this process for a run inside the block. Raises `ConfigError` when another one is running."""
+    """Claims this process for a run inside the block.
+
+    Raises:
+        ConfigError: Another run of this process is running.
+    """
     _claim()
     try:
         yield
@@ -256,10 +265,10 @@ def _claim() -> None:
 
 
 def checked_overrides(overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides.
+    """Checks and returns the overrides.
 
     Raises:
-        ConfigError: They are no list of strings, or there is a flag among them.
+        ConfigError: The overrides are not a list of strings, or have a flag.
     """
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise ConfigError(

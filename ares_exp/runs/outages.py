@@ -13,20 +13,20 @@ from ares_exp.records.terminal_text import format_duration
 from ares_exp.runs.scheduler import Scheduler
 
 MAX_OUTAGE_SEC = 300.0
-"""An outage that lasts longer ends the run."""
+"""Maximum duration of an outage, in seconds. A longer outage ends the run."""
 FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
-"""Wait between two checks, doubled after each."""
+"""Wait after the first check, which is doubled after each check, and its maximum, in seconds."""
 CHECK_SEC = 30.0
-"""Bound on a check."""
+"""Time limit of a check, in seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 class Outages:
-    """Pauses the scheduler while a check fails, and ends the run if it fails for `MAX_OUTAGE_SEC`.
+    """Pauses the scheduler while a check fails, and ends the run if the check fails for `MAX_OUTAGE_SEC`.
 
-    A check raises `UnreachableError` while a service cannot be reached. Everything that needs the service waits for the
-    same sequence of checks.
+    A check raises `UnreachableError` if a service cannot be reached. All waiters of a service share one sequence of
+    checks.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Outages:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Checks nothing yet.
+        """Stores the arguments.
 
         Args:
-            scheduler: The scheduler of the run.
-            end: Ends the run.
-            clock: Seconds that only grow.
-            sleep: Waits so many seconds.
+            scheduler: Scheduler of the run.
+            end: Function that ends the run.
+            clock: Monotonic clock in seconds.
+            sleep: Function that waits for a number of seconds.
         """
         self._scheduler = scheduler
         self._end = end
@@ -52,29 +52,29 @@ class Outages:
         self._watches: dict[Check, asyncio.Task[None]] = {}
 
     async def wait(self, check: Check) -> bool:
-        """Waits until the check passes. Returns whether it failed at first.
+        """Waits until the check passes. Returns whether the check failed at first.
 
         Raises:
-            UnreachableError: It failed for too long, and the run ends.
+            UnreachableError: The check failed for too long, so that the run ends.
         """
         if check not in self._watches:
             if (problem := await _problem(check)) is None:
                 return False
             if check not in self._watches:
                 self._watches[check] = watch = asyncio.create_task(self._watch(check, str(problem)))
-                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # others may not wait
+                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # no waiter may be left
         await asyncio.shield(self._watches[check])
         return True
 
     def close(self) -> None:
-        """Checks no more. Idempotent."""
+        """Stops all checks. Idempotent."""
         for watch in self._watches.values():
             watch.cancel()
 
     async def _watch(self, check: Check, why: str) -> None:
         self._scheduler.pause(check, why)
         longest = format_duration(MAX_OUTAGE_SEC)
-        logger.warning("%s No episode starts until it answers. The run ends if that takes %s.", why, longest)
+        logger.warning("%s No episode starts until it responds. The run ends if this takes %s.", why, longest)
         since, wait_sec = self._clock(), FIRST_WAIT_SEC
         while (left_sec := since + MAX_OUTAGE_SEC - self._clock()) > 0:
             await self._sleep(min(wait_sec, left_sec))
@@ -92,7 +92,7 @@ class Outages:
 
 
 async def _problem(check: Check) -> UnreachableError | None:
-    """Runs a check. Other errors than an outage are left to the call that needs the service."""
+    """Runs a check and returns its `UnreachableError`, if any. Other errors are left to the caller of the service."""
     try:
         async with asyncio.timeout(CHECK_SEC):
             await check()

@@ -31,19 +31,19 @@ async def prepare(
     *,
     run_dir: Path | None = None,
 ) -> Sequence[str]:
-    """Reads the task set and checks everything that can be checked before the first container starts.
+    """Reads the task set, and runs all checks that do not need a container.
 
     Returns:
-        Names of the selected tasks.
+        The names of the selected tasks.
 
     Raises:
-        UserError: One or several problems; nothing was started.
+        UserError: A check failed. The message lists all problems. No container was started.
     """
     check_collectors(parts.collectors.values(), settings.concurrency)
     if parts.branching is not None and not parts.source.exports_state:
         raise ConfigError(
-            f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
-            "`export_state`. Run the task anew, or its recorded responses again with `replay=<run>/<episode>`."
+            f"Expected environments that can be branched, but the environments of {name_of(parts.source)} have no "
+            "`export_state`. Run the task again, or replay the recorded responses with `replay=<run>/<episode>`."
         )
     _check_agent(parts)
     check_snapshots(parts)
@@ -69,7 +69,7 @@ async def prepare(
         task_names=names,
         parts=maker.episode_parts(
             settings.seed
-        ),  # after the policy's preflight, which knows whether it needs solutions
+        ),  # after the policy's preflight, which determines whether solutions are needed
         recipe=parts.recipe,
         run_dir=run_dir,
         needs_shared_disk=_need_of_shared_disk(parts),
@@ -79,16 +79,16 @@ async def prepare(
 
 
 def _need_of_shared_disk(parts: Components) -> str | None:
-    """Says why other machines would have to see the run directory; `None` when they need not."""
+    """Returns the reason why other machines need access to the run directory; `None` without a reason."""
     if parts.branching is not None:
-        return "`branch_from` goes on from a snapshot"
+        return "`branch_from` continues from a snapshot"
     return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
 
 
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
-    """Returns the number of episodes that may run at the same time; warns if the backend allows fewer than asked.
+    """Returns the allowed number of concurrent episodes. Warns if the backend allows fewer episodes than requested.
 
-    Call it after the backend's preflight. It also allows this process as many open files as the episodes may need.
+    Must be called after the backend's preflight. It also allows this process as many open files as the episodes need.
     """
     _allow_open_files(asked, warn)
     most = parts.container_factory.max_containers
@@ -118,7 +118,11 @@ def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
-    """Raises `ConfigError` where a collector cannot record so many episodes at once."""
+    """Checks that the collectors support this concurrency.
+
+    Raises:
+        ConfigError: A collector records only one episode at a time.
+    """
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
@@ -128,7 +132,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
-    """Plans every attempt at every task. For a policy that runs recorded episodes, uses their recorded seeds."""
+    """Plans every attempt at every task. If the policy replays recorded episodes, uses their recorded seeds."""
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
     seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
@@ -140,40 +144,44 @@ def _check_agent(parts: Components) -> None:
         return
     if agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
-            f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local, "
+            f"{agents.name} needs a terminal, but container={containers.name} has none. Use container=local, "
             "container=docker or container=daytona, or agent=tools or agent=shell."
         )
     if agents.needs_forwarded_port and not containers.forwards_ports:
         raise ConfigError(
-            f"agent={agents.name} is a program in the container, whose LLM calls come out by a forwarded port, and "
+            f"agent={agents.name} is a program in the container, whose LLM calls need a forwarded port, but "
             f"container={containers.name} cannot forward ports (`forwards_ports = True` is missing). Use "
             "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
         )
 
 
 def check_snapshots(parts: Components) -> None:
-    """Rejects snapshots of parts that cannot be captured, and snapshots at every step that nothing can use."""
+    """Checks that the environments and the containers support snapshots, and that the agent can be restored if needed.
+
+    Raises:
+        ConfigError: The snapshots cannot be taken or cannot be used.
+    """
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
     if not parts.source.exports_state:
         raise ConfigError(
-            f"Expected environments that have `export_state` for snapshots, and {name_of(parts.source)} does not "
-            "say that its own have it (`exports_state = True`). Set `snapshot=none`."
+            f"Snapshots need environments with `export_state`, which {name_of(parts.source)} does not declare "
+            "(`exports_state = True`). Set `snapshot=none`."
         )
     parts.container_factory.check_snapshots()
     agents.check_snapshots()
     if schedule.is_only_to_continue and not agents.can_be_restored:
         raise ConfigError(
             f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
-            "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
-            "goes on without one (`resume=`), and `branch_from=` needs none: recorded responses are given again in a "
-            "fresh container. What the agent leaves is kept in files/<episode>/agent/."
+            "its container: a snapshot contains its files, but cannot restore the process. `resume=` and "
+            "`branch_from=` need no snapshots: they replay the recorded responses in a new container. The files of "
+            "the agent are stored in files/<episode>/agent/."
         )
 
 
 async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str]:
-    """Reads the task set and has the source check itself; returns the names of the selected tasks."""
+    """Reads the task set, runs the source's preflight, and returns the names of the selected tasks."""
     try:
         names = await asyncio.to_thread(source.load, warn)
     except OSError as error:
@@ -184,15 +192,15 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
 
 
 def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
-    """Leaves out the tasks that there is nothing recorded of, when recorded episodes are branched or replayed."""
+    """Returns only the tasks with a recorded episode if the run branches or replays episodes; otherwise all tasks."""
     recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
     if recorded is None:
         return task_names
     kept = [name for name in task_names if name in recorded]
     if not kept:
         raise ConfigError(
-            f"Expected one of the recorded tasks ({_some(recorded)}) among those of {name_of(parts.source)}, which "
-            f"has {_some(task_names)}. Choose the `env` that they were recorded in."
+            f"Expected one of the recorded tasks ({_some(recorded)}) among the tasks of {name_of(parts.source)}, which "
+            f"has {_some(task_names)}. Choose the `env` of the recording."
         )
     if len(kept) < len(task_names):
         parts.source.keep(kept)
@@ -208,7 +216,7 @@ def _some(names: Collection[str]) -> str:
 
 
 def _raise_all(outcomes: Sequence[object]) -> None:
-    """Raises the failures: errors of the user together, any other error alone."""
+    """Raises the first error that is not a `UserError`, or all `UserError`s as one error."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:
         if not isinstance(error, UserError):

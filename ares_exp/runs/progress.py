@@ -1,7 +1,7 @@
-"""Live progress of a run: a bar with a panel below it on a terminal, otherwise a plain line every few seconds.
+"""The live progress of a run: a bar and a panel on a terminal, otherwise a plain line every few seconds.
 
-A separate thread draws, so that the display stays current while no episode ends or the event loop is busy, and so
-that a slow terminal never delays an episode.
+A separate thread draws the display. The display therefore stays current while the event loop is busy, and a slow
+terminal never delays an episode.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _REDRAW_SEC = 0.2
 _INDENT = "  "
 _BAR_COLUMNS = 20
 _LEAST_COLUMNS = 8
-"""A narrower bar, or fewer names of tasks, are not shown."""
+"""Minimum number of columns for the bar and for the names of tasks."""
 _MAX_LINES = 2
-"""Lines of the terminal for one line of the panel."""
+"""Maximum number of terminal lines for one line of the panel."""
 _STOP_TIMEOUT_SEC = 2.0
 
 
@@ -44,15 +44,15 @@ class Progress:
         is_kept: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keeps the arguments; `start` starts the display.
+        """Stores the arguments. `start` starts the display.
 
         Args:
-            status: Returns the state of the run; called from the thread that draws.
-            stream: Output of the display; standard error by default.
-            is_tty: Whether `stream` is a terminal that can redraw a line; detected by default.
+            status: Function that returns the state of the run. It is called in the drawing thread.
+            stream: Output stream. Defaults to standard error.
+            is_tty: Whether `stream` is a terminal that can redraw a line. Detected by default.
             interval_sec: Seconds between two lines if `stream` is not a terminal.
             is_kept: Whether the last state stays on the screen.
-            clock: Seconds that only grow.
+            clock: Monotonic clock in seconds.
         """
         self._status = status
         self._stream = stream if stream is not None else sys.stderr
@@ -81,14 +81,14 @@ class Progress:
         self._thread.start()
 
     def stop(self) -> None:
-        """Shows the last state and ends the thread. Idempotent; safe without `start`."""
+        """Shows the last state and ends the thread. Idempotent, and allowed without `start`."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_SEC)
             self._thread = None
 
     def line(self, status: RunStatus) -> str:
-        """Formats a state as one line, without unknown values."""
+        """Formats a state as one line. Omits unknown values."""
         elapsed, done = self._clock() - self._started_at, status.ended - status.cut_short
         parts = [f"{done}/{status.expected} done"] if status.expected or not status.done_before else []
         if status.done_before:
@@ -108,7 +108,7 @@ class Progress:
         return self._separator.join(parts)
 
     def _draw(self) -> None:
-        # A terminal that went away or a closed pipe must not end the run.
+        # A closed terminal or pipe must not end the run.
         with contextlib.suppress(OSError, ValueError):
             if self._is_tty:
                 self._draw_bar()
@@ -134,12 +134,12 @@ class Progress:
             console=console,
             auto_refresh=False,
             transient=not self._is_kept,
-            # Output that is redirected to a file must continue to go there.
+            # Output that is redirected to a file must still go to the file.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
         with live, _log_lines_above(console):
-            # Never hidden, so that no way to die can leave it hidden.
+            # The cursor stays visible, so that a killed process cannot leave it hidden.
             console.show_cursor(True)
             while not self._stopped.wait(_REDRAW_SEC):
                 live.refresh()
@@ -177,7 +177,7 @@ class Progress:
 
 @contextlib.contextmanager
 def _log_lines_above(console: Console) -> Iterator[None]:
-    """Lets log lines that go to a terminal appear above the bar instead of in it."""
+    """Prints log lines on a terminal above the bar."""
     from rich.file_proxy import FileProxy
 
     handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]

@@ -1,4 +1,4 @@
-"""Provenance of a run: code, versions and machine."""
+"""The provenance of a run: code, versions and machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ares_exp.records.secrets import scrub_argv
 from ares_exp.tasks.task_contract import TaskOrigin
 
 _BESIDE = ("numpy", "openai")
-"""Packages that a result may depend on, although ares_exp does not require them."""
+"""Optional packages that can affect results."""
 _GIT_TIMEOUT_SEC = 5.0
 
 
@@ -31,15 +31,14 @@ def collect_provenance(
     """Collects the code versions and the machine of a run, so that a result can be traced.
 
     Args:
-        task_set_path: Folder of the task set (or of one task), whose git commit is recorded too.
-        task_origins: Tasks fetched from git repositories: name to place.
+        task_set_path: Folder of the task set (or of one task), whose git commit is also recorded.
+        task_origins: Origins of tasks that were fetched from git repositories, by name.
 
     Returns:
-        JSON-ready: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` where git is
-        missing or does not track the folder), `task_origins` (`{"git_url", "git_commit", "path"}` by name), `python`,
-        `platform`, `packages` (versions of our requirements and of plugins by name; `None`: not
-        installed), `hostname`, `pid`, `argv` (secrets masked) and
-        `python_hash_seed`.
+        A JSON-ready mapping: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` if git
+        is missing or does not track the folder), `task_origins` (`{"git_url", "git_commit", "path"}` by name),
+        `python`, `platform`, `packages` (versions of requirements and plugins by name; `None` if not installed),
+        `hostname`, `pid`, `argv` (with masked secrets) and `python_hash_seed`.
     """
     checkout = Path(ares_exp.__file__).resolve().parent.parent
     return {
@@ -60,7 +59,7 @@ def collect_provenance(
 def _git_state(folder: Path) -> dict[str, Any] | None:
     """Returns `{"commit": hash, "dirty": whether the folder differs from it}`; `None` if git does not track it."""
     folder = folder if folder.is_dir() else folder.parent
-    # Lists nothing when an enclosing repository does not track the folder (a virtual environment in a checkout).
+    # The output is empty if an enclosing repository does not track the folder, such as a virtual environment.
     if not _git(folder, "ls-tree", "--name-only", "HEAD", "."):
         return None
     status = _git(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".")
@@ -72,8 +71,8 @@ def _git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Returns the standard output of a git command that succeeded in time, else `None`."""
-    # A GIT_DIR left by a hook would point git elsewhere; a repository may name a file system monitor to be started.
+    """Returns the standard output of a git command; `None` if the command fails or exceeds its time limit."""
+    # GIT_DIR, which hooks set, selects another repository. A repository can configure a file system monitor to start.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
     try:
@@ -91,7 +90,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _own_version(checkout: Path) -> str | None:
-    """Returns the version in the checkout's pyproject.toml (an editable install may lag), else the installed one."""
+    """Returns the version in the checkout's pyproject.toml, which can be newer than an editable install.
+
+    Without a checkout, returns the installed version.
+    """
     try:
         version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
     except (OSError, KeyError, ValueError):

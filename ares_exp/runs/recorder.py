@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes what a run has to keep. A failing tracker or collector does not end the run; a failing disk does.
+    """Writes the records of a run. A failing disk ends the run, but a failing tracker or collector does not.
 
     Attributes:
-        results: The rows of all sessions, in the order in which they were written.
-        failures: Number of records that could not be made.
+        results: Results of all sessions, in the order in which they were written.
+        failures: Number of records that could not be written.
         unwritten_rows: Number of rows that could not be written.
     """
 
@@ -53,7 +53,7 @@ class Recorder:
         self._rows = GatheredCalls(self._write)
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
-        """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
+        """Starts the tracker with the results of earlier sessions. Logs their lost episodes as new results."""
         lost = {result.episode_id for result in earlier.lost}
         told = tuple(result for result in self.results if result.episode_id not in lost)
         tracker = self._parts.tracker
@@ -62,13 +62,13 @@ class Recorder:
             self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
-        """Returns the failed write that ended the run in place of what ended an episode: it may be a consequence."""
+        """Returns the failed write that ended the run, if any, because it may have caused `failure`. Else `failure`."""
         if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
 
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
-        """Writes the row. Returns it as it was written."""
+        """Writes the row of an episode. Returns the result that was written."""
         self.failures += episode.collector_failures
         await asyncio.shield(self._rows.put((episode, result)))
         assert episode.result is not None
@@ -82,9 +82,10 @@ class Recorder:
         return result
 
     def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
-        """Writes rows; then deletes the response logs whose responses are not needed any more.
+        """Writes rows, then deletes the response logs that are no longer needed.
 
-        A retry has its log before the row is written: it is started even if this process dies while the retry waits.
+        The log of a retry is created before the row is written. A resumed run therefore starts the retry even if this
+        process dies while the retry waits.
         """
         rows = [episode.row_of(result) for episode, result in ended]
         try:
@@ -100,7 +101,7 @@ class Recorder:
             return
         for episode, result in ended:
             if episode.log is not None and (episode.starts_anew or result.outcome in RESPONSES_USED_UP):
-                with suppress(OSError):  # a resume deletes it
+                with suppress(OSError):  # resuming the run deletes it
                     episode.log.discard()
 
     def write_totals(self, summary: RunSummary, warnings: Sequence[str]) -> None:
@@ -113,7 +114,7 @@ class Recorder:
         self.guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
 
     async def close(self, summary: RunSummary | None) -> None:
-        """Closes the collectors, and gives the tracker the totals, if any. Its own time limit bounds the wait."""
+        """Closes the collectors, and passes the totals (if any) to the tracker, which has its own time limit."""
         for name, collector in self._parts.collectors.items():
             await asyncio.to_thread(self.guard, f"Closing the {name} collector", collector.close)
         if summary is None:
@@ -124,13 +125,13 @@ class Recorder:
         await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
 
     def track(self, log: Callable[..., object], *values: object) -> None:
-        """Calls a method of the tracker. A failure is reported and counted, and the run continues."""
+        """Calls a method of the tracker. Logs and counts a failure, without ending the run."""
         self.guard("The tracker", partial(log, *values))
 
     def guard(self, what: str, act: Callable[[], object]) -> bool:
-        """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues.
+        """Calls `act` and returns whether it succeeded. Logs and counts a failure, without ending the run.
 
-        After a failed write ended the run, further failures are expected, and only logged for debugging.
+        After a failed write has ended the run, further failures are expected and only logged for debugging.
         """
         try:
             act()

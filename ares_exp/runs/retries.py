@@ -1,4 +1,4 @@
-"""Retry rules: after which errors an attempt is tried again, how often, and after how long."""
+"""Retry rules: the errors after which an attempt is tried again, the number of retries, and the waits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 class RetryRules:
-    """Number of retries of an attempt that ended without a reward, by error class or by outcome.
+    """The number of retries of an attempt without a reward, by error class or by outcome.
 
-    A retry is a new episode, in a fresh container and with fresh objects; the failed one keeps its row. Only
-    errors are retried: a cancelled attempt, or one that reached a limit, is not.
+    A retry is a new episode in a fresh container and with fresh objects. The failed episode keeps its row. Only errors
+    are retried. Cancelled attempts and attempts that reached a limit are not retried.
     """
 
     @validate_call
@@ -46,26 +46,25 @@ class RetryRules:
         max_wait_sec: Seconds = 300.0,
         seed: int | None = None,
     ) -> None:
-        """Keeps the rules.
+        """Stores the rules.
 
         Args:
-            infrastructure: Whether errors of containers and endpoints that may go away are retried: twice each, unless
+            infrastructure: Whether temporary errors of containers and endpoints are retried: twice each, unless
                 `errors` names them.
-            container_error: Retries of an attempt with that outcome.
-            verifier_error: Retries of an attempt with that outcome.
-            policy_error: Retries of an attempt with that outcome.
-            agent_error: Retries of an attempt with that outcome.
-            errored: Retries of an attempt with that outcome.
-            errors: Retries by the name of an error's class, or of a base class: the most specific
-                name wins, also over the outcome. `None` counts as not named.
-            base_sec: Longest wait before the first retry, in seconds; doubled for each further one, and
-                shortened at random by up to half, so that attempts that failed together are not retried together.
-            max_wait_sec: Upper limit of every wait. An endpoint that asks for a longer wait (`Retry-After`) is given
-                it, up to this limit.
-            seed: Seed of the waits; `None`: different ones in every run. No result depends on it.
+            container_error: Number of retries of an attempt with the outcome `container_error`.
+            verifier_error: Number of retries of an attempt with the outcome `verifier_error`.
+            policy_error: Number of retries of an attempt with the outcome `policy_error`.
+            agent_error: Number of retries of an attempt with the outcome `agent_error`.
+            errored: Number of retries of an attempt with the outcome `errored`.
+            errors: Number of retries by the name of an error class or base class. The most specific name takes
+                precedence, also over the outcome. Names with `None` are ignored.
+            base_sec: Maximum wait before the first retry, in seconds. It is doubled for each further retry. Each wait
+                is shortened by a random amount of up to half, so that failed attempts are not all retried together.
+            max_wait_sec: Maximum of every wait, in seconds, also if an endpoint requests a longer wait (`Retry-After`).
+            seed: Seed of the random waits; `None` uses different waits in every run. Results do not depend on it.
 
         Raises:
-            ConfigError: There is no such class of errors.
+            ConfigError: A name in `errors` is not an error class.
         """
         self._by_outcome = {
             Outcome.CONTAINER_ERROR: container_error,
@@ -91,11 +90,11 @@ class RetryRules:
             _check_class(name)
 
     def changed(self, changes: Mapping[str, Any]) -> RetryRules:
-        """Returns the rules with other values: `container_error`, `base_sec`, `errors.RateLimitError`.
+        """Returns the rules with other values of, for example, `base_sec` or `errors.RateLimitError`.
 
         Raises:
-            ConfigError: There is no such rule or no such class of errors.
-            ValidationError: A value is wrong.
+            ConfigError: A rule or an error class does not exist.
+            ValidationError: A value is invalid.
         """
         given = {**self._given, "errors": dict(self._given["errors"])}
         for name, value in changes.items():
@@ -112,8 +111,8 @@ class RetryRules:
         """Returns the seconds to wait before the retry; `None` for no retry.
 
         Args:
-            error: The error that ended the last try.
-            outcome: The outcome of that try.
+            error: Error that ended the last try.
+            outcome: Outcome of the last try.
             tries: Number of failed tries of the attempt, from 1.
         """
         if tries > self._further_tries(error, outcome):
@@ -141,6 +140,6 @@ def _check_class(name: str) -> None:
 
 
 def _names_below(kind: type[AresExpError]) -> list[str]:
-    """Lists the class and all its subclasses, including those of the user's components once they are imported."""
+    """Lists the names of a class and of all its imported subclasses, including user-defined subclasses."""
     below = [name for sub in kind.__subclasses__() for name in _names_below(sub)]
     return sorted({kind.__name__, *below})

@@ -1,4 +1,4 @@
-"""`rollouts`: episodes run for a loop in Python, each handed over when it has finished; nothing is kept on disk."""
+"""The function `rollouts`, which runs episodes for a loop in Python without writing to the disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class MadeEnvironments(SourceBase):
-    """The source of a function without arguments; its task has the function's name."""
+    """A source of environments that calls a function without arguments. Its task has the function's name."""
 
     path = None
     needs_container = False
@@ -56,15 +56,19 @@ class MadeEnvironments(SourceBase):
         self._make = make
 
     def load(self, report: Report) -> Sequence[str]:
-        """Returns the one name."""
+        """Returns the name of the single task."""
         name = name_of(self._make)
         return ["environment" if name == "<lambda>" else name]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses nothing: the function alone knows what it makes."""
+        """Accepts all parts, because only the function knows its requirements."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
-        """Calls the function. Raises `TypeError` when it makes something that is no environment."""
+        """Calls the function.
+
+        Raises:
+            TypeError: The function did not return an environment.
+        """
         made = self._make()
         if not isinstance(made, MinimalEnvironment):
             raise TypeError(
@@ -75,7 +79,7 @@ class MadeEnvironments(SourceBase):
 
 
 class _Seeded(EnvironmentWrapper):
-    """Gives the episode's seed to the first `reset`, of an environment that takes one."""
+    """Passes the episode's seed to the first `reset`, if the environment accepts a seed."""
 
     def __init__(self, env: MinimalEnvironment, seed: int) -> None:
         super().__init__(env)
@@ -92,12 +96,12 @@ EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
 
 
 class Made(NamedTuple):
-    """What was made.
+    """The result of `PartsGiven.make`.
 
     Attributes:
-        parts: The components.
-        settings: Their settings.
-        owned: Closes each component that was made here.
+        parts: Components of the run.
+        settings: Settings of the run.
+        owned: Functions that close the components that were created here.
     """
 
     parts: Components
@@ -110,8 +114,9 @@ class PartsGiven:
     """Arguments of a function that runs episodes.
 
     Attributes:
-        parts: By group, an object, the name of an option, the content of an option file, or `None` for the default.
-        values: Top-level keys with arguments of their own.
+        parts: Parts by group: an object, the name of an option, the content of an option file, or `None` for the
+            default option.
+        values: Values of top-level keys that are arguments of the function.
         overrides: Further overrides, as on the command line.
         config_dirs: The user's folders of options.
     """
@@ -122,10 +127,12 @@ class PartsGiven:
     config_dirs: Sequence[Path]
 
     def make(self) -> Made:
-        """Composes the config of what is no object, and makes the components. Blocking; starts nothing.
+        """Composes the config of the parts that are not objects, and creates the components. Blocking.
+
+        Does not start the components.
 
         Raises:
-            ConfigError: Something is wrong with an argument.
+            ConfigError: An argument is invalid.
         """
         from omegaconf import OmegaConf, open_dict
 
@@ -167,7 +174,11 @@ class PartsGiven:
         return Made(parts, settings, [close for group, close in closing.items() if not is_object(group)])
 
     def _check_overrides(self) -> None:
-        """Refuses overrides without effect. Those that cannot be parsed are explained when they are composed."""
+        """Rejects overrides without effect. Syntax errors are reported later, by the composition.
+
+        Raises:
+            ConfigError: An override has no effect.
+        """
         from hydra.errors import OverrideParseException
 
         try:
@@ -179,17 +190,17 @@ class PartsGiven:
             group = key.partition(".")[0].partition("/")[0]
             if group in self.values:
                 raise ConfigError(f"`{group}` is an argument: write `{group}=…` outside of `overrides`.")
-            owner = "env" if group == SCORER else group  # an option of scorers is a value of `env`
+            owner = "env" if group == SCORER else group  # scorers are an argument of `env`
             if owner in self.parts:
                 if not ((part := self.parts[owner]) is None or isinstance(part, str)):
                     raise ConfigError(
-                        f"`{key}` has no effect where `{owner}` is no option but {type(part).__name__}: give that its "
-                        "values itself."
+                        f"`{key}` has no effect because `{owner}` is a {type(part).__name__}, not an option. "
+                        "Pass the value to its constructor."
                     )
             elif group not in EPISODE_KEYS and key != "hydra.searchpath":
                 raise ConfigError(
-                    f"`{key}` has no effect here: rollouts keep nothing on disk and retry nothing. Leave it out, or "
-                    f"run a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
+                    f"`{key}` has no effect here: rollouts write nothing to disk and have no retries. Leave it out, or "
+                    f"use `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
                     f"one of {', '.join(EPISODE_KEYS)}."
                 )
 
@@ -211,19 +222,19 @@ def _source(env: Any) -> SourceBase:
 
 
 RELEASE_LIMIT_SEC = 60.0
-"""Seconds that cancelled episodes have to release their containers."""
+"""Time limit, in seconds, for cancelled episodes to release their containers."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """An episode that has ended, with a reward or with an error.
+    """A finished episode, with a reward or an error.
 
     Attributes:
-        result: Its row, as in the `episodes.jsonl` of a run.
-        trajectory: Its steps; `None` when its environment could not be made.
-        usage: Answers, tokens and cost of its policy.
+        result: Result of the episode, as in the `episodes.jsonl` of a run.
+        trajectory: Steps of the episode; `None` if its environment could not be created.
+        usage: Responses, tokens and cost of the policy.
     """
 
     result: EpisodeResult
@@ -235,27 +246,27 @@ class FinishedEpisode:
 
     @property
     def task_name(self) -> str:
-        """The task."""
+        """The name of the task."""
         return self.result.task_name
 
     @property
     def attempt(self) -> int:
-        """Number of this running of the task, from 0."""
+        """The number of the attempt at the task, from 0."""
         return self.result.attempt
 
     @property
     def reward(self) -> float | None:
-        """The episode's reward; `None` when there is none."""
+        """The reward; `None` if the episode has no reward."""
         return self.result.reward
 
     @property
     def outcome(self) -> Outcome:
-        """Its outcome."""
+        """The outcome of the episode."""
         return self.result.outcome
 
     @property
     def error(self) -> ErrorInfo | None:
-        """What went wrong, or the limit that truncated it; `None` when it was completed."""
+        """The error, or the limit that truncated the episode; `None` if the episode was completed."""
         return self.result.error
 
 
@@ -271,38 +282,38 @@ async def rollouts(
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
 ) -> AsyncGenerator[FinishedEpisode, None]:
-    """Runs every task `attempts` times and yields each episode when it has finished, in that order.
+    """Runs every task `attempts` times, and yields episodes in the order in which they finish.
 
-    Runs on the event loop of the caller, `concurrency` episodes at once. One that has finished and was not taken yet
-    is one of these, so that the loop gets no further ahead of its consumer; while the consumer works on an episode, the
-    others go on. An error of an episode is its outcome, as in a run; nothing is retried.
+    The episodes run on the event loop of the caller. At most `concurrency` episodes are running or finished but not yet
+    taken by the consumer. While the consumer handles an episode, the others continue. As in a run, an error ends only
+    its episode. Episodes are not retried.
 
-    Leaving the loop early (`break`, an exception, cancellation, `aclose()`) cancels what is being run and releases
-    every container. After `break` Python does that as soon as nothing refers to the generator; `async with
-    contextlib.aclosing(rollouts(…)) as episodes:` waits for it.
+    If you leave the loop early (`break`, an exception, cancellation, `aclose()`), running episodes are cancelled and
+    all containers are released. After `break`, Python does this when the generator is no longer referenced. To wait for
+    it, use `async with contextlib.aclosing(rollouts(…)) as episodes:`.
 
     A part is an object, the name of an option (`policy="oracle"`), or the content of an option file
-    (`{"_target_": "my_module.MyPolicy", "temperature": 0.7}`). Objects stay the caller's to close.
+    (`{"_target_": "my_module.MyPolicy", "temperature": 0.7}`). The caller closes its own objects.
 
     Args:
-        env: What is run: a source of tasks, or a function that makes an environment (it is called for each episode,
-            and the environment's `reset` gets the episode's seed if it takes one).
-        policy: Answers the requests; any `async` function of a request will do.
-        agent: Factory of code agents; `None` for the default option.
-        container: Factory of containers; `None` for the default option.
-        attempts: Episodes for each task, numbered from 0; the attempts of a task differ in their seeds alone.
-        concurrency: Episodes at once.
-        seed: Seed of everything that is drawn; an episode has the same seed as in a run.
-        overrides: Values of these parts, and limits of episodes, as on the command line: `["env.path=tasks",
-            "policy.model=…", "limits.steps=20", "timeouts.agent=600"]`.
-        config_dirs: Folders of options, as `--config-dir`.
+        env: Source of tasks, or a function that creates an environment. The function is called for each episode. If the
+            environment's `reset` accepts a seed, it receives the episode's seed.
+        policy: Policy that responds to the requests; can be any `async` function of a request.
+        agent: Factory of code agents. `None` uses the default option.
+        container: Factory of containers. `None` uses the default option.
+        attempts: Number of episodes per task, numbered from 0. The attempts at a task differ only in their seeds.
+        concurrency: Maximum number of concurrent episodes.
+        seed: Seed of all random choices. Each episode has the same seed as in a run.
+        overrides: Overrides of these parts and of the limits of episodes, as on the command line:
+            `["env.path=tasks", "policy.model=…", "limits.steps=20", "timeouts.agent=600"]`.
+        config_dirs: Folders of options, as for `--config-dir`.
 
     Yields:
         Finished episodes.
 
     Raises:
-        UserError: When the first episode is asked for: something is wrong with the arguments, the tasks or the machine;
-            no container was started.
+        UserError: An argument is invalid, or the tasks or the machine cannot be used. Raised when the first episode is
+            requested, before a container is started.
     """
     given = PartsGiven(
         {"env": env, "policy": policy, "agent": agent, "container": container},
@@ -333,7 +344,7 @@ async def rollouts(
         fill(owed)
         while running or finished.qsize():
             episode = (await finished.get()).result()
-            fill(owed)  # before the consumer works on this one
+            fill(owed)  # before the consumer handles this episode
             yield episode
     finally:
         await finish(_release(running, owned))
@@ -342,7 +353,7 @@ async def rollouts(
 async def _execute(
     maker: EpisodeMaker, planned: PlannedEpisode, settings: Settings, *, chooses_task: bool
 ) -> FinishedEpisode:
-    """Runs one episode. Raises only `CancelledError`, when its task is cancelled."""
+    """Runs one episode. Errors become its outcome; only `CancelledError` is raised."""
     episode = RunningEpisode(planned=planned, limits=settings.limits)
     failure = await maker.run(episode)
     result, trajectory = episode.to_result(failure), episode.trajectory
@@ -353,7 +364,7 @@ async def _execute(
 
 
 async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
-    """Cancels what is being run, waits until it has released everything, and closes the parts made here."""
+    """Cancels running episodes, waits up to `RELEASE_LIMIT_SEC` for them, and closes the owned parts."""
     tasks = {*running}
     for task in tasks:
         task.cancel()

@@ -37,31 +37,31 @@ if TYPE_CHECKING:
 
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}
-"""Kinds of runs that were made from others, and the keys that name those."""
+"""Kinds of runs that are based on another run, with the key that names this run."""
 
 logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run that can be run once.
+    """A run that can be executed once.
 
     Attributes:
-        run_dir: Where it writes.
+        run_dir: Directory of the run.
     """
 
     def __init__(
         self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
     ) -> None:
-        """Validates a composed config, and makes the run that it describes.
+        """Validates a composed config, and creates the run.
 
         Args:
-            config: The config. If a run is continued, it becomes the config that this run recorded.
-            hydra: Hydra's own part of the config.
-            quiet: Whether neither progress nor the summary is printed.
-            given: Components that a script gives in place of those of the config, by group.
+            config: The composed config. If a run is resumed, its recorded config is used instead.
+            hydra: The `hydra` node of the config.
+            quiet: Whether to print no progress and no summary.
+            given: Components by group, which replace the config's components.
 
         Raises:
-            UserError: Something is wrong.
+            UserError: The config is invalid, or a component cannot be created.
         """
         from hydra.types import RunMode
         from omegaconf import OmegaConf
@@ -77,7 +77,10 @@ class Run:
 
             check_trust(self.run_dir.path, forced=config.resume_force)
             if changed := keep_recorded(config, self.run_dir, overrides):
-                logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
+                logger.warning(
+                    "Options or defaults of %s have changed on disk. The run continues with the recorded values.",
+                    ", ".join(changed),
+                )
         values = _resolved(config)
         validate(values)
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
@@ -97,8 +100,8 @@ class Run:
         """Prepares, runs and records the episodes, and prints the summary.
 
         Raises:
-            UserError: Something is wrong; no container was started.
-            KeyboardInterrupt: It was interrupted before the first episode.
+            UserError: The run cannot start. No container was started.
+            KeyboardInterrupt: The run was interrupted before the first episode.
         """
         preparing = self._preparing = asyncio.ensure_future(self._experiment.prepare())
         summary = None
@@ -126,18 +129,18 @@ class Run:
         return summary
 
     def interrupt(self) -> None:
-        """Ends running episodes as cancelled and starts no more; `execute` then returns, or raises."""
+        """Cancels running episodes and starts no further episodes, so that `execute` returns or raises."""
         self._interrupted = True
         if self._preparing is not None:
             self._preparing.cancel()
         self._experiment.interrupt()
 
     def request_snapshots(self) -> None:
-        """Has a snapshot taken of every running episode."""
+        """Requests a snapshot of every running episode."""
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """The session, and what trackers are told of the run. Blocking."""
+        """Opens the session, and returns it with the information for trackers. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
@@ -167,7 +170,7 @@ class Run:
         report = self._report(summary)
         if self._quiet:
             return
-        with suppress(BrokenPipeError):  # `| head` has seen enough
+        with suppress(BrokenPipeError):  # for example, `| head` has ended
             if self._job is not None:
                 render_job(summary, name=self._job, run_dir=self.run_dir.path, stream=sys.stdout)
             else:
@@ -179,7 +182,7 @@ class Run:
             print_error(_broken_solutions(summary, self.run_dir))
 
     def _report(self, summary: RunSummary) -> ReplayReport | None:
-        """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
+        """Returns the policy's report on the run, if any, and writes it to `replay.json`."""
         report = self._components.policy.report(summary.results)
         if report is None:
             return None
@@ -212,7 +215,7 @@ def _repeated_warnings() -> list[str]:
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The runs that this one was made from."""
+    """Returns the directories of the runs that this run branches or replays."""
     named = [config[key] for key in _VERBS.values() if config[key] is not None]
     if not named:
         return ()
@@ -233,20 +236,20 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def prepare_log() -> None:
-    """Masks typed secrets in what Hydra's handlers write, and shows warnings of one kind once."""
+    """Masks secrets of the command line in Hydra's log handlers, and shows each kind of warning once."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
         if type(handler) is logging.StreamHandler:
             handler.addFilter(RepeatedWarnings())
-    logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
+    logging.raiseExceptions = False  # a full disk is reported once, instead of one traceback per line
 
 
 async def run_attended(run: Run) -> RunSummary:
-    """Runs a run. The first Ctrl-C (or SIGTERM) ends it, the second leaves at once.
+    """Executes a run. The first Ctrl-C (or SIGTERM) ends the run, and the second exits immediately.
 
     Raises:
-        UserError: Something is wrong; no container was started.
-        KeyboardInterrupt: Ctrl-C before the first episode.
+        UserError: The run cannot start. No container was started.
+        KeyboardInterrupt: Ctrl-C was pressed before the first episode.
     """
     _take_signals(run)
     return await run.execute()
@@ -259,15 +262,15 @@ def _take_signals(run: Run) -> None:
         nonlocal presses
         presses += 1
         if presses > 1:
-            os._exit(130)  # containers hold on to this process: they go with it
+            os._exit(130)  # containers are removed when this process ends
         run.interrupt()
-        with suppress(OSError, ValueError):  # nobody may be reading any more
+        with suppress(OSError, ValueError):  # the reader may have ended
             sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
             sys.stderr.flush()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        # What is ignored (nohup) stays without effect, but by a handler: containers would inherit the ignoring.
+        # Ignored signals (nohup) are handled without effect, because containers would inherit the ignored state.
         ignored = number is not signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
         if ignored:
             loop.add_signal_handler(number, lambda: None)

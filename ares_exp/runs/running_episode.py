@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningEpisode(EpisodeEvents):
-    """A running episode: its state, and the actions at its events.
+    """The state of a running episode, and the handlers of its events.
 
-    Loop, policy and collecting environment hold this object, and it holds none of them: when the episode has ended, all
-    of it is freed at once.
+    The loop, the policy and the collecting environment refer to this object, but this object does not refer to them.
+    All memory is therefore freed when the episode ends.
 
     Attributes:
         planned: The planned episode.
-        place: Where its environment lives.
-        recorder: The run that records it; `None`: it is not recorded.
-        limits: What it may use.
-        started_at: Epoch seconds.
-        finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
-        environment: The environment, without the recording wrapper; `None` until it is made.
-        log: The response log; `None` until it is made.
-        given_again: Responses that the policy took over from an earlier try; `None` until the policy is made.
+        place: Place of the environment: this process or another one.
+        recorder: The run that records the episode; `None` if the episode is not recorded.
+        limits: Limits of the episode.
+        started_at: Time of the start, in epoch seconds.
+        finished_at: Time of the end, in epoch seconds; `None` until the episode ends, or without an environment.
+        environment: The environment, without the recording wrapper; `None` until it is created.
+        log: The response log; `None` until it is created.
+        given_again: Responses that the policy replayed from an earlier try; `None` until the policy is created.
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
-        trajectory: The trajectory; `None` until the episode has ended, and when no collector could keep it.
-        collector_failures: Number of collector calls that raised.
-        is_unkept: Whether a collector could not keep the trajectory because of its disk.
-        result: The row; `None` until the episode has ended.
-        retry: The retry that follows, if any.
-        is_cancelled: Whether somebody ordered that it be cancelled.
+        trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
+        collector_failures: Number of collector calls that raised an error.
+        is_unkept: Whether a collector could not store the trajectory because of its disk.
+        result: The result; `None` until the episode ends.
+        retry: The following retry; `None` for no retry.
+        is_cancelled: Whether a user ordered the cancellation of the episode.
     """
 
     planned: PlannedEpisode = field(kw_only=True)
@@ -70,37 +70,37 @@ class RunningEpisode(EpisodeEvents):
     _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
-        """Returns the environment's report; an empty one before the environment is made."""
+        """Returns the environment's report, or an empty report before the environment is created."""
         return self.environment.report() if self.environment is not None else EpisodeReport()
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages of the task."""
+        """The number of finished stages of the task."""
         return self.environment.num_stages if self.environment is not None else 0
 
     @property
     def starts_anew(self) -> bool:
-        """Whether a retry follows that takes nothing over from this try."""
+        """Whether a retry follows that does not continue this try."""
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:
-        """Extends the time limits by the seconds that the policy waits for its endpoint."""
+        """Extends the time limits by the time that the policy waits for its endpoint."""
         super().waited(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def held(self, seconds: float) -> None:
-        """Extends the time limits by the seconds in which the run is held."""
+        """Extends the time limits by the time that the run is paused."""
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def has_room(self, responses: int) -> bool:
-        """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
+        """Checks that this number of further responses reaches no limit, given the tokens and cost so far."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + responses)) is None
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts a response, also towards the budget of the run."""
+        """Counts a response towards the limits of the episode and the budget of the run."""
         self.usage.pay(response)
         if self.recorder is not None:
             self.recorder.spending.pay(self, response)
@@ -108,7 +108,7 @@ class RunningEpisode(EpisodeEvents):
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
         """Writes the result to the response log, so that it survives a crash while the trajectory is written.
 
-        If the log cannot be written, the run ends, and whether the row can be written decides about the episode.
+        If the log cannot be written, the run ends. The episode then counts only if its row can be written.
         """
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
@@ -117,45 +117,45 @@ class RunningEpisode(EpisodeEvents):
                 self.log.end(self.row_of(result))
 
     def row_of(self, result: EpisodeResult) -> str:
-        """Returns the line of a result, which is encoded once if it is the same at LAST and when all is recorded."""
+        """Returns the line of a result. Caches the line, because the result at LAST is usually the final result."""
         if self._row is None or self._row[0] != result:
             self._row = result, dump_json(result.to_dict())
         return self._row[1]
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Returns whether the error ends the run."""
+        """Handles an error of a collector. Returns whether the error ends the run."""
         if self.recorder is None or not self.recorder.is_ended_by(error):
             return False
         self.is_unkept = self.is_unkept or is_at_end
         return True
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
-        """Keeps the trajectory that the collectors recorded, the number of their failures and the episode's end."""
+        """Stores the recorded trajectory, the number of collector failures and the end time of the episode."""
         self.trajectory, self.collector_failures, self.finished_at = trajectory, failures, end_time
 
     async def ended(self) -> None:
-        """Has the row written, before container and agent are released."""
+        """Writes the row before the container and the agent are released."""
         if self.recorder is not None:
             await self.recorder.record(self, None)
 
     def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
-        """Converts the episode to a row that makes a resume run it again, even if the episode ended."""
+        """Returns a result without a reward, so that a resumed run repeats the episode, even if it ended."""
         result = self.to_result(failure)
         return replace(
             result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None
         )
 
     def to_result(self, failure: BaseException | None, report: EpisodeReport | None = None) -> EpisodeResult:
-        """Converts the episode to a row.
+        """Returns the result of the episode.
 
         Args:
-            failure: The exception that ended the episode, if one did.
-            report: What the environment says of it; by default it is asked.
+            failure: Exception that ended the episode, if any.
+            report: Report of the environment. Requested from the environment by default.
         """
         planned, usage, report = self.planned, self.usage, report or self.report()
         limit, note = report.truncated_by, report.limit_note
         last = self.last
-        if last is None and self.environment is not None:  # it may have been reached when its caller was cancelled
+        if last is None and self.environment is not None:  # the caller may have been cancelled after the last step
             shown = self.environment.time_step
             last = shown if shown is not None and shown.step_type == "LAST" else None
         outcome, error, reward = ending(last, failure, limit=limit, note=note)

@@ -1,4 +1,4 @@
-"""The scheduler: a limited number of episodes at once; retries wait outside of a slot."""
+"""The scheduler, which limits the number of concurrent episodes. Waiting retries do not use a slot."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class PlannedEpisode:
     """One planned try of an attempt.
 
     Attributes:
-        episode_id: Unique; usable as a file name.
-        task_name: The task.
+        episode_id: Unique id, which can be used as a file name.
+        task_name: Name of the task.
         attempt: Number of the attempt at the task, from 0.
-        seed: Derived from the run's seed, the task's name, the attempt and the try, so that it depends on nothing else.
+        seed: Seed of the episode, which depends only on the run's seed, the task's name, the attempt and the try.
         retry: Number of earlier tries of the attempt.
-        earlier: The try whose responses are given again; `None` for a start from the start.
-        use_snapshots: Whether it may continue from a snapshot of the earlier try.
+        earlier: Earlier try whose responses are replayed; `None` to start from the beginning.
+        use_snapshots: Whether the try may continue from a snapshot of the earlier try.
     """
 
     episode_id: str
@@ -38,26 +38,26 @@ class PlannedEpisode:
 
     @property
     def slot(self) -> tuple[str, int]:
-        """The attempt: task and number."""
+        """The name of the task and the number of the attempt."""
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Plans a try that continues with the responses of an earlier one and shares its seed."""
+        """Plans a try that replays the responses of an earlier try and has the same seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
     def anew(self, *, retry: int, seed: int) -> Self:
-        """Plans a try that starts from the start, after one that failed or was lost."""
+        """Plans a try that starts from the beginning, after a failed or lost try."""
         return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 
 def plan_episodes(task_names: Sequence[str], *, attempts: int, seed: int) -> list[PlannedEpisode]:
-    """Plans every task `attempts` times, attempts outermost: an interrupted run has run many tasks at least once."""
+    """Plans every task `attempts` times. The first attempts at all tasks come first, then the second attempts, etc."""
     return [plan_attempt(name, attempt, seed=seed) for attempt in range(attempts) for name in task_names]
 
 
 def plan_attempt(task_name: str, attempt: int, *, seed: int) -> PlannedEpisode:
-    """Plans one attempt, with its seed derived from that of the run."""
+    """Plans one attempt. Its seed is derived from the run's seed."""
     return PlannedEpisode(_new_id(task_name, attempt), task_name, attempt, episode_seed(seed, task_name, attempt))
 
 
@@ -73,11 +73,11 @@ def episode_seed(seed: int, task_name: str, attempt: int, retry: int = 0) -> int
 
 
 INTERRUPT_GRACE_SEC = 4.5
-"""Seconds that interrupted episodes have to clean up before the run ends without them."""
+"""Time limit, in seconds, for interrupted episodes to clean up. The run ends without waiting longer."""
 
 
 class Retry(NamedTuple):
-    """A retry of an attempt, the time when it is due, and whether it goes before those that wait for a slot."""
+    """A retry of an attempt, with its delay in seconds, and whether it is first in the queue."""
 
     planned: PlannedEpisode
     wait_sec: float
@@ -89,21 +89,21 @@ _Running = asyncio.Task[Retry | None]
 
 
 class Scheduler:
-    """Runs episodes until all attempts have their results, or until the interrupt.
+    """Runs episodes until all attempts have results, or until it is interrupted.
 
     Attributes:
-        concurrency: Maximum number of episodes at once.
+        concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Why nothing new starts: a sentence for each cause of a pause, empty for an order.
+        holds: Explanation of each cause of the current pause; empty for a user's command.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
-        """Keeps the arguments.
+        """Stores the arguments.
 
         Args:
-            concurrency: Maximum number of episodes at once.
-            execute: Runs one, once `starts` has returned, and returns a retry, if one is due. It raises only errors
-                that are to end the run.
+            concurrency: Maximum number of concurrent episodes.
+            execute: Function that awaits `starts`, runs an episode, and returns its retry, if any. It raises only
+                errors that end the run.
         """
         self.concurrency = concurrency
         self._execute = execute
@@ -121,16 +121,16 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Number of episodes that have started and have not released everything."""
+        """The number of episodes that have started and still hold resources."""
         return len(self._started)
 
     @property
     def queued(self) -> int:
-        """Number of tries that wait for a slot, for their time, or with a slot for room."""
+        """The number of tries that wait for a slot, for the end of their delay, or (with a slot) for a place."""
         return len(self._ready) + len(self._waiting) + len(self._running) - len(self._started)
 
     def interrupt(self) -> None:
-        """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
+        """Cancels running episodes and starts no further episodes. Idempotent."""
         if not self.interrupted:
             self.interrupted = True
             self._cancel_all()
@@ -138,30 +138,30 @@ class Scheduler:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing new starts."""
+        """Whether no new episodes start."""
         return bool(self.holds)
 
     def pause(self, by: object = "order", why: str = "") -> None:
-        """Starts nothing new until `resume(by)`. Running episodes continue to their end."""
+        """Starts no new episodes until `resume(by)`. Running episodes continue to their end."""
         self.holds[by] = why
         self._resumed.clear()
 
     def resume(self, by: object = "order") -> None:
-        """Ends a pause. New episodes start if there is no other one."""
+        """Ends a pause. New episodes start if no other pause is active."""
         self.holds.pop(by, None)
         if not self.holds:
             self._resumed.set()
             self._changed.set()
 
     async def starts(self, planned: PlannedEpisode, check: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Called by `execute` when there is room for a try. Returns when it may start.
+        """Waits until a try may start. `execute` calls this method when a place for the try is available.
 
         Args:
-            planned: The try.
-            check: Awaited before the start, and again after each pause. It may pause the scheduler.
+            planned: The planned try.
+            check: Function that is awaited before the start and after each pause. It can pause the scheduler.
         """
         while True:
-            while self.paused:  # it may be paused again before the waiting task runs
+            while self.paused:  # a new pause may start before the waiting task runs
                 await self._resumed.wait()
             if check is not None:
                 await check()
@@ -170,22 +170,22 @@ class Scheduler:
         self._started.add(planned.episode_id)
 
     def resize(self, concurrency: int) -> None:
-        """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
+        """Changes the maximum number of concurrent episodes. Running episodes are not cancelled."""
         self.concurrency = concurrency
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
-        """Cancels an episode that runs; `execute` decides what becomes of it, which may be nothing."""
+        """Cancels the task of a running episode. `execute` determines the effect of the cancellation."""
         for task, planned in self._running.items():
             if planned.episode_id == episode_id:
                 self._cancelled.add(task)
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Takes tries that have not started off the queue, those that wait for their time or for room included.
+        """Removes tries that have not started, including tries that wait for their delay or for a place.
 
         Returns:
-            What was taken off.
+            The removed tries.
         """
         dropped = [one for one in self._ready if is_unwanted(one)]
         self._ready = deque(one for one in self._ready if not is_unwanted(one))
@@ -202,24 +202,24 @@ class Scheduler:
         return dropped
 
     def append(self, planned: PlannedEpisode) -> None:
-        """Puts a try at the end of the queue."""
+        """Adds a try to the end of the queue."""
         self._ready.append(planned)
         self._changed.set()
 
     def end(self) -> None:
-        """Says that nothing more is added: `run` returns when all have their results."""
+        """Declares that no more tries will be added, so that `run` returns when all attempts have results."""
         self._waits_for_more = False
         self._changed.set()
 
     async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
-        """Runs all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
+        """Runs all planned episodes. After an interrupt, returns within `INTERRUPT_GRACE_SEC`.
 
         Args:
-            owed: What is to be run.
-            waits_for_more: Whether it goes on with what is added, until `end`.
+            owed: Planned episodes.
+            waits_for_more: Whether to wait for further episodes until `end` is called.
 
         Raises:
-            Exception: What `execute` raised.
+            Exception: `execute` raised this error.
         """
         self._ready.extend(owed)
         self._waits_for_more = waits_for_more
@@ -251,7 +251,7 @@ class Scheduler:
         self._changed.set()
 
     def _settle(self) -> None:
-        """Frees the slots of episodes that have ended; their retries wait."""
+        """Frees the slots of ended episodes, and schedules their retries."""
         while self._ended:
             task = self._ended.popleft()
             self._started.discard(self._running.pop(task).episode_id)

@@ -1,4 +1,4 @@
-"""The contract between a run and its trainer, which decides what is run and learns from it."""
+"""The contract between a run and its trainer, which chooses the episodes and learns from them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class TrainedRun(Protocol):
-    """A run, as its trainer sees it. Used on the event loop of the run.
+    """The interface of a run for its trainer. Must be used on the event loop of the run.
 
     Attributes:
-        policy: The policy that responses.
-        task_names: The selected tasks.
-        run_dir: Where the run writes.
-        seed: Of everything that is drawn.
-        concurrency: Maximum number of episodes at once.
-        earlier: What earlier sessions of the run left.
+        policy: Policy of the run.
+        task_names: Names of the selected tasks.
+        run_dir: Directory of the run.
+        seed: Seed of all random choices.
+        concurrency: Maximum number of concurrent episodes.
+        earlier: Records of earlier sessions of the run.
     """
 
     policy: Policy
@@ -42,21 +42,22 @@ class TrainedRun(Protocol):
     earlier: PreviousSessions
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Has an attempt run as soon as a slot is free, and recorded as in any run.
+        """Runs and records an attempt when a slot is available.
 
         Args:
-            planned: The attempt; no other of the run has its task and number.
-            on_end: Called once, with the last try, when its row is written: after a result, an error that is not
-                retried, `cancel` or an interrupt. With `None` for an attempt that was cancelled before it started.
+            planned: The planned attempt. Its task and number must be unique in the run.
+            on_end: Function that is called once, when the row of the last try is written. This is after a result, an
+                error without retry, `cancel` or an interrupt. The argument is the last try, or `None` if the attempt
+                was cancelled before it started.
         """
         ...
 
     def cancel(self, slot: tuple[str, int]) -> None:
-        """Ends an attempt as cancelled; one that has not started is never ran. Does nothing after its end."""
+        """Cancels an attempt. If the attempt has not started, it is never run. Has no effect after its end."""
         ...
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Gives the trackers numbers of the training at an optimizer step."""
+        """Logs metrics of an optimizer step to the trackers."""
         ...
 
     def warn(self, sentence: str) -> None:
@@ -65,24 +66,24 @@ class TrainedRun(Protocol):
 
 
 class Trainer(Protocol):
-    """Decides what a run runs, and learns from it: an option `trainer=` of the command `train`.
+    """Chooses the episodes of a run and learns from them. Configured with `trainer=` of the command `train`.
 
-    `train` is cancelled when the run is interrupted, and has to return soon then.
+    If the run is interrupted, `train` is cancelled and must return soon.
     """
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """Refuses what cannot be trained, before the first container starts. Blocking.
+        """Checks that training is possible, before the first container starts. Blocking.
 
         Raises:
-            UserError: With the remedy.
+            UserError: Training is not possible. The message suggests a fix.
         """
         ...
 
     async def train(self, run: TrainedRun) -> None:
-        """Trains, until it is done.
+        """Trains until the training is complete.
 
         Raises:
-            UserError: Something is wrong that the user can mend; the run can be resumed.
+            UserError: Training failed because of a problem that the user can fix. The run can be resumed.
         """
         ...
 
@@ -117,28 +118,28 @@ class RunOnRequest(TrainedRun):
         self._cancelled: set[Slot] = set()
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Has an attempt run as soon as a slot is free."""
+        """Runs an attempt when a slot is available."""
         self._on_end[planned.slot] = on_end
         self._scheduler.append(planned)
         self._on_run()
 
     def cancel(self, slot: Slot) -> None:
-        """Ends an attempt as cancelled; one that has not started is never ran."""
+        """Cancels an attempt. If the attempt has not started, it is never run."""
         if slot not in self._on_end:
             return
         self._cancelled.add(slot)
         if (running := self._tries.get(slot)) is not None:
             running.cancel()
-        else:  # it waits for its turn, and need not any more
+        else:  # the attempt is still in the queue
             self._end(slot)
 
     def dropped(self, planned: PlannedEpisode) -> None:
-        """Notes that somebody else has taken a try off the queue: its attempt has ended."""
+        """Ends the attempt of a try that another component removed from the queue."""
         if planned.slot in self._on_end:
             self._end(planned.slot)
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Gives the trackers numbers of the training."""
+        """Logs metrics of the training to the trackers."""
         self._tracker.log_training(values, step=step)
 
     def warn(self, sentence: str) -> None:
@@ -146,15 +147,15 @@ class RunOnRequest(TrainedRun):
         self._warn(sentence)
 
     def is_cancelled(self, slot: Slot) -> bool:
-        """Whether the trainer has cancelled an attempt that has not ended."""
+        """Checks whether the trainer has cancelled an attempt that has not ended."""
         return slot in self._cancelled
 
     def tried(self, episode: RunningEpisode) -> None:
-        """Notes a try that has its row."""
+        """Stores the last try of an attempt, after its row was written."""
         self._last[episode.planned.slot] = episode
 
     async def execute_try(self, planned: PlannedEpisode, execute: Execute) -> Retry | None:
-        """Runs one try of an attempt in a task of its own, which `cancel` ends; returns the retry, if one is due."""
+        """Runs one try in a separate task, which `cancel` ends. Returns the retry, if any."""
         slot, retry = planned.slot, None
         if slot in self._cancelled:
             self._cancelled.discard(slot)
@@ -178,10 +179,10 @@ class RunOnRequest(TrainedRun):
 
 
 async def train(trainer: Trainer, run: RunOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:
-    """Has a trainer train, and what it asks for run, until it is done or the run is interrupted.
+    """Runs a trainer and the attempts that it requests, until the trainer is done or the run is interrupted.
 
     Raises:
-        Exception: What the trainer raised.
+        Exception: The trainer raised this error.
     """
     training = asyncio.create_task(trainer.train(run))
     training.add_done_callback(lambda _: scheduler.end())
@@ -194,6 +195,6 @@ async def train(trainer: Trainer, run: RunOnRequest, scheduler: Scheduler, *, li
     if not training.done():
         logger.warning("The interrupted trainer did not end within %g s.", limit_sec)
     elif scheduler.interrupted:
-        training.cancelled() or training.exception()  # whatever it says of episodes that were cancelled is no news
+        training.cancelled() or training.exception()  # errors because of cancelled episodes are expected
     elif not training.cancelled():
         training.result()

@@ -13,7 +13,7 @@ from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnaps
 from ares_exp.snapshots.store import SnapshotStore
 
 HELP = (
-    "a run directory or a snapshot store, either maybe followed by /ID (its start is enough); or a snapshot.json; "
+    "a run directory or a snapshot store, optionally followed by /ID or the start of an id, or a snapshot.json; "
     f"{MEANING}"
 )
 

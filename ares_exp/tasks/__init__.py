@@ -1,4 +1,4 @@
-"""Tasks: an instruction, a container, a verifier; their formats, sources and scores.
+"""Tasks (an instruction, a container and a verifier), with their formats, sources and scores.
 
 Imports containers and trajectories; imported by agents, environments, runs and trackers.
 """

@@ -1,4 +1,4 @@
-"""A program in another process: bounded in time and output, and killed with this process."""
+"""A program in another process, bounded in time and output, and killed with this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """The program did not do its work. The message is a predicate, such as "was stopped"."""
+    """The program failed. The message is a predicate, such as "was stopped"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class ChildProcess:
         """Runs a program to its end. Blocking.
 
         Args:
-            command: The program and its arguments. It reads an empty stdin.
-            env: All its variables.
-            timeout_sec: When its process group is killed.
+            command: The program and its arguments. Its stdin is empty.
+            env: All its environment variables.
+            timeout_sec: Time limit, after which its process group is killed.
 
         Raises:
-            ChildFailedError: It was stopped, took too long, or printed too much.
+            ChildFailedError: The program was stopped, took too long, or printed too much.
         """
         with tempfile.TemporaryFile() as errors:
             with self._lock:
@@ -67,7 +67,7 @@ class ChildProcess:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     env=env,
-                    start_new_session=True,  # also without a terminal that a user could be asked on
+                    start_new_session=True,  # also without a terminal on which it could prompt the user
                 )
             late = threading.Event()
             timer = threading.Timer(timeout_sec, self._kill, [process, late])
@@ -96,17 +96,17 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file that imports nothing of this package, by the interpreter of this process.
+        """Runs a Python file, which imports nothing of this package, with the interpreter of this process.
 
         Raises:
-            ChildFailedError: It failed, was stopped, took too long, or printed too much.
+            ChildFailedError: The program failed, was stopped, took too long, or printed too much.
         """
         ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
         if ended.exit_code != 0:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
 
     def stop(self) -> None:
-        """Kills the running program, and lets no other start. For another thread."""
+        """Kills the running program, and prevents further ones. Called from another thread."""
         with self._lock:
             self._stopped = True
             running = self._running
@@ -114,7 +114,7 @@ class ChildProcess:
             self._kill(running)
 
     def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
-        """Kills the process group, once: as long as its stdin is open, no other group has its number."""
+        """Kills the process group once. While its stdin is open, no other group can have its number."""
         assert process.stdin is not None
         with self._lock:
             if not process.stdin.closed:

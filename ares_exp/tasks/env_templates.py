@@ -15,12 +15,12 @@ _MIN_SECRET_LENGTH = 8
 
 
 def resolve(value: str, host: Mapping[str, str]) -> str:
-    """Resolves a value that is, as a whole, one template; any other is returned as it is.
+    """Resolves a value that consists of one template. Other values are returned unchanged.
 
-    A variable that is set counts even when it is empty, unlike in a shell.
+    Unlike in a shell, an empty variable counts as set.
 
     Raises:
-        KeyError: The variable is not set and there is no default; the argument is its name.
+        KeyError: The variable is not set and has no default. The argument is its name.
     """
     match = _TEMPLATE.fullmatch(value)
     if match is None:
@@ -37,7 +37,7 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
     """Resolves a whole `env` table; `where` names it in messages, such as `task.toml: [verifier.env]`.
 
     Raises:
-        TaskError: A host variable is missing, or a name or value cannot be a variable's.
+        TaskError: A host variable is missing, or a name or value is invalid for a variable.
     """
     resolved = {}
     for key, value in table.items():

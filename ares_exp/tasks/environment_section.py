@@ -45,7 +45,7 @@ class McpServer(TomlTable):
 
 
 def _check_header(name: str, value: str) -> None:
-    """Refuses what is no header, and credentials that are written out."""
+    """Rejects invalid headers, and credentials in plain text."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"expected a header name of letters, digits and hyphens, got {name!r}")
     if "\n" in value or "\r" in value:
@@ -63,10 +63,10 @@ _UNITS_IN_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
 def parse_size_mb(text: str) -> int:
-    """Megabytes of a legacy size string such as `"1.5G"`, truncated.
+    """Returns the megabytes of a legacy size string such as `"1.5G"`, truncated.
 
     Raises:
-        ValueError: Not a number followed by one of G, M, K.
+        ValueError: The text is not a number followed by one of G, M, K.
     """
     size = text.strip().upper()
     try:
@@ -86,10 +86,10 @@ def _named_size_mb(key: str, size: str) -> int:
 
 
 def translate_legacy_sizes(table: object) -> object:
-    """Rewrites `memory = "2G"` to `memory_mb = 2048`, and `storage` likewise. A size that is no string is dropped.
+    """Replaces `memory = "2G"` by `memory_mb = 2048`, and `storage` similarly. Drops sizes that are not strings.
 
     Raises:
-        ValueError: The string is no size, or contradicts the new key.
+        ValueError: The string is not a size, or contradicts the new key.
     """
     if not isinstance(table, Mapping):
         return table
@@ -116,7 +116,7 @@ def _topology(text: str) -> str:
 
 
 class Tpu(TomlTable):
-    """`tpu`: an accelerator and how its chips are wired."""
+    """`tpu`: an accelerator and the topology of its chips."""
 
     type: Annotated[str, Field(min_length=1)]
     topology: Annotated[str, AfterValidator(_topology)]
@@ -165,12 +165,12 @@ class EnvironmentSection(TomlTable):
 
     @model_validator(mode="after")
     def _hosts_fit_the_mode(self) -> Self:
-        _ = self.network  # refuses hosts under another mode
+        _ = self.network  # rejects hosts under another mode
         return self
 
     @property
     def network(self) -> NetworkPolicy:
-        """The policy in force, the legacy `allow_internet` taken into account."""
+        """The effective policy, including the legacy `allow_internet`."""
         legacy_off = self.allow_internet is False and not {"network_mode", "allowed_hosts"} & self.model_fields_set
         mode: NetworkMode = "no-network" if legacy_off else self.network_mode
         return NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))

@@ -1,4 +1,4 @@
-"""`HarborStage`: an instruction of a Harbor task and its verification; of a multi-step task, one of its steps."""
+"""`HarborStage`: an instruction of a Harbor task and its verification, which is one step of a multi-step task."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class HarborStage:
         root: The task directory, absolute.
         config: The whole task.toml.
         instruction: The agent's instruction, without canary lines.
-        step: The entry of `[[steps]]`; `None`: the task has none.
-        reward_key: The key of `reward.json` that is the reward; `None`: `reward`, or else the only key.
-        follows_shared: Whether the tests of the step before were run in the agent's container.
-        is_last: Whether there is no step after it.
+        step: The entry of `[[steps]]`; `None` if the task has no steps.
+        reward_key: The reward key in `reward.json`; `None`: `reward`, otherwise the only key.
+        follows_shared: Whether the tests of the previous step ran in the agent's container.
+        is_last: Whether it is the last step.
     """
 
     root: Path
@@ -64,7 +64,7 @@ class HarborStage:
 
     @property
     def name(self) -> str:
-        """Of the step; empty for a task without steps."""
+        """Name of the step; empty for a task without steps."""
         return self.step.name if self.step is not None else ""
 
     @property
@@ -94,7 +94,7 @@ class HarborStage:
 
     @property
     def agent_shell(self) -> Shell | None:
-        """The container's: the format names none."""
+        """`None`, the shell of the container: the format has no setting for it."""
         return None
 
     @property
@@ -104,7 +104,7 @@ class HarborStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Bound on verification in seconds. Of a step: its own, or 600; the task's is not inherited."""
+        """Bound on verification in seconds. A step has its own bound, or 600; it does not inherit the task's bound."""
         return self._verifier.timeout_sec
 
     @property
@@ -121,18 +121,18 @@ class HarborStage:
 
     @property
     def verifier_mode(self) -> VerifierMode:
-        """The container of the tests: as the step says, else the task."""
+        """The container of the tests, as set by the step, otherwise by the task."""
         own = self._verifier
         return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The table of the verifier's own container: the step's, the task's, or that of the agent's."""
+        """The environment table of the verifier's own container: from the step, the task, or the agent's container."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """The image of the verifier's own container, or its build context; neither: it is that of the agent's."""
+        """Image or build context of the verifier's own container; if both are `None`, the agent's image is used."""
         return verifier_image((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests"))
 
     @property
@@ -142,7 +142,7 @@ class HarborStage:
 
     @property
     def verifier_spec(self) -> ContainerSpec | None:
-        """The container of the verifier's own, its variables filled in from the host's environment as it is now.
+        """The verifier's own container. Its variables are filled in from the host's current environment.
 
         Raises:
             TaskError: A host variable is missing.
@@ -175,7 +175,7 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks, without starting anything, what would fail in the middle of an episode."""
+        """Checks, without starting anything, for errors that would otherwise occur during an episode."""
         self._verifier_env()
         _ = self.verifier_spec  # its variables
         if needs_solution:
@@ -184,7 +184,7 @@ class HarborStage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Host values that the task is given, in whichever step, by a name that looks sensitive."""
+        """Host values that any step of the task gets under a name that looks sensitive."""
         verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
         tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
@@ -194,7 +194,7 @@ class HarborStage:
         return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns the environment variables that the solution needs; they may hold secrets.
+        """Returns the environment variables that the solution needs; they may contain secrets.
 
         Raises:
             TaskError: A host variable is missing.
@@ -212,7 +212,7 @@ class HarborStage:
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def start(self, container: Container) -> None:
-        """Prepares a step: empties the log directories, then sets up its files, its script and its health check."""
+        """Prepares a step: empties the log directories, then sets up its files and runs its script and health check."""
         if self.step is None:
             return
         await make_log_dirs(container, AGENT_DIR)
@@ -229,7 +229,7 @@ class HarborStage:
 
     @property
     def collect_hooks(self) -> list[CollectHook]:
-        """Commands to run when the agent is done: the task's hooks, then the step's."""
+        """Commands to run after the agent has ended: the task's hooks, then the step's."""
         return [*self.config.verifier.collect, *(self.step.verifier.collect if self.step is not None else ())]
 
     @property
@@ -249,13 +249,13 @@ class HarborStage:
         )
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Empties `/logs/verifier` and `/tests`, before the collect hooks: what they leave there stays.
+        """Empties `/logs/verifier` and `/tests`, before the collect hooks, whose files there are kept.
 
         From now on only the verifier's user and root can write to `/logs/verifier`. With `stop_processes = true` in
         `[metadata]`, the tests need no process of the agent, and all of them are stopped first.
 
         Returns:
-            `/tests`, if there was something: in a task without steps, what its image has there stays.
+            `/tests` if it was not empty: in a task without steps, files of the image there are restored.
 
         Raises:
             VerifierError: The processes could not be stopped.
@@ -268,14 +268,14 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left."""
+        """Gives the verifier's own container its log directory, and the artifacts that `collect` left."""
         await make_log_dirs(container, VERIFIER_DIR)
-        if not self.brings_tests:  # it is what the agent's container was
+        if not self.brings_tests:  # it has the image of the agent's container
             await upload_image_files(container, self.root / "environment", self.config.environment)
         await deliver_artifacts(container, artifacts)
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Runs the tests on what the agent left. The caller bounds it."""
+        """Runs the tests on the agent's results. The caller sets a time limit."""
         try:
             env = self._verifier_env()
         except TaskError as error:
@@ -291,10 +291,10 @@ class HarborStage:
         )
 
     async def upload_tests(self, container: Container) -> None:
-        """Puts the tests into the container, as `/tests`.
+        """Uploads the tests to `/tests` in the container.
 
         Raises:
-            AddTestsDirError: They cannot be copied.
+            AddTestsDirError: The tests cannot be copied.
             ContainerError: The container failed.
         """
         for folder in self._tests:
@@ -306,7 +306,7 @@ class HarborStage:
 
     @property
     def _tests(self) -> list[Path]:
-        """The directories that become `/tests`, one over the other."""
+        """The directories that are copied to `/tests`, later ones over earlier ones."""
         folders = [] if self.brings_tests else [self.root / "tests", *([self.folder / "tests"] if self.step else [])]
         return [folder for folder in folders if folder.is_dir()] or folders[:1]
 
@@ -316,10 +316,10 @@ class HarborStage:
 
 
 def verifier_image(*places: tuple[VerifierSection, Path]) -> tuple[str | None, Path | None]:
-    """Finds the first prebuilt image, or directory with the definition of one; without either, the agent's is used.
+    """Finds the first prebuilt image, or directory with an image definition. Without either, the agent's image is used.
 
     Args:
-        places: `[verifier]` and the `tests/` directory beside it: those of the step, then those of the task.
+        places: Pairs of `[verifier]` and the `tests/` directory next to it: of the step, then of the task.
     """
     for section, tests in places:
         if section.environment is not None and section.environment.docker_image:

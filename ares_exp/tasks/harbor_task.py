@@ -43,13 +43,13 @@ class HarborTask:
 
     Attributes:
         path: The task directory, absolute.
-        bounds: Folders that its links may lead to.
+        bounds: Folders that its links may point to.
         config: Its task.toml.
-        stages: Its steps; one stage for a task without.
-        warnings: What in task.toml is ignored or old; for the user to see.
-        reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
-        origin: The place in a git repository that it was fetched from; `None`: it was not.
-        extra_instructions: What the run appends to its instructions.
+        stages: Its steps; one stage for a task without steps.
+        warnings: Messages for the user about ignored or outdated keys in task.toml.
+        reward_key: The reward key in `reward.json`; `None`: `reward`, otherwise the only key.
+        origin: Git repository that it was fetched from; `None` for a local task.
+        extra_instructions: Texts that the run appends to its instructions.
     """
 
     path: Path
@@ -68,10 +68,10 @@ class HarborTask:
 
     @cached_property
     def context(self) -> AgentContext:
-        """The parts of the task, besides the instruction, that the agent gets. Reads a file, the first time.
+        """The parts of the task, in addition to the instruction, that the agent gets. Reads a file on first access.
 
         Raises:
-            TaskError: The prior context is no ATIF document.
+            TaskError: The prior context is not an ATIF document.
         """
         environment = self.config.environment
         return AgentContext(
@@ -81,13 +81,13 @@ class HarborTask:
         )
 
     def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
-        """Returns the task with the texts after its instructions, of every step, each after a blank line."""
+        """Returns the task with the texts appended to the instruction of every step, each after a blank line."""
         stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
         return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """The agent's container, its variables filled in from the host's environment as it is now.
+        """The agent's container. Its variables are filled in from the host's current environment.
 
         Raises:
             TaskError: A host variable that `[environment.env]` refers to is missing.
@@ -126,7 +126,7 @@ class HarborTask:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of the task's content. Reads every file, the first time."""
+        """`sha256:` and the hex digest of the task's content. Reads every file on first access."""
         return content_digest(self.bounds)
 
     def describe(self) -> Mapping[str, Any]:
@@ -145,16 +145,16 @@ class HarborTask:
         }
 
     def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:
-        """Checks, without starting anything, what would fail in the middle of an episode.
+        """Checks, without starting anything, for errors that would otherwise occur during an episode.
 
         Args:
             needs_solution: Whether the policy runs the task's own solution.
-            supported: What of `AgentContext` the agent can use; `None`: that does not matter.
+            supported: Names of the `AgentContext` parts that the agent supports; `None` skips this check.
 
         Raises:
-            UnsupportedTaskError: The task uses features that are not supported, all of them named.
-            TaskError: A host variable is missing; or there is no solution, and it is needed; the prior context is no
-                ATIF document; a service is named that it does not have; or `stop_processes` is not a boolean.
+            UnsupportedTaskError: The task uses unsupported features. The message names all of them.
+            TaskError: A host variable is missing; the required solution is missing; the prior context is not an ATIF
+                document; an unknown service is named; or `stop_processes` is not a boolean.
         """
         unsupported = refusals(self.config)
         if unsupported:
@@ -197,7 +197,7 @@ class HarborTask:
             await await_health(self.config.environment.healthcheck, container)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Returns the verdict; of several steps the mean, or the last one, as `multi_step_reward_strategy` says."""
+        """Returns the verdict. For several steps, `multi_step_reward_strategy` selects the mean or the last one."""
         if not self.config.steps or self.config.multi_step_reward_strategy == "final":
             return verdicts[-1]
         return overall_verdict(verdicts, reward_key=self.reward_key)
@@ -210,7 +210,7 @@ def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
 
 
 def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
-    """Lists the services beside the agent's container that artifacts and hooks name."""
+    """Lists the services other than the agent's container that artifacts and hooks name."""
     named = {artifact.service for stage in stages for artifact in stage.artifacts}
     return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
 
@@ -218,16 +218,16 @@ def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
 def load_task(path: str | Path, *, reward_key: str | None = None, links_within: Path | None = None) -> HarborTask:
     """Loads and validates the task directory `path`.
 
-    Features that are not supported do not fail here but in `HarborTask.check_runnable`.
+    Unsupported features do not fail here but in `HarborTask.check_runnable`.
 
     Args:
         path: The task directory.
-        reward_key: Which key of `reward.json` is the reward, if neither `reward` nor the only one.
-        links_within: A folder of tasks that share files, which links of the task may lead to; `None`: they stay inside
+        reward_key: The reward key in `reward.json`, if it is neither `reward` nor the only key.
+        links_within: Folder of tasks with shared files, which links of the task may point to; `None`: links stay inside
             the task.
 
     Raises:
-        TaskError: The directory is no valid task; the message says what is wrong and where.
+        TaskError: The directory is not a valid task. The message names the error and its location.
     """
     bounds = LinkBounds.of(Path(path), links_within)
     root = bounds.root

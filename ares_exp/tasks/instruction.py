@@ -1,4 +1,4 @@
-"""The instruction of an agent, and the conversation that it continues."""
+"""The instruction of an agent, and the prior conversation that it continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_instruction(path: Path, bounds: LinkBounds) -> str:
     """Reads the instruction in `path` as the agent sees it; may be empty.
 
     Raises:
-        TaskError: The file is missing, no UTF-8 text, or behind a link that leaves the bounds.
+        TaskError: The file is missing, is not UTF-8 text, or is behind a link that leaves the bounds.
     """
     try:
         return strip_canary(bounds.read_text(path))
@@ -48,11 +48,11 @@ def read_extra_instruction(path: Path) -> str:
     """Reads the text of a file of `env.extra_instruction_paths`.
 
     Raises:
-        ConfigError: The file is missing or no UTF-8 text.
+        ConfigError: The file is missing or is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # a NUL in its name, as a recorded config may have it, is a ValueError
+    except (OSError, ValueError) as error:  # a NUL in its name, possible in a recorded config, raises ValueError
         raise ConfigError(
             f"Expected `env.extra_instruction_paths` to be readable UTF-8 files, got {path}: {error}."
         ) from None
@@ -62,13 +62,13 @@ TRAJECTORY = "trajectory.json"
 
 
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Reads the messages of the conversation, oldest first; empty if there is no such file. Blocking.
+    """Reads the messages of the conversation, oldest first; empty if the file does not exist. Blocking.
 
-    System steps at its start are left out: they are the prompt of the agent that it was recorded with. After a
-    system step that says that the context was replaced, the conversation is what that step shows.
+    System steps at its start are left out, because they are the prompt of the recorded agent. After a system step that
+    reports a replaced context, the conversation consists of the messages in that step.
 
     Raises:
-        TaskError: The file is no valid ATIF document, or shows no conversation.
+        TaskError: The file is not a valid ATIF document, or has no conversation.
     """
     if not path.is_file():
         return ()

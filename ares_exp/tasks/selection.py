@@ -33,7 +33,7 @@ Entries = str | int | Sequence[str | int] | None
 
 
 def is_position(text: str) -> bool:
-    """Whether `text` is meant as a position, well written or not, rather than as a name."""
+    """Returns whether `text` is meant as a position, valid or not, rather than as a name."""
     return _POSITIONAL.fullmatch(text) is not None
 
 
@@ -43,10 +43,10 @@ def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
     Shards are consecutive items, and their lengths differ by at most one.
 
     Returns:
-        A function that picks the items of a list. It raises `LookupError` if there are none.
+        A function that picks the items of a list. It raises `LookupError` if no item matches.
 
     Raises:
-        ValueError: It has another form, or a negative number.
+        ValueError: The text has another form, or a negative number.
     """
     if text.isascii() and text.isdecimal():
         return lambda items: _picked(items, slice(int(text), int(text) + 1), f"an index below {len(items)}, got {text}")
@@ -82,18 +82,19 @@ def select(
     limit: int | None = None,
     preset: str = "harbor",
 ) -> list[T]:
-    """Picks tasks: the union of the entries in the order of the set, less `exclude`, cut to `limit`.
+    """Picks tasks: the union of the entries in the order of the set, without `exclude`, cut to `limit`.
 
     Args:
         tasks: The whole set.
-        tasks_selector: Entries, or one: a name or shell-style glob (case counts), an index `5`, a slice `0:10`, a shard
-            `@2/8`. A task whose name looks like a position is meant by its name. `None`: every task.
-        exclude: Names or globs to leave out; one that matches nothing is reported.
-        limit: At most so many, the first ones.
+        tasks_selector: One or several entries: a name or shell-style glob (case-sensitive), an index `5`, a slice
+            `0:10`, a shard `@2/8`. The name of a task takes precedence over a position. `None`: every task.
+        exclude: Names or globs to leave out. A glob without a match is reported.
+        limit: Largest number of tasks; the first ones are kept.
         preset: Name of the environment, for messages.
 
     Raises:
-        ConfigError: Bad syntax, an index out of range, nothing matched, nothing left; the message lists what there is.
+        ConfigError: An entry is malformed, out of range or without a match, or no task is left. The message lists the
+            existing tasks.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"Expected `env.limit` to be at least 1, got {limit}. Use env.limit=null for no limit.")
@@ -118,7 +119,7 @@ def select(
 
 
 def _as_strings(entries: Entries) -> list[str]:
-    """Makes a list of entries, however few were written."""
+    """Converts one entry, several, or none to a list."""
     if entries is None:
         return []
     return [str(entries)] if isinstance(entries, str | int) else [str(entry) for entry in entries]
@@ -139,7 +140,7 @@ def _union(tasks: Sequence[T], entries: Sequence[str], preset: str) -> list[T]:
 
 
 def _matching(tasks: Sequence[T], entry: str, preset: str) -> set[str]:
-    """Names of the tasks that one entry means."""
+    """Returns the names of the tasks that one entry selects."""
     names = [task.name for task in tasks]
     if entry in names:
         return {entry}

@@ -1,4 +1,4 @@
-"""The `Task` protocol: one problem, in any format, and what its agent gets."""
+"""The `Task` protocol: one problem, in any format, and the context of its agent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ares_exp.tasks.environment_section import McpServer
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """Parts of a task that its agent gets besides the instruction. The factory of an agent that supports them says so.
+    """Parts of a task that its agent gets in addition to the instruction.
 
-    Such a factory has `supports: frozenset[str]` with some of the names below, and its agents have
-    `set_context(context)`, called before `run`. A task that needs what the agent does not support is refused.
+    An agent factory that supports them has `supports: frozenset[str]` with some of the names below. Its agents have
+    `set_context(context)`, called before `run`. A task that needs unsupported parts is rejected.
 
     Attributes:
-        messages: `"messages"`: a conversation that the agent continues, oldest first.
+        messages: `"messages"`: a conversation that the agent continues, oldest message first.
         skills_dir: `"skills_dir"`: a directory of skills in the container.
         mcp_servers: `"mcp_servers"`: tool servers.
     """
@@ -31,7 +31,7 @@ class AgentContext:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of what there is."""
+        """Names of the non-empty parts."""
         return frozenset(name for name in ("messages", "skills_dir", "mcp_servers") if getattr(self, name))
 
 
@@ -41,7 +41,7 @@ class TaskOrigin:
 
     Attributes:
         git_url: The repository.
-        git_commit: All hexadecimal digits of the commit, also if a branch or a tag was named.
+        git_commit: Full hash of the commit, also if a branch or a tag was named.
         path: The task's folder in the repository, relative; `.` for the repository itself.
     """
 
@@ -55,9 +55,9 @@ class Verdict:
     """The score by a verifier.
 
     Attributes:
-        reward: The one number that the episode is worth.
-        rewards: Everything the verifier scored, by key; `reward` is derived from it.
-        note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
+        reward: The one number that is the episode's reward.
+        rewards: All numbers of the verifier, by key; `reward` is derived from them.
+        note: Why the tests could not be run or graded, as text for people; otherwise empty.
     """
 
     reward: float
@@ -69,17 +69,17 @@ class Stage(Protocol):
     """One instruction and its verification. Most tasks have one; a multi-step task has several, in one container.
 
     Attributes:
-        name: Unique within its task; empty for the only one.
+        name: Unique within its task; empty for a single stage.
         instruction: The agent's instruction.
         agent_timeout_sec: Bound on the whole agent phase in seconds; `None` is unlimited.
         agent_user: User of the agent's commands; `None` is the image's user.
-        agent_shell: Shell of the agent's commands; `None` is the one of the container's backend.
+        agent_shell: Shell of the agent's commands; `None` is the shell of the container's backend.
         agent_network: Network while the agent runs, and only then.
         start_timeout_sec: Bound on `start` in seconds.
         verifier_timeout_sec: Bound on verification in seconds.
         verifier_network: Network during verification, and only then.
-        verifier_spec: The verifier's separate container; `None`: it works in the agent's.
-        collect_timeout_sec: Bound on `collect` in seconds. What is not collected by then is left out.
+        verifier_spec: The verifier's separate container; `None` if it runs in the agent's container.
+        collect_timeout_sec: Bound on `collect` in seconds. Files not collected by then are left out.
     """
 
     @property
@@ -115,7 +115,7 @@ class Stage(Protocol):
         ...
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns the environment variables that the solution script needs (they may hold secrets: never record them).
+        """Returns the environment variables of the solution script. They may be secret and are never recorded.
 
         Raises:
             TaskError: A host variable is missing.
@@ -123,10 +123,10 @@ class Stage(Protocol):
         ...
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the solution into the container, ready to run as `/solution/solve.sh`.
+        """Uploads the solution to the container, ready to run as `/solution/solve.sh`.
 
         Returns:
-            As `solution_env`.
+            The variables that `solution_env` returns.
 
         Raises:
             TaskError: The task has no solution.
@@ -135,11 +135,11 @@ class Stage(Protocol):
         ...
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Takes out of the agent's container what is to be kept, after the agent. What is missing is noted, no error.
+        """Copies the stage's artifacts out of the agent's container, after the agent. Missing ones are only recorded.
 
         Args:
-            container: The agent's container; nothing of the agent's runs any more.
-            target: A directory on the host; `None`: nothing is kept.
+            container: The agent's container; the agent's processes have ended.
+            target: A directory on the host; `None` keeps no files.
 
         Raises:
             ContainerError: The container failed.
@@ -147,10 +147,10 @@ class Stage(Protocol):
         ...
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Removes what the agent has left in the agent's container where the verifier works in it.
+        """Removes the agent's files from the verifier's directories, if the verifier runs in the agent's container.
 
         Returns:
-            Directories that are empty now, and that the container's image may have brought: if so, they are put back.
+            Directories that are now empty and may have had files in the container's image: if so, these are restored.
 
         Raises:
             VerifierError: Processes that should be stopped still run.
@@ -159,7 +159,7 @@ class Stage(Protocol):
         ...
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives a container of the verifier's own (`verifier_spec`) what `collect` left in `artifacts`.
+        """Gives the verifier's own container (`verifier_spec`) the files that `collect` left in `artifacts`.
 
         Raises:
             ContainerError: The container failed.
@@ -167,20 +167,20 @@ class Stage(Protocol):
         ...
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Scores what the agent left. The caller bounds it by `verifier_timeout_sec`.
+        """Scores the agent's results. The caller bounds the call by `verifier_timeout_sec`.
 
         Args:
             container: The verifier's own container, or the agent's.
-            output_dir: Where to leave the verifier's own files on the host, or `None`.
+            output_dir: Directory on the host for the verifier's files, or `None`.
 
         Raises:
-            VerifierError: There is no usable reward; the class says why.
+            VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
             ContainerError: The container failed.
         """
         ...
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Whether the stage after this one is run."""
+        """Returns whether the next stage is run."""
         ...
 
 
@@ -188,10 +188,10 @@ class Task(Protocol):
     """One problem: a container definition, and stages with an instruction and a verifier each.
 
     Attributes:
-        name: Unique within its task set; what selections, records and reports call it.
+        name: Name, unique within its task set, used in selections, records and reports.
         container_spec: Specification of the agent's container.
-        stages: At least one, run one after the other in the same container, each by a new agent.
-        context: Parts of the task that the agent gets besides its instruction.
+        stages: At least one stage. Stages run one after the other in the same container, each with a new agent.
+        context: Parts of the task that the agent gets in addition to its instruction.
         set_up_timeout_sec: Bound on `set_up` in seconds.
     """
 
@@ -215,7 +215,7 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Returns the reward of the episode, from the verdicts on the stages that were run (at least one)."""
+        """Computes the reward of the episode from the verdicts on its stages (at least one)."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

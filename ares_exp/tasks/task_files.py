@@ -35,8 +35,8 @@ class UploadFilter:
     """The files of a task that are left out of uploads, of its validation, and of its content digest.
 
     `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and below; it holds for its directory and those in it, whose own rules win over it.
-    What is in a directory that is left out is left out, too; so is a link to what is.
+    `steps/*/solution/` and below. It applies to its directory and to subdirectories, whose own rules take precedence.
+    The contents of an excluded directory, and links to an excluded path, are excluded as well.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,7 +44,7 @@ class UploadFilter:
         self._read: dict[Path, GitIgnoreSpec | None] = {}
 
     def excludes(self, path: Path) -> bool:
-        """Whether `path`, below the task directory, is left out. Blocking.
+        """Returns whether `path`, below the task directory, is left out. Blocking.
 
         Raises:
             TaskError: A `.harborignore` cannot be read.
@@ -53,7 +53,7 @@ class UploadFilter:
         return self._is_ruled_out(path) or (real != path and self._is_ruled_out(real))
 
     def excludes_any(self, folder: Path) -> bool:
-        """Whether something in `folder` or below may be left out. Blocking."""
+        """Returns whether a file in `folder` or below may be left out. Blocking."""
         return any(IGNORE_FILE in names for _, _, names in os.walk(folder))
 
     def _is_ruled_out(self, path: Path) -> bool:
@@ -92,7 +92,7 @@ class UploadFilter:
 
 
 def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directory: bool) -> bool:
-    """Whether the nearest rules that say something about a path say that it is left out."""
+    """Returns whether the nearest rules that match a path exclude it."""
     for folder, rules in reversed(ruling):
         said = rules.check_file(path.relative_to(folder).as_posix() + "/" * is_directory).include
         if said is not None:
@@ -105,7 +105,7 @@ async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
     """Yields `folder` of the task `root` for upload: itself, or a temporary copy without the files that are left out.
 
     Raises:
-        TransferError: It cannot be copied.
+        TransferError: The folder cannot be copied.
     """
     chosen = UploadFilter(root)
     if not await asyncio.to_thread(chosen.excludes_any, folder):
@@ -150,12 +150,12 @@ _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 def content_digest(bounds: LinkBounds) -> str:
     """Computes `sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
 
-    File modes and empty directories do not count, nor does what the task's `.gitignore` names (without one: bytecode
-    caches, editor backups, `.DS_Store`), nor what a `.harborignore` leaves out. Reads every file.
+    File modes and empty directories are ignored. Files that the task's `.gitignore` names (without one: bytecode
+    caches, editor backups, `.DS_Store`) or that a `.harborignore` excludes are ignored as well. Reads every file.
 
     Raises:
         OSError: A file cannot be read.
-        TaskError: A `.harborignore` cannot.
+        TaskError: A `.harborignore` cannot be read.
     """
     total = hashlib.sha256()
     for relative in digested_files(bounds):
@@ -166,13 +166,14 @@ def content_digest(bounds: LinkBounds) -> str:
 
 
 def digested_files(bounds: LinkBounds) -> list[str]:
-    """Lists the files that the digest of a task covers, as paths relative to it, sorted.
+    """Lists the files that the digest of a task covers, as sorted relative paths.
 
-    Links that leave the bounds are left out: in a build context they are copied as links, and nothing reads the target.
+    Links that leave the bounds are left out: in a build context they are copied as links, and their targets are not
+    read.
 
     Raises:
         OSError: Its `.gitignore` cannot be read.
-        TaskError: A `.harborignore` cannot.
+        TaskError: A `.harborignore` cannot be read.
     """
     import pathspec
 
@@ -197,11 +198,11 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Joins the digests of a task and of its further files.
+    """Joins the digests of a task and of additional files.
 
     Args:
         content: The digest of its content.
-        texts: Texts of further files that change the agent's instruction, by their names.
+        texts: Texts of additional files that change the agent's instruction, by file name.
     """
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
@@ -213,7 +214,7 @@ def content_of(recorded: str | None) -> str | None:
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Lists the files whose text has changed; a file that only one of the two records has is left out."""
+    """Lists the files whose text has changed; files that are in only one of the records are left out."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 
@@ -233,7 +234,7 @@ _READ_BEFORE_A_BUILD = (*CONTAINER_DEFINITIONS, ".dockerignore")
 
 
 def compose_file(folder: Path | None) -> Path | None:
-    """Finds the Docker Compose file of a container definition; `None` when it has none."""
+    """Finds the Docker Compose file of a container definition; `None` if it has none."""
     return folder / COMPOSE if folder is not None and (folder / COMPOSE).is_file() else None
 
 
@@ -295,10 +296,10 @@ def _require_test_script(
 
 
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:
-    """Checks that a script that is to be run is not left out of what is uploaded.
+    """Checks that a script to be run is not excluded from the upload.
 
     Raises:
-        TaskError: It is.
+        TaskError: The script is excluded.
     """
     if chosen.excludes(script):
         raise TaskError(f"{script}: expected this script to be uploaded, a {IGNORE_FILE} leaves it out.")
@@ -342,12 +343,12 @@ class _LinkCheck:
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
-    """Copies them to the working directory of a container of that image, if there are some.
+    """Copies the files for a prebuilt image, if any, to the working directory of its container.
 
     Args:
-        container: Started.
+        container: The started container.
         folder: `environment/` of the task.
-        environment: Says whether the image is a prebuilt one.
+        environment: Table that sets whether the image is prebuilt.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -28,7 +28,7 @@ class Select(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SkippedTask:
-    """A directory of a task set that is no valid task, and why."""
+    """A directory of a task set that is not a valid task, with the reason."""
 
     name: str
     reason: str
@@ -44,10 +44,10 @@ class TaskSet:
 
 
 def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], list[SkippedTask]]:
-    """Loads every task among the direct children of `folder`, sorted by name. Links in a task may lead to the folder.
+    """Loads every task among the direct children of `folder`, sorted by name. Its links may point into the folder.
 
     Returns:
-        The tasks; and the directories that hold no valid task, with the reason. Plain files are passed over, and so
+        The tasks, and the directories without a valid task, with the reason. Plain files are skipped, and so
         are hidden directories without a task.toml.
 
     Raises:
@@ -79,14 +79,14 @@ def _load_child(child: Path, reward_key: str | None, *, within: Path, known: dic
 
 
 def load_task_set(path: str | Path, *, reward_key: str | None = None) -> TaskSet:
-    """Loads `path`: one task if it holds a task.toml, else a folder of tasks.
+    """Loads `path`: one task if it contains a task.toml, otherwise a folder of tasks.
 
     Args:
-        path: A directory; `~` is understood.
-        reward_key: Which key of `reward.json` is the reward, if neither `reward` nor the only one.
+        path: A directory; `~` is expanded.
+        reward_key: The reward key in `reward.json`, if it is neither `reward` nor the only key.
 
     Raises:
-        TaskError: There is no such directory, the one task is invalid, or none of the folder's tasks is valid.
+        TaskError: The directory does not exist, the task is invalid, or the folder has no valid task.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -113,7 +113,7 @@ class TaskFolder:
     loads_offline = True
 
     def __init__(self, path: Path) -> None:
-        """Names the folder, or the task."""
+        """Keeps the path of the folder or the task."""
         refuse_url("path", path, "the repository of tasks is `env.repo=<url>`")
         self.path = path
 
@@ -121,12 +121,12 @@ class TaskFolder:
         """Reads the tasks, and selects some. Blocking.
 
         Args:
-            select: Picks them.
-            report: Gets warnings that do not stop the run, such as directories without a valid task.
+            select: Function that picks tasks.
+            report: Receiver of warnings that do not stop the run, such as directories without a valid task.
             reward_key: See `load_task`.
 
         Raises:
-            UserError: There are none, or some are wrong.
+            UserError: The folder has no tasks, or some are invalid.
         """
         found = load_task_set(self.path, reward_key=reward_key)
         skipped = TaskWarnings()
@@ -136,11 +136,11 @@ class TaskFolder:
         return select(found.tasks)
 
     def stop(self) -> None:
-        """Ends a `load` in another thread soon, with an error: this one takes no time."""
+        """Would end a `load` in another thread with an error. It does nothing, because this `load` is fast."""
 
 
 def refuse_url(option: str, path: Path | None, remedy: str) -> None:
     """Raises `ConfigError` if the path of an option is a URL."""
     if path is not None and (found := _URL.match(str(path))) is not None:
-        url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path it has lost a slash
+        url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path, it has lost a slash
         raise ConfigError(f"Expected `env.{option}` to be a path, got the URL {url}: {remedy}.")

@@ -1,4 +1,4 @@
-"""`task.toml`: its tables, how it is read, and the features that are rejected or deserve a warning."""
+"""`task.toml`: its tables, its parser, and the features that are rejected or cause a warning."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _destination(path: str) -> str | None:
 
 
 class Artifact(TomlTable):
-    """A file or directory of the container to fetch; in the file also written as a bare string."""
+    """A file or directory of the container to fetch; the file may also contain it as a bare string."""
 
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None
@@ -112,7 +112,7 @@ class PackageSection(TomlTable):
 
 
 class AgentSection(PhaseTable):
-    """`[agent]`: limits of the agent phase. No `timeout_sec` means no limit."""
+    """`[agent]`: limits of the agent phase. Without `timeout_sec`, it has no limit."""
 
     timeout_sec: Seconds | None = None
     user: User | None = None
@@ -186,7 +186,7 @@ class TaskToml(TomlTable):
 
 @dataclass(frozen=True, slots=True)
 class ParsedToml:
-    """A task.toml as written and as understood."""
+    """A task.toml, raw and parsed."""
 
     raw: Mapping[str, Any]
     config: TaskToml
@@ -196,7 +196,7 @@ def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
     """Parses and validates the text of a task.toml; `path` is for messages.
 
     Raises:
-        TaskError: No TOML, or a field is wrong; the message names each.
+        TaskError: The text is not TOML, or fields are invalid. The message names each.
     """
     try:
         raw = tomllib.loads(text)
@@ -223,7 +223,7 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
 
 
 def refusals(config: TaskToml) -> list[str]:
-    """Features that the task uses and that are not supported, each with the field that asks for it."""
+    """Lists the unsupported features of the task, each with the field that requires it."""
     return [feature for name, environment in _environments(config) for feature in _refused(name, environment)]
 
 
@@ -243,7 +243,7 @@ def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
 
 
 def warnings_of(parsed: ParsedToml) -> list[str]:
-    """Keys of task.toml that are ignored, dropped, or spelt as in old versions of the format."""
+    """Lists keys of task.toml that are ignored, dropped, or spelled as in old versions of the format."""
     found = [f"unknown key {key} is ignored" for key in parsed.config.unknown_keys()]
     if "version" in parsed.raw:
         found.append("version is the old name of schema_version")

@@ -1,4 +1,4 @@
-"""Tables of task.toml: their validation, messages about mistakes, and values that several tables share."""
+"""Tables of task.toml: their validation, error messages, and values that several tables share."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ EnvVars = dict[str, str]
 class TomlTable(BaseModel):
     """A table of task.toml.
 
-    Numbers may be written as strings, strings never as numbers. Keys that the format does not know are ignored;
-    they are kept background request so that `unknown_keys` can name them.
+    Numbers may be written as strings, but strings not as numbers. Unknown keys are ignored, but kept
+    so that `unknown_keys` can name them.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def unknown_keys(self) -> list[str]:
-        """Lists the dotted names of the unknown keys, here and below."""
+        """Lists the dotted names of the unknown keysin this table and in nested ones."""
         return [*(self.model_extra or {}), *_unknown_below(self)]
 
 
@@ -55,7 +55,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """Describes every wrong field: its name, the expected value, and the one found."""
+    """Describes every wrong field: its name, the expected value, and the actual value."""
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing")
@@ -64,7 +64,7 @@ def explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
 
 
 def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
-    """Spells the location as in the file; pydantic also appends names of union members, which are left out."""
+    """Returns the location as written in the file, without the names of union members that pydantic appends."""
     parts: list[str] = []
     for key in location:
         present = _holds(raw, key)
@@ -107,10 +107,10 @@ class PhaseTable(TomlTable):
 
     @property
     def network(self) -> NetworkPolicy | None:
-        """The override, or `None` where the environment's policy stays in force.
+        """The network override; `None` if the environment's policy applies.
 
         Raises:
-            ValueError: Hosts under a mode that does not read them; validation has seen to it.
+            ValueError: Hosts are set under a mode that does not use them. Validation prevents this.
         """
         mode = self.network_mode
         return None if mode is None else NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))
@@ -124,7 +124,7 @@ def check_step_name(name: str) -> str:
     """Returns `name` unchanged.
 
     Raises:
-        ValueError: It is no portable directory name.
+        ValueError: The name is not a portable directory name.
     """
     complaint = _complaint(name)
     if complaint:
@@ -145,10 +145,10 @@ def _complaint(name: str) -> str | None:
 
 
 def check_unique(names: Iterable[str]) -> None:
-    """Refuses names that some file system would not tell apart.
+    """Rejects names that some file systems cannot distinguish.
 
     Raises:
-        ValueError: Two are equal after Unicode normalisation and case folding.
+        ValueError: Two names are equal after Unicode normalisation and case folding.
     """
     seen: dict[str, str] = {}
     for name in names:

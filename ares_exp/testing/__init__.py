@@ -1,9 +1,10 @@
-"""Conformance suites for parts that other packages write: classes that a test inherits, and `check_agent`.
+"""Conformance suites for third-party parts: classes that a test inherits, and `check_agent`.
 
-Imports the contracts and what runs an episode; imported by tests alone. The suites need pytest, the container's also
-pytest-asyncio in its mode `auto`. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite of a class.
+Imports the contracts and the modules that run an episode; only tests import it. The suites need pytest, and the
+container suite also needs pytest-asyncio in `auto` mode. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite of a
+class.
 
-| suite | what it is given |
+| suite | fixtures to define |
 |---|---|
 | `source_contract.SourceContract` | the fixture `source` |
 | `environment_contract.EnvironmentContract` | `environment`, and `replies` |
@@ -13,14 +14,14 @@ pytest-asyncio in its mode `auto`. `pytest --ares-exp-part=PACKAGE:NAME` runs th
 | `agent_contract.AgentContract` | `factory`, and `replies` |
 | `container_contract.ContainerContract` | `factory`, and `spec` |
 | `changes_contract.ChangesContract` | the same, for containers that can be captured |
-| `forwarded_port_contract.ForwardedPortContract` | the same, for containers that forwarded ports can be opened in |
+| `forwarded_port_contract.ForwardedPortContract` | the same, for containers that support forwarded ports |
 
 `python -m ares_exp.testing.demo_server` serves two scripted models to the tutorial.
 """
 
 import sys
 
-if "pytest" in sys.modules:  # so that a failed assertion of a suite shows the compared values, as in a test module
+if "pytest" in sys.modules:  # a failed assertion of a suite then shows the compared values, as in a test module
     sys.modules["pytest"].register_assert_rewrite(
         *(f"{__name__}.{suite}_contract" for suite in ("source", "policy", "collector", "tracker", "agent")),
         *(f"{__name__}.{suite}_contract" for suite in ("container", "changes", "forwarded_port", "environment")),

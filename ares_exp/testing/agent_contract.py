@@ -1,4 +1,4 @@
-"""Conformance suite of code agents. What decides whether their episodes can be snapshotted is `check_agent`."""
+"""Conformance suite of code agents. `check_agent` checks whether their episodes can be snapshotted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TIMEOUT_SEC = 120.0
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Makes the factory that an option of the `agent` group would; of an agent's own class, itself.
+    """Makes the same factory as an option of the `agent` group. For an agent's own class, returns the class.
 
     Args:
-        part: What `_target_` names.
+        part: Object that `_target_` names.
         options: Arguments of the call.
     """
     is_factory = "llm_client" in inspect.signature(part).parameters
@@ -37,7 +37,7 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The suite. Give the fixture `factory`, and `replies` with which its agents finish."""
+    """The suite. Define the fixture `factory`, and `replies` with which its agents finish."""
 
     replies: Replies = (
         "```bash\nls\n```",
@@ -48,12 +48,12 @@ class AgentContract:
 
     @pytest.fixture
     def factory(self) -> CodeAgentFactory:
-        """Gives what makes the agents."""
+        """Returns the factory of the agents."""
         raise NotImplementedError
 
     @pytest.fixture
     def container(self) -> RehearsalContainer:
-        """Gives what the agents work in; by default, what echoes is answered, and any other command itself."""
+        """Returns the agents' container. By default, it answers `echo` commands, and repeats other commands."""
         return RehearsalContainer(lambda command: command.removeprefix("echo "))
 
     def test_preflight_passes(self, factory: CodeAgentFactory) -> None:

@@ -1,4 +1,4 @@
-"""Programs for a container with `python3`, which make every kind of change and list the resulting files."""
+"""Programs for a container with `python3` that make every kind of change and list the resulting files."""
 
 from __future__ import annotations
 
@@ -137,10 +137,10 @@ async def python(box: Container, source: str, **given: object) -> Any:
 
 
 async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """Makes every kind of change, but for the `STEPS` that are left out.
+    """Makes every kind of change except the `STEPS` in `leave_out`.
 
     Returns:
-        What to list to see them all, and the names of the `STEPS` that were not possible.
+        The paths to list to see all changes, and the names of the `STEPS` that were not possible.
     """
     picked = await python(box, _PICK)
     assert (len(picked["directories"]), len(picked["files"])) == (4, 8)
@@ -150,6 +150,6 @@ async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tu
 
 
 async def listing(box: Container, roots: list[str]) -> dict[str, list[Any]]:
-    """Lists the files at and below these paths."""
+    """Lists the files at and below the paths in `roots`."""
     found: dict[str, list[Any]] = await python(box, _LIST, roots=roots)
     return found

@@ -27,7 +27,7 @@ from ares_exp.testing.awkward_tree import listing, make_awkward, python
 
 LARGE_BYTES = 5 * 2**20
 SOON_SEC = 60.0
-# Changes what `make_awkward` made in every way; prints what is then under the names of one file.
+# Changes the files of `make_awkward` in every way, and prints the contents under the names of one file.
 _SPOIL = """
 names = ["/n/h1", "/n/h2", "/n/d/h3"]
 with open(names[0], "a") as file:
@@ -64,7 +64,7 @@ class CountingStore(ObjectStore):
 
 
 async def capture(box: Container, objects: ObjectStore) -> Delta:
-    """Captures what a container changed."""
+    """Captures the changes of a container."""
     assert isinstance(box, SnapshottableContainer)
     return await box.capture_changes(objects)
 
@@ -95,11 +95,11 @@ class ChangesContract:
 
     @pytest.fixture
     def other_base(self) -> str:
-        """Returns a base that is not that of `spec`, in the form of a `Delta.base`."""
+        """Returns a base other than the base of `spec`, in the form of a `Delta.base`."""
         raise NotImplementedError
 
     async def left(self) -> list[str]:
-        """Lists what the backend holds for this process: containers, images, directories."""
+        """Lists the backend's resources for this process: containers, images, directories."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -112,13 +112,13 @@ class ChangesContract:
         return CountingStore(tmp_path / "store")
 
     async def nothing_left_but(self, before: list[str]) -> None:
-        """Waits until only `before` is left: a backend may still be cleaning up."""
+        """Waits until only `before` is left, because a backend may still be cleaning up."""
         async with asyncio.timeout(SOON_SEC):
             while (now := await self.left()) != before:  # noqa: ASYNC110 (it happens in the backend)
                 await asyncio.sleep(0.05)
         assert now == before
 
-    # What is captured, and comes back
+    # Captured and restored contents
 
     async def test_a_new_box_has_no_changes(self, box: Container, objects: ObjectStore) -> None:
         assert dict((await capture(box, objects)).entries) == {}
@@ -218,7 +218,7 @@ class ChangesContract:
 
     async def test_a_second_capture_reads_what_changed(self, box: Container, objects: CountingStore) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large; echo one > /w/small")
-        await asyncio.sleep(2.1)  # what changed a moment ago is read again, since it may change unseen
+        await asyncio.sleep(2.1)  # files that have just changed are read again, because they may change unnoticed
         first = await capture(box, objects)
         assert objects.put_bytes > LARGE_BYTES
         objects.put_bytes = 0
@@ -285,7 +285,7 @@ class ChangesContract:
         assert (await capture(box, objects)).entries["/w/large"].size == LARGE_BYTES
         await self.nothing_left_but(before)
 
-    # What goes wrong
+    # Errors
 
     async def test_cancelled_restores(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore

@@ -1,4 +1,4 @@
-"""The check whether a code agent can be run again from its journal, as snapshots of its episodes need.
+"""The check whether a code agent can be run again from its journal, which snapshots of its episodes require.
 
 The test of an agent has three lines, and needs no container and no model:
 
@@ -7,38 +7,40 @@ async def test_episodes_of_my_agent_can_be_snapshotted() -> None:
     await check_agent(MyAgentFactory(), replies=["ls /app", "cat /app/main.py", "done"])
 ```
 
-A snapshot keeps only the agent's requests and the results that it got. To continue, a new agent is run and given the
-same responses, in the same order; it has to ask for the same things. So it has to keep these rules:
+A snapshot contains only the agent's requests and their results. To continue, a new agent is run and given the same
+responses, in the same order. It must send the same requests, so the agent has to follow these rules:
 
-1. Its only inputs are the `llm_client` and the `container` that it is given. No sockets, processes
-   or files of the host. It may write (logs, metrics), as long as it does not read the result.
-2. It waits only for those, and with asyncio: tasks, timers, locks, queues, timeouts, in any combination. No threads but
-   `asyncio.to_thread(function)`, for a function that depends on nothing but its arguments: it will be called again.
-   No polling with `asyncio.sleep(0)`: nothing arrives while the agent runs.
-3. The time, random values and ids come from the modules at the moment of use: `time.time()`, `random.random()`,
-   `uuid.uuid4()`. Not from `datetime.now()`, `os.urandom`, `secrets`, `random.Random()` without a seed, or a function
-   that was imported by its name (`from time import time`).
-4. No `id()`, no `hash()` and no order of a set of strings in its requests. Sort, or use dicts, which keep their order.
-5. Its construction depends on its options alone: no files, environment variables or globals that may change.
+1. Its only inputs are the `llm_client` and the `container` that it gets. It uses no sockets, processes or files of the
+   host. It may write (logs, metrics), as long as it does not read the result.
+2. It waits only for these two, and with asyncio: tasks, timers, locks, queues, timeouts, in any combination. The only
+   allowed threads are `asyncio.to_thread(function)`, for a function that depends only on its arguments: it will be
+   called again. Polling with `asyncio.sleep(0)` is not allowed: no result arrives while the agent runs.
+3. Times, random values and ids come from the modules at the moment of use: `time.time()`, `random.random()`,
+   `uuid.uuid4()`. They do not come from `datetime.now()`, `os.urandom`, `secrets`, `random.Random()` without a seed, or
+   a function that was imported by name (`from time import time`).
+4. Its requests do not depend on `id()`, `hash()` or the order of a set of strings. Sort, or use dicts, which keep their
+   order.
+5. Its construction depends only on its options: no files, environment variables or globals that may change.
 6. Its requests, results and errors are plain data. Its tools raise a `ContainerError`, an `OSError`, a
-   `TimeoutError` or another common error of Python's: others cannot be recorded.
-7. No state that episodes share: nothing mutable in modules and classes.
-8. No `except` that depends on which exception object it caught, only on its class and its arguments.
+   `TimeoutError` or another common error of Python. Other errors cannot be recorded.
+7. Episodes share no state: modules and classes contain no mutable data.
+8. An `except` depends only on the class and the arguments of an exception, not on the exception object.
 9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
 
-A violation of the first two rules is refused while the agent runs. The others are found by a second run, in this
-process: while the first agent still exists, a new one gets the same responses, and its requests are compared, call by
-call. Its objects have other ids, its own generators draw other values, the host's clock has moved on. This cannot find:
+A violation of the first two rules is rejected while the agent runs. A second run in this process finds other
+violations: while the first agent still exists, a new one gets the same responses, and its requests are compared, call
+by call. Its objects have other ids, its own generators draw other values, and the host's clock has advanced. This
+cannot find:
 
 - the order of a set of strings, and `hash()` of a string: both are the same within one process;
 - a value that changes more slowly than the check takes (a date, an environment variable), and a value that the agent
   reads but does not use in its requests;
-- a blocking socket, or the agent's own thread, if the outcome was the same twice.
+- a blocking socket, or the agent's own thread, if the result was the same twice.
 
-Violations that remain are found when a snapshot is restored: that is refused, with the first call that differs.
+The remaining violations are found when a snapshot is restored: this fails with the first differing call.
 
-An agent that cannot keep the rules says so (`deterministic = False` on its factory); if it offers `get_state`,
-`set_state` and `resume`, these are checked instead, after every step.
+An agent that cannot follow the rules sets `deterministic = False` on its factory. If it has `get_state`, `set_state`
+and `resume`, these are checked instead, after every step.
 """
 
 from __future__ import annotations
@@ -75,24 +77,24 @@ async def check_agent(
     max_steps: int = 100,
     timeout_sec: float = 60.0,
 ) -> int:
-    """Runs an episode, runs the agent a second time and compares what it asks for.
+    """Runs an episode, runs the agent a second time and compares its requests.
 
     Args:
-        factory: Makes the agents.
-        replies: The replies of the LLM. When the last one is used up, the episode ends, whether the agent has or not.
+        factory: Factory of the agents.
+        replies: The replies of the LLM. After the last one, the episode ends, whether or not the agent has finished.
         instruction: The agent's task.
-        container: The agent's container, such as a started one; by default one that only responses something.
-        max_steps: Upper bound on the replies.
-        timeout_sec: Bound on each step, seconds.
+        container: The agent's container, such as a started one; by default a container that only echoes.
+        max_steps: Upper bound on the number of replies.
+        timeout_sec: Bound on each step in seconds.
 
     Returns:
         The number of replies that were given.
 
     Raises:
-        DivergenceError: The second run did something else; says what it was, and after how many replies.
-        NondeterministicCallError: The agent asked its event loop for something that cannot be recorded.
+        DivergenceError: The second run differed. The message has the difference and the number of replies before it.
+        NondeterministicCallError: The agent used its event loop in a way that cannot be recorded.
         JournalError: The agent breaks a rule in another way.
-        SnapshotUnsupportedError: The agent received a value that no file can hold; or it is not deterministic and
+        SnapshotUnsupportedError: The agent received a value that cannot be stored; or it is not deterministic and
             has no `get_state`.
         AgentError: The agent failed, sent no LLM request, or did not reach its next step.
     """
@@ -138,7 +140,7 @@ class _Check:
         return max_steps
 
     async def _next_request(self, step: int) -> LLMRequest | None:
-        """Waits for the agent's next request; `None` when it has returned."""
+        """Waits for the agent's next request; `None` if it has returned."""
         try:
             async with asyncio.timeout(self._timeout_sec):
                 request = await self.host.next_request()
@@ -152,7 +154,7 @@ class _Check:
         return request
 
     def _raise_if_refused(self, step: int) -> None:
-        """Raises also the refusal that the agent took no notice of."""
+        """Raises the error of a rejected call, even if the agent ignored it."""
         if (refused := self.host.runtime.refused) is not None:
             raise NondeterministicCallError(f"Step {step}: {refused}") from None
 
@@ -186,7 +188,7 @@ class _Check:
             await again.cancel()
 
     async def _check_state(self, step: int, request: LLMRequest) -> None:
-        """Makes an agent from the state of this one, and compares the request that it makes next."""
+        """Makes an agent from the state of the current agent, and compares its next request."""
         agent, kind = self.host.agent, type(self.host.agent).__name__
         if not isinstance(agent, StatefulAgent):
             raise SnapshotUnsupportedError(

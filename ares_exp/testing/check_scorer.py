@@ -1,4 +1,4 @@
-"""`check_scorer`: a scorer called with an episode as a run calls it, without a run."""
+"""`check_scorer`, which calls a scorer with an episode as a run does, but without a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def sample_episode(
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
 ) -> ScoredEpisode:
-    """Makes an episode in which the policy gave these responses, each to the request that the one before led to.
+    """Makes an episode in which the policy gave these responses, one per request.
 
     Args:
-        responses: What the policy said.
+        responses: Texts of the policy's responses.
         task: The first message.
         task_name: Name of the task.
-        reward: The verifier's reward; `None`: it was cut short and not verified.
-        rewards: Everything that the verifier scored; by default `reward` alone.
+        reward: The verifier's reward; `None` for a truncated episode that was not verified.
+        rewards: All rewards of the verifier; by default only `reward`.
     """
     messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
     steps = []
@@ -71,19 +71,19 @@ async def check_scorer(
     name: str = "scorer",
     timeout_sec: float = 60.0,
 ) -> dict[str, float]:
-    """Calls a scorer as a run does, and returns its rewards by the names that they are recorded under.
+    """Calls a scorer as a run does, and returns its rewards by the names under which they are recorded.
 
     Args:
-        scorer: A function, or an object that can be called.
-        episode: What is scored; by default one with one response and the reward 1.0, see `sample_episode`.
+        scorer: A function or another callable object.
+        episode: Episode to score; by default it has one response and the reward 1.0, see `sample_episode`.
         container: A started container; `None` as for an environment without one.
         name: Name of the scorer.
         timeout_sec: Bound on the call.
 
     Raises:
-        ConfigError: It is no scorer.
-        PreflightError: It is not ready.
-        ScorerError: It raised, took too long, or returned no rewards.
+        ConfigError: The object is not a scorer.
+        PreflightError: The scorer is not ready.
+        ScorerError: The scorer raised, took too long, or returned no rewards.
     """
     whole = as_scorer(scorer)
     whole.set_name(name, f"env.scorers.{name}")

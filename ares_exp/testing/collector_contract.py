@@ -22,7 +22,7 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
     Args:
         text: Text of the exchanges.
         length: Number of records, FIRST and LAST included.
-        reward: The LAST one's.
+        reward: Reward of the LAST record.
     """
     messages = [{"role": "user", "content": f"{text}: start"}]
     response = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
@@ -38,19 +38,19 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
 
 
 class CollectorContract:
-    """The suite. Give the fixture `collector`."""
+    """The suite. Define the fixture `collector`."""
 
     keeps_steps = True
     """Whether the result of `end_episode` has the steps."""
 
     @pytest.fixture
     def collector(self) -> TrajectoryCollector:
-        """Gives a collector that has no episode yet."""
+        """Returns a collector without episodes."""
         raise NotImplementedError
 
     @pytest.fixture
     def complete(self, collector: TrajectoryCollector) -> CollectorBase:
-        """Gives the collector as one that can be given everything."""
+        """Returns the collector as a `CollectorBase`."""
         return as_collector(collector)
 
     def test_it_has_the_members_that_are_needed(self, collector: TrajectoryCollector) -> None:

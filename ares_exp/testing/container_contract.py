@@ -1,4 +1,4 @@
-"""Conformance suite of `Container`. A backend runs it by subclassing `ContainerContract` and giving a `factory`."""
+"""Conformance suite of `Container`. A backend subclasses `ContainerContract` and defines `factory`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\n
 
 
 async def alive(box: Container, what: str) -> int:
-    """Counts the container's processes that have `what` as their command line."""
+    """Counts the container's processes whose command line is `what`."""
     pattern = f"^{what} $"
     result = await box.exec(
         f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null | grep -c '{pattern}'"
@@ -44,7 +44,7 @@ async def alive(box: Container, what: str) -> int:
 
 
 async def until_alive(box: Container, what: str, count: int) -> None:
-    """Waits until that many processes are there."""
+    """Waits until the number of processes is `count`."""
     async with asyncio.timeout(SLACK_SEC):
         while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the box)
             await asyncio.sleep(0.02)
@@ -73,13 +73,13 @@ def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]
 
 
 def _needs_isolation(factory: ContainerFactory) -> None:
-    """Skips a test that would harm this machine, or that needs two containers."""
+    """Skips a test that would harm this machine or needs two containers."""
     if not as_container_factory(factory).is_isolated:
         pytest.skip("the backend declares that its containers are not isolated")
 
 
 class ContainerContract:
-    """The suite. Override `factory`, and `spec` where a container needs more than a name."""
+    """The suite. Override `factory`, and `spec` if a container needs more than a name."""
 
     other_user: str | None = "nobody"
     """A user of the container besides root; `None` if there is none."""
@@ -139,7 +139,7 @@ class ContainerContract:
         declared = "/opt/declared/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         async with factory(replace(spec, env={"PATH": declared, "DECLARED": "a  b"})) as box:
             profile = "echo 'export PATH=/usr/bin:/bin DECLARED=reset' >/etc/profile"
-            is_written = (await box.exec(profile, user="root")).exit_code == 0  # the host's own may be read-only
+            is_written = (await box.exec(profile, user="root")).exit_code == 0  # the host's profile may be read-only
             await box.exec("mkdir -p /opt/declared/bin && ln -s /bin/echo /opt/declared/bin/tool", user="root")
             ask = 'echo "$PATH $DECLARED"; tool found'
             assert (await box.exec(ask)).output == f"{declared} a  b\nfound\n"
@@ -231,7 +231,7 @@ class ContainerContract:
     async def test_a_flood_grows_nothing_and_stops_nobody(self, box: Container) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         flood = asyncio.gather(box.exec("yes | head -c 8388608"), box.exec("yes", timeout_sec=1))
-        longest, last = 0.0, time.thread_time()  # of the processor: other than the time, no matter of who else is here
+        longest, last = 0.0, time.thread_time()  # CPU time, which does not depend on other processes
         while not flood.done():
             await asyncio.sleep(0.01)
             longest, last = max(longest, time.thread_time() - last), time.thread_time()
@@ -246,7 +246,7 @@ class ContainerContract:
     # Time limits and cancellation
 
     async def test_a_time_limit_ends_the_whole_tree(self, box: Container) -> None:
-        """Whatever it is, and beside each other."""
+        """Covers many kinds of process trees, concurrently."""
         trees = {
             "4331": "sleep 4331",
             "4332": "trap '' TERM INT HUP; sleep 4332; sleep 4332",
@@ -332,7 +332,7 @@ class ContainerContract:
                     assert not result.timed_out, command
                     assert isinstance(result.exit_code, int), command
                     assert (await box.exec("echo next")).output == "next\n", command
-                except ContainerDiedError:  # if the container itself ends by this, it says so
+                except ContainerDiedError:  # if the container itself ends, it reports so
                     box = await boxes.enter_async_context(factory(spec))
 
     async def test_many_commands_at_once(self, box: Container) -> None:
@@ -465,7 +465,7 @@ class ContainerContract:
             with pytest.raises(ValueError, match=r"Expected one of the .*policies"):
                 await box.set_network(PUBLIC)
 
-    # What is not in it
+    # Contents that a container must not have
 
     async def test_home_keys_runs_and_cache_are_out_of_reach(
         self, factory: ContainerFactory, spec: ContainerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -498,7 +498,7 @@ class ContainerContract:
                 assert [line for line in seen.output.splitlines() if line.endswith(f"/{name}")] == []
                 assert (await other.exec(f"cat /tmp/{name}", user="root")).output == f"{key}\n"
 
-    # Its life
+    # Lifetime
 
     async def test_a_box_can_be_stopped_again_and_then_refuses_commands(
         self, factory: ContainerFactory, spec: ContainerSpec, tmp_path: Path

@@ -1,4 +1,4 @@
-"""A container that runs nothing: for checking agents without a backend."""
+"""A container that runs no commands, for checking agents without a backend."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ares_exp.errors import TransferError
 
 
 class RehearsalContainer:
-    """An `AgentContainer` in memory. Commands that run at the same time end in an order of chance; terminals only echo.
+    """An `AgentContainer` in memory. Concurrent commands end in a random order; terminals only echo.
 
     Attributes:
-        commands: How many it was given.
-        files: What was uploaded, by path.
+        commands: Number of commands so far.
+        files: Uploaded files by path.
     """
 
     def __init__(self, response: Callable[[str], str | ExecResult] | None = None) -> None:
         """Starts without files.
 
         Args:
-            response: From a command to its output or its whole result; by default the output is the command and how
-                many there were.
+            response: Function from a command to its output or its whole result; by default the output is the command
+                and the number of commands so far.
         """
         self.commands = 0
         self.files: dict[PurePosixPath, bytes] = {}
@@ -59,7 +59,7 @@ class RehearsalContainer:
 
 
 class _EchoTerminal:
-    """A terminal that prints what is typed, and a prompt."""
+    """A terminal that echoes its input and prints a prompt."""
 
     def __init__(self) -> None:
         self._printed: asyncio.Queue[bytes] = asyncio.Queue()

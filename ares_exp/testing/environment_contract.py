@@ -34,7 +34,7 @@ GRACE_SEC = 10.0
 
 
 class EnvironmentContract:
-    """The suite. Give the fixture `environment`, and `replies` that run an episode, best to its end.
+    """The suite. Define the fixture `environment`, and `replies` that run an episode, preferably to its end.
 
     Tests of optional members that the environment does not have are skipped.
     """
@@ -47,10 +47,10 @@ class EnvironmentContract:
 
     @pytest.fixture
     def environment(self) -> MinimalEnvironment:
-        """Gives an environment that was not reset yet."""
+        """Returns an environment that was not reset yet."""
         raise NotImplementedError
 
-    # What every environment does
+    # Behaviour of every environment
 
     def test_an_episode_starts_with_first(self, environment: MinimalEnvironment) -> None:
         first = _with(environment, lambda env: env.reset())
@@ -154,7 +154,7 @@ class EnvironmentContract:
         ended = Outcome.COMPLETED if steps[-1].discount == 0.0 else Outcome.TRUNCATED
         assert episode.outcome == (ended if steps[-1].last() else Outcome.CLOSED)
 
-    # What only some can do
+    # Optional behaviour
 
     def test_reporting(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
@@ -240,7 +240,7 @@ class EnvironmentContract:
             await env.reset()
             try:
                 snapshot = await exportable.export_state(tmp_path / "store", snapshot_id="mine")
-            except SnapshotUnsupportedError as error:  # a wrapper, or an agent whose state cannot be known
+            except SnapshotUnsupportedError as error:  # a wrapper, or an agent whose state is not accessible
                 pytest.skip(str(error))
             assert (tmp_path / "store" / "mine" / "snapshot.json").is_file()
             assert (snapshot.snapshot_id, snapshot.step_count) == ("mine", 0)

@@ -1,7 +1,7 @@
 """Conformance suite of `ServingContainer`; containers need bash and `perl`.
 
-A backend subclasses `ForwardedPortContract`, or `RelayedForwardedPortContract` where a process in the container
-carries connections.
+A backend subclasses `ForwardedPortContract`, or `RelayedForwardedPortContract` if a process in the container
+relays connections.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ COPY = (
     "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
 )
-"""Sends its stdin, ends that half of the connection, and prints what comes back until the end of the other."""
+"""Sends its stdin, ends this half of the connection, and prints the response until the other half ends."""
 
 CONNECT_MANY = f"my @all; {{ {CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
 _MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
-"""Opens as many connections as may be, sends a number over each, and prints what comes back."""
+"""Opens the largest allowed number of connections, sends a number over each, and prints the responses."""
 
 _HOLD = f"{CONNECT_MANY}select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);"
 """Holds as many open until there is a file."""
@@ -55,7 +55,7 @@ class Server:
 
     Attributes:
         served: Number of connections so far.
-        errors: What their handlers raised.
+        errors: Exceptions of their handlers.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -66,7 +66,7 @@ class Server:
         self._changed = asyncio.Event()
 
     async def __call__(self, connection: socket.socket) -> None:
-        """As `Serve`."""
+        """Serves a connection; see `Serve`."""
         self.served += 1
         self._changed.set()
         reader, writer = await asyncio.open_connection(sock=connection)
@@ -82,7 +82,7 @@ class Server:
             writer.close()
 
     async def has_served(self, count: int) -> None:
-        """Waits for that many connections."""
+        """Waits until the number of connections is `count`."""
         async with asyncio.timeout(SLACK_SEC):
             while self.served < count:
                 self._changed.clear()
@@ -119,7 +119,7 @@ def greet(port: int) -> str:
 
 
 def greet_at_last(port: int) -> str:
-    """As `greet`, tried until the line comes back."""
+    """Makes a command like `greet` that retries until the line comes back."""
     return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
 
 
@@ -131,7 +131,7 @@ def port_of(forwarded_port: ForwardedPort) -> int:
 
 
 class ForwardedPortContract:
-    """The suite. Override `factory`, and `spec` where a container needs more than a name."""
+    """The suite. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Network modes that a container of `factory` can have."""
@@ -140,7 +140,7 @@ class ForwardedPortContract:
     """Data of a connection that is to be too much for what holds it on its way."""
 
     own_network = True
-    """Whether a container has a loopback of its own, so that its ports are what is asked for."""
+    """Whether a container has its own loopback, so that it gets the requested ports."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -157,7 +157,7 @@ class ForwardedPortContract:
 
     @contextlib.asynccontextmanager
     async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
-        """Opens a forwarded port for the body; yields its port and who serves it."""
+        """Opens a forwarded port for the body; yields its port and its server."""
         server = Server(handler)
         forwarded_port = await self.open(box, server)
         try:
@@ -178,7 +178,7 @@ class ForwardedPortContract:
         return result.output
 
     async def refused(self, box: Container, port: int) -> bool:
-        """Returns whether nobody listens at a port of the container."""
+        """Returns whether no process listens on a port of the container."""
         result = await box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port}", timeout_sec=SLACK_SEC)
         return "Connection refused" in result.output
 
@@ -240,7 +240,7 @@ class ForwardedPortContract:
     async def test_each_half_ends_by_itself(self, box: Container) -> None:
         async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"before\n")
-            writer.write(f"{len(await reader.read())}\n".encode())  # after the end of what the client sends
+            writer.write(f"{len(await reader.read())}\n".encode())  # after the client's end of file
 
         async with self.opened(box, count) as (port, _):
             assert await self.run(box, f"head -c 100000 /dev/zero | {perl(COPY, port)}") == "before\n100000\n"
@@ -388,7 +388,7 @@ RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f
 
 
 class RelayedForwardedPortContract(ForwardedPortContract):
-    """The suite of a forwarded port whose connections a process in the container carries."""
+    """The suite of forwarded ports whose connections are relayed by a process in the container."""
 
     async def test_a_relay_that_is_killed_is_started_again_once(self, box: Container) -> None:
         server = Server(echo)

@@ -1,4 +1,4 @@
-"""A server of this machine that is not on its loopback, for containers to reach, or not."""
+"""A server on a non-loopback address of this machine, to test whether containers can reach it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello
 
 
 def host_address() -> str:
-    """Returns the address from which this machine would send; sends nothing. Skips the test if there is none."""
+    """Returns this machine's outgoing address without sending anything. Skips the test without an address."""
     for anywhere in ("192.0.2.1", "172.17.0.2"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((anywhere, 9))
@@ -24,7 +24,7 @@ def host_address() -> str:
 
 @asynccontextmanager
 async def hello_server(address: str | None = None) -> AsyncIterator[tuple[str, int]]:
-    """Answers every request with hello, at `address` (default: `host_address`); gives address and port."""
+    """Answers every request with hello at `address` (default: `host_address`); yields address and port."""
     connections: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
 """A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite of a part.
 
-pytest loads it wherever this package is installed, so it imports nothing until a part is given.
+pytest loads it whenever this package is installed, so it imports nothing until a part is named.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Adds the suites to what is collected, whatever their marks; a suite has tests that are coroutines."""
+    """Adds the suites to the collected tests, regardless of marks. Some of their tests are coroutines."""
     if early_config.known_args_namespace.ares_exp_part:
         args += [str(SUITES), "-m", ""]
         if any(map(early_config.pluginmanager.hasplugin, _ASYNCIO)):
             args.append("--asyncio-mode=auto")
-        if (here := str(Path.cwd())) not in sys.path:  # as `python -m pytest`, and `ares-exp`
+        if (here := str(Path.cwd())) not in sys.path:  # as `python -m pytest` and `ares-exp` do
             sys.path.append(here)
 
 
@@ -61,7 +61,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Gives the suites as the content of their module."""
+    """Returns the suites as the content of their module."""
     if module_path != SUITES or _SUITES not in parent.config.stash:
         return None
     module: pytest.Module = pytest.Module.from_parent(parent, path=module_path)

@@ -23,23 +23,23 @@ TIMEOUT_SEC = 120.0
 
 
 class PolicyContract:
-    """The suite. Give the fixture `policy`, and `question` where it answers only some requests."""
+    """The suite. Define the fixture `policy`, and `question` if it answers only some requests."""
 
     task_name = "contract"
     """The task to run, for a policy that knows only some tasks."""
 
     @pytest.fixture
     def policy(self) -> LLMClient:
-        """Gives a policy on which nothing was called yet."""
+        """Returns an unused policy."""
         raise NotImplementedError
 
     @pytest.fixture
     def question(self) -> LLMRequest:
-        """Gives a request that the policy can answer as the first of an episode, and again."""
+        """Returns a request that the policy can answer repeatedly, also as the first of an episode."""
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:
-        """Names an episode."""
+        """Makes the spec of an episode."""
         return EpisodeSpec(self.task_name, attempt, seed=attempt)
 
     def test_it_answers(self, policy: LLMClient, question: LLMRequest) -> None:

@@ -18,14 +18,14 @@ TIMEOUT_SEC = 120.0
 
 
 class SourceContract:
-    """The suite. Give the fixture `source`, and `parts` where its tasks need other containers than local ones.
+    """The suite. Define the fixture `source`, and `parts` if its tasks need containers other than local ones.
 
-    No LLM is asked and no container is started but for `test_an_episode_starts`.
+    Only `test_an_episode_starts` starts a container; no test asks an LLM.
     """
 
     @pytest.fixture
     def source(self) -> EnvironmentSource:
-        """Gives a source that was not loaded yet."""
+        """Returns a source that was not loaded yet."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -36,12 +36,12 @@ class SourceContract:
 
     @pytest.fixture
     def names(self, source: EnvironmentSource) -> list[str]:
-        """Loads the source; gives the names of its tasks."""
+        """Loads the source, and returns the names of its tasks."""
         return list(source.load(_listen))
 
     @pytest.fixture
     def loaded(self, source: EnvironmentSource, names: list[str]) -> Iterator[SourceBase]:
-        """Gives the loaded source with all that can be asked of it."""
+        """Yields the loaded source as a `SourceBase`."""
         complete = as_source(source)
         yield complete
         asyncio.run(complete.close())

@@ -24,7 +24,7 @@ SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
 
 
 def episode_result(index: int, reward: float | None = 1.0) -> EpisodeResult:
-    """Makes the row of an episode; without a reward, of one that failed."""
+    """Makes the row of an episode; `None` as reward makes the row of a failed one."""
     return EpisodeResult(
         episode_id=f"task-{index}__0__0000000{index}",
         task_name=f"task-{index}",
@@ -46,11 +46,11 @@ RESULTS = (episode_result(1), episode_result(2, None), episode_result(3, 0.5))
 
 
 class TrackerContract:
-    """The suite. Give the fixture `tracker`."""
+    """The suite. Define the fixture `tracker`."""
 
     @pytest.fixture
     def tracker(self) -> Tracker:
-        """Gives a tracker that was not started yet."""
+        """Returns a tracker that was not started yet."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -62,7 +62,7 @@ class TrackerContract:
 
     @pytest.fixture
     def watched(self, tracker: Tracker) -> Iterator[SeveralTrackers]:
-        """Gives the tracker as a run has it; afterwards, whether it raised or failed is checked."""
+        """Yields the tracker as a run uses it, and checks afterwards that it neither raised nor failed."""
         watched = SeveralTrackers({"tracker": tracker})
         yield watched
         assert watched.failures == 0

@@ -7,7 +7,7 @@ datasets.load_dataset("json", data_files="rows.jsonl")
 
 | column | |
 |---|---|
-| `ids`, `mask`, `logprobs` | equally long: tokens, 1 per trained token, log-probabilities (0.0 if not trained) |
+| `ids`, `mask`, `logprobs` | of equal length: tokens, 1 for trained tokens, log-probabilities (0.0 if not trained) |
 | `reward` | reward of the episode; null if it has no reward |
 | `rewards` | rewards of the verifier and the scorers, each with `name` and `value` |
 | `conversation`, `task`, `attempt`, `episode_id` | origin of the tokens; `attempt` is null if it is unknown |

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ares_exp.environment import MAIN_CONVERSATION
@@ -104,15 +104,13 @@ class TrainingSequence:
         """The number of tokens that are trained on."""
         return sum(self.mask)
 
-    def known_reward(self) -> float:
-        """Returns the reward.
+    def untrained(self) -> TrainingSequence:
+        """Returns the same row with a mask of zeros."""
+        return replace(self, mask=(0,) * len(self.mask), logprobs=(0.0,) * len(self.logprobs))
 
-        Raises:
-            UntrainableError: The episode has no reward.
-        """
-        if self.reward is None:
-            raise UntrainableError(f"Episode {self.episode_id} ({self.task}) has no reward: leave it out.")
-        return self.reward
+
+NO_ROW = TrainingSequence((0, 0), (0, 0), (0.0, 0.0), None, {}, MAIN_CONVERSATION, "", None, "", (), (0,), (1,))
+"""The placeholder of an episode without rows: one token of prompt and one of response, both untrained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +131,11 @@ class SequenceReport:
     untrained_tokens: int = 0
     other_conversations: Mapping[str, int] = field(default_factory=dict)
     unstated_sampling: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the episode has no rows or no reward."""
+        return not self.rows or self.rows[0].reward is None
 
     @property
     def clean(self) -> int:

@@ -7,21 +7,25 @@ class OurEpisodes(GeneratorInterface):                 # skyrl.train.generators.
         return generator_output(reports, trajectory_ids=input_batch["trajectory_ids"])
 ```
 
-The keys match `GeneratorOutput` of SkyRL 0.3. This module does not import SkyRL. If an episode has several rows, they
+The keys match `GeneratorOutput` of SkyRL 0.4. This module does not import SkyRL. If an episode has several rows, they
 become the steps of a trajectory, for `generator.step_wise_trajectories=true`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ares_exp.errors import UntrainableError
-from ares_exp.training.sequences import SequenceReport
+from ares_exp.training.sequences import NO_ROW, SequenceReport
 
 
 def generator_output(
-    reports: Sequence[SequenceReport], *, trajectory_ids: Sequence[Any] | None = None, step_wise: bool | None = None
+    reports: Sequence[SequenceReport],
+    *,
+    trajectory_ids: Sequence[Any] | None = None,
+    step_wise: bool | None = None,
+    lost: Literal["group", "mask"] = "group",
 ) -> dict[str, Any]:
     """Returns the output of a SkyRL generator for a batch.
 
@@ -30,9 +34,12 @@ def generator_output(
         trajectory_ids: Trajectory ids of the batch, one per episode. Required for step-wise training.
         step_wise: Whether the trainer is configured for step-wise training. Defaults to `True` if an episode has
             several rows.
+        lost: The rows whose masks are zeros because an episode has no reward. `group`: the rows of all episodes with
+            the same `instance_id`, as SkyRL's own integration of Harbor does. `mask`: only the rows of this episode,
+            whose reward of 0.0 still counts in the mean of its group. Without trajectory ids, both mean `mask`.
 
     Raises:
-        UntrainableError: An episode has no reward, or has several rows although the training is not step-wise.
+        UntrainableError: An episode has several rows although the training is not step-wise.
         ValueError: The numbers of trajectory ids and episodes differ.
     """
     several = next((report.rows[0] for report in reports if len(report.rows) > 1), None)
@@ -44,21 +51,33 @@ def generator_output(
         )
     if (step_wise or trajectory_ids is not None) and len(trajectory_ids or ()) != len(reports):
         raise ValueError(f"Expected {len(reports)} trajectory ids, got {len(trajectory_ids or ())}")
-    rows = [(number, row) for number, report in enumerate(reports) for row in report.rows]
+    groups = [_group(trajectory_ids[at]) if trajectory_ids and lost == "group" else at for at in range(len(reports))]
+    lost_groups = {group for group, report in zip(groups, reports, strict=True) if report.is_lost}
+    rows = [
+        (number, row.untrained() if groups[number] in lost_groups else row, row is (report.rows or (NO_ROW,))[-1])
+        for number, report in enumerate(reports)
+        for row in report.rows or (NO_ROW,)
+    ]
     output: dict[str, Any] = {
-        "prompt_token_ids": [list(row.prompt_ids) for _, row in rows],
-        "response_ids": [list(row.response_ids) for _, row in rows],
-        "rewards": [row.known_reward() for _, row in rows],
-        "loss_masks": [list(row.response_mask) for _, row in rows],
-        "stop_reasons": [row.finish_reason or "stop" for _, row in rows],
+        "prompt_token_ids": [list(row.prompt_ids) for _, row, _ in rows],
+        "response_ids": [list(row.response_ids) for _, row, _ in rows],
+        "rewards": [row.reward or 0.0 for _, row, _ in rows],
+        "loss_masks": [list(row.response_mask) for _, row, _ in rows],
+        "stop_reasons": [row.finish_reason or "stop" for _, row, _ in rows],
         "rollout_metrics": None,
-        "rollout_logprobs": [list(row.response_logprobs) for _, row in rows],
-        "trajectory_ids": [trajectory_ids[number] for number, _ in rows] if trajectory_ids is not None else None,
+        "rollout_logprobs": [list(row.response_logprobs) for _, row, _ in rows],
+        "trajectory_ids": [trajectory_ids[number] for number, _, _ in rows] if trajectory_ids is not None else None,
         "trajectory_generation_times": None,
+        "trajectory_time_splits": None,
         "rollout_expert_indices": None,
-        "is_last_step": [row is reports[number].rows[-1] for number, row in rows] if step_wise else None,
-        "env_metrics": [dict(row.rewards) for _, row in rows],
+        "rollout_sample_support": None,
+        "is_last_step": [is_last for _, _, is_last in rows] if step_wise else None,
+        "env_metrics": [dict(row.rewards) for _, row, _ in rows],
         "pixel_values": None,
         "image_grid_thw": None,
     }
     return output
+
+
+def _group(trajectory_id: Any) -> Any:
+    return getattr(trajectory_id, "instance_id", trajectory_id)

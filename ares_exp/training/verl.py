@@ -4,27 +4,31 @@
 class OurEpisodes(AgentLoopBase):                      # verl.experimental.agent_loop
     async def run(self, sampling_params, **kwargs):
         report = sequences_of(await run(kwargs["task"]))
-        return AgentLoopOutput(**agent_loop_output(report))
+        return [AgentLoopOutput(**fields) for fields in agent_loop_outputs(report)]
 ```
 
-The fields match `AgentLoopOutput` of verl 0.9. This module does not import verl.
+The fields match `AgentLoopOutput` of verl 0.9.1. This module does not import verl.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ares_exp.errors import UntrainableError
-from ares_exp.training.sequences import SequenceReport, TrainingSequence
+from ares_exp.training.sequences import NO_ROW, SequenceReport, TrainingSequence
+
+Lost = Literal["mask", "group"]
 
 
-def agent_loop_output(report: SequenceReport) -> dict[str, Any]:
+def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
     """Returns the fields of the single output of an episode whose history was not rewritten.
 
+    The arguments are those of `agent_loop_outputs`.
+
     Raises:
-        UntrainableError: The episode has no reward, or has several rows. Use `agent_loop_outputs` for several rows.
+        UntrainableError: The episode has several rows. Use `agent_loop_outputs` for several rows.
     """
-    outputs = agent_loop_outputs(report)
+    outputs = agent_loop_outputs(report, lost=lost, global_step=global_step)
     if len(outputs) > 1:
         row = report.rows[0]
         raise UntrainableError(
@@ -35,27 +39,60 @@ def agent_loop_output(report: SequenceReport) -> dict[str, Any]:
     return outputs[0]
 
 
-def agent_loop_outputs(report: SequenceReport) -> list[dict[str, Any]]:
+def agent_loop_outputs(
+    report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None
+) -> list[dict[str, Any]]:
     """Returns the fields of one output per row, for trainers of verl that accept a list from an agent loop.
 
+    Args:
+        report: The rows of an episode.
+        lost: What happens to an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
+            of 0.0 still counts in the mean of verl's prompt group. `group` raises, so that verl drops the whole group.
+        global_step: The trainer's step, for rows whose policy versions are unknown. verl counts the age of rows from
+            it.
+
     Raises:
-        UntrainableError: The episode has no reward.
+        UntrainableError: The episode has no reward and `lost` is `group`. Or the policy versions of a row are not
+            integers, or unknown without a `global_step`.
     """
-    return [_fields(row) for row in report.rows]
+    if report.is_lost and lost == "group":
+        name = f"Episode {report.rows[0].episode_id} ({report.rows[0].task})" if report.rows else "The episode"
+        raise UntrainableError(f'{name} has no reward. To mask it instead of dropping its group, use lost="mask".')
+    rows = [row.untrained() for row in report.rows or (NO_ROW,)] if report.is_lost else report.rows
+    return [_fields(row, global_step) for row in rows]
 
 
-def _fields(row: TrainingSequence) -> dict[str, Any]:
+def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
+    steps = _global_steps(row, global_step)
     return {
         "prompt_ids": list(row.prompt_ids),
         "response_ids": list(row.response_ids),
         "response_mask": list(row.response_mask),
         "response_logprobs": list(row.response_logprobs),
-        "reward_score": row.known_reward(),
+        "reward_score": row.reward or 0.0,
         "num_turns": 2 * len(row.steps),
         "metrics": {},
         "extra_fields": {
             "reward_extra_info": dict(row.rewards),
             "policy_versions": list(row.policy_versions),
             "conversation": row.conversation,
+            "min_global_steps": min(steps),
+            "max_global_steps": max(steps),
         },
     }
+
+
+def _global_steps(row: TrainingSequence, global_step: int | None) -> list[int]:
+    try:
+        steps = [int(version) for version in row.policy_versions]
+    except ValueError:
+        raise UntrainableError(
+            f"Expected the policy versions of episode {row.episode_id} ({row.task}) to be global steps of verl, got "
+            f"{', '.join(row.policy_versions)}. Let the endpoint report the step as `policy_version`."
+        ) from None
+    if not steps and global_step is None and any(row.mask):
+        raise UntrainableError(
+            f"Expected the policy versions of episode {row.episode_id} ({row.task}), got none. Let the endpoint report "
+            "the step as `policy_version`, or pass `global_step`."
+        )
+    return steps or [global_step or 0]

@@ -1,8 +1,8 @@
-"""Gymnasium wrappers of an environment, and environments by name (presets).
+"""Gymnasium wrappers of environments, and presets, which are environments by name.
 
 Imports runs and environments; imported by `ares_exp.gym`, commands and user code.
 
-Each name is imported when it is first used: most of them import gymnasium.
+Each name is imported on first use, because most of them import gymnasium.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`AsyncGymWrapper`: Gymnasium's `reset` and `step` for an asynchronous environment, to be awaited.
 
-Everything that the Gymnasium face means is decided here; `GymWrapper` runs the same coroutines for callers that are
-not asynchronous. This module does not import gymnasium: only the two spaces do, when they are first asked for.
+This module defines the whole Gymnasium interface; `GymWrapper` runs the same coroutines for callers that are not
+asynchronous. The module does not import gymnasium: only the two spaces import it, on first access.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UsageInfo(TypedDict):
     """Tokens and cost of the actions since `reset`.
 
     Attributes:
-        prompt_tokens, generated_tokens: As the engine counted them; 0 for an action that says nothing of it.
+        prompt_tokens, generated_tokens: Token counts of the engine; 0 for an action without counts.
         cost: US dollars.
     """
 
@@ -38,18 +38,18 @@ class UsageInfo(TypedDict):
 
 
 class EpisodeInfo(TypedDict):
-    """`info` after `reset` and after `step`: always all of these keys, so that vector environments can stack them.
+    """`info` after `reset` and `step`. It always has all of these keys, so that vector environments can stack it.
 
     Attributes:
         time_step: The environment's own `TimeStep`.
-        task: Name of the task; `None` where the environment has no tasks.
+        task: Name of the task; `None` if the environment has no tasks.
         step: Number of actions since `reset`: 0 after `reset`.
         usage: Tokens and cost of these actions.
         outcome: After the last step `"completed"` or `"truncated"` (`"errored"` for a reward that is not finite), as in
             the rows of a run; `None` before.
-        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …), `"unknown"` where
-            the environment does not say; `None` for none.
-        rewards: After the last step everything that the verifier scored, by key; empty before, and without a verifier.
+        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …), `"unknown"` if
+            the environment does not report it; `None` without a limit.
+        rewards: All rewards of the verifier by key, after the last step; empty before, and without a verifier.
     """
 
     time_step: Any
@@ -62,7 +62,7 @@ class EpisodeInfo(TypedDict):
 
 
 def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
-    """Makes the `info` of the time step that `env` has just returned, after actions that came to `usage`."""
+    """Makes the `info` of the time step that `env` has just returned; `usage` is the usage of all actions."""
     info: EpisodeInfo = {
         "time_step": time_step,
         "task": task,
@@ -94,7 +94,7 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
-    """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment.
+    """Gives an environment Gymnasium's interface, with methods to be awaited. `async with` closes the environment.
 
     Attributes:
         environment: The wrapped environment.
@@ -105,10 +105,10 @@ class AsyncGymWrapper:
 
         Args:
             env: The environment.
-            render_mode: `"ansi"`: `render` gives the last exchange as text. `None`: it gives nothing.
+            render_mode: `"ansi"`: `render` returns the last exchange as text. `None`: it returns `None`.
 
         Raises:
-            ValueError: There is no such render mode.
+            ValueError: The render mode is unknown.
         """
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
@@ -139,15 +139,15 @@ class AsyncGymWrapper:
         """Starts an episode.
 
         Args:
-            seed: Seeds the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
-                takes no seed, it is called without; that is logged once.
+            seed: Seed of the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
+                takes no seed, it is called without one, which is logged once.
             options: For example `{"task": name_or_index}`. An empty mapping is ignored.
 
         Returns:
             The first observation, and the `EpisodeInfo`.
 
         Raises:
-            TypeError: There are options, and the environment's `reset()` takes none.
+            TypeError: `options` is not empty, and the environment's `reset()` does not take options.
         """
         self._last_exchange = None
         time_step = await self._env.reset(seed=seed, options=options)
@@ -158,7 +158,7 @@ class AsyncGymWrapper:
         return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
-        """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym` and `EpisodeInfo`."""
+        """Applies `action`, usually an `LLMResponse`. For the returned values, see `to_gym` and `EpisodeInfo`."""
         time_step = await self._env.step(action)
         self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
@@ -168,20 +168,20 @@ class AsyncGymWrapper:
         return observation, reward, terminated, truncated, info
 
     def _show(self, *exchange: Any) -> None:
-        """Keeps the last exchange for `render`."""
+        """Stores the last exchange for `render`."""
         from ares_exp.wrappers.chat_text import Exchange
 
         self._last_exchange = Exchange(*exchange)
 
     async def render(self) -> str | None:
-        """Returns the last exchange as text with `render_mode="ansi"`, else `None`."""
+        """Returns the last exchange as text with `render_mode="ansi"`, otherwise `None`."""
         return self.rendering()
 
     def rendering(self) -> str | None:
-        """Returns what `render` returns, without awaiting.
+        """Returns the result of `render` without awaiting.
 
-        After `reset` that is what the policy sees first; after `step` its response, what came of it and, when the
-        episode has ended, the reward; before either an empty text.
+        Before any call, this is an empty text. After `reset`, it is the first observation of the policy. After `step`,
+        it is the response, the next observation and, if the episode has ended, the reward.
         """
         if self.render_mode is None:
             return None
@@ -199,16 +199,16 @@ class AsyncGymWrapper:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment, which learns why; that closes it."""
+        """Leaves the wrapped environment, which gets the exception and is closed."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
 
 def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:
-    """Turns a time step, or anything with the same four fields, into what Gymnasium's `step` returns before `info`.
+    """Converts a time step, or any object with the same four fields, to the values of Gymnasium's `step` before `info`.
 
     Returns:
-        observation: The time step's own; `NO_REQUEST` where it has none, which is so when the episode has ended.
-        reward: 0.0 where the time step has none.
+        observation: Observation of the time step; `NO_REQUEST` if it has none, because the episode has ended.
+        reward: Reward of the time step; 0.0 if it has none.
         terminated: Whether the episode ended by itself (LAST with discount 0).
         truncated: Whether a limit cut it short (LAST with a discount above 0).
 
@@ -254,19 +254,19 @@ def wrap_as_gym(
     render_mode: str | None = None,
     allow_running_loop: bool = False,
 ) -> GymWrapper | AsyncGymWrapper:
-    """Shows an environment as Gymnasium.
+    """Gives an environment Gymnasium's interface.
 
     Args:
         env: The environment, which the wrapper then owns: closing the wrapper closes it.
         async_mode: Whether the methods are to be awaited (`AsyncGymWrapper`) or block (`GymWrapper`).
-        render_mode: `"ansi"` for a `render()` that gives the last exchange as text.
+        render_mode: `"ansi"` for a `render()` that returns the last exchange as text.
         allow_running_loop: Only for `GymWrapper`: whether its calls may block a running event loop, as in a notebook.
 
     Returns:
-        The wrapper; both are context managers.
+        The wrapper; both classes are context managers.
 
     Raises:
-        ValueError: `allow_running_loop` together with `async_mode`; no such render mode.
+        ValueError: `allow_running_loop` is set together with `async_mode`, or the render mode is unknown.
     """
     if async_mode and allow_running_loop:
         raise ValueError("`allow_running_loop` is for `async_mode=False`: an AsyncGymWrapper never blocks a loop.")
@@ -278,7 +278,7 @@ def wrap_as_gym(
 
 
 class GymDriver(EnvironmentWrapper):
-    """Runs through a Gymnasium face, and gives the environment's own time steps back."""
+    """Runs an environment through its Gymnasium wrapper, and returns the environment's own time steps."""
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
         """Takes over `gym`: the driver closes it."""
@@ -306,7 +306,7 @@ class GymDriver(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the environment, which learns why; that closes it."""
+        """Leaves the environment, which gets the exception and is closed."""
         await self._gym.__aexit__(exc_type, exc, traceback)
 
 

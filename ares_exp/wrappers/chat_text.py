@@ -1,6 +1,7 @@
-"""Chat requests and responses as plain text: for `render()` and for libraries that want strings.
+"""Chat requests and responses as plain text, for `render()` and for libraries that need strings.
 
-Written for requests of any class that have `messages`, as another package's may; anything else is shown by `str`.
+The functions accept requests of any class with `messages`, also from other packages. Other objects are formatted by
+`str`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The last exchange of an episode: what was answered, and what came of it.
+    """The last exchange of an episode: the response, and the step that followed.
 
     Attributes:
         action: The policy's response; `None` after `reset`.
         observation: The current observation.
         reward: The step's reward.
-        terminated, truncated: Whether, and how, this ended the episode.
+        terminated, truncated: Whether and how this step ended the episode.
     """
 
     action: Any
@@ -31,7 +32,7 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """Formats the exchange under headings that name the roles, for a terminal: control characters are replaced."""
+        """Formats the exchange under headings that name the roles, with control characters replaced, for terminals."""
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
         if self.terminated or self.truncated:
@@ -60,7 +61,7 @@ def news_text(observation: Any) -> str:
 
 
 def new_messages(observation: Any) -> list[Any]:
-    """Returns the messages since the policy's last response; all of them if it has not answered."""
+    """Returns the messages since the policy's last response; all of them without a response."""
     found = messages_of(observation)
     for index in range(len(found) - 1, -1, -1):
         if _role(found[index]) == "assistant":

@@ -55,7 +55,7 @@ class GymInThread:
         """Enters the environment."""
         try:
             await self._call(self._gym.__enter__)
-        except BaseException:  # a cancelled task does not know how far it came
+        except BaseException:  # after a cancellation, it is unknown how far the task came
             await self.close()
             raise
         return self
@@ -63,7 +63,7 @@ class GymInThread:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the environment, which learns why."""
+        """Leaves the environment, which gets the exception."""
         await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
 
     async def _end(self, farewell: Callable[[], object]) -> None:
@@ -73,7 +73,7 @@ class GymInThread:
         job = self._start(farewell)
         try:
             await asyncio.wait({job}, timeout=_END_LIMIT_SEC)
-        except asyncio.CancelledError:  # closing is not cut short: it releases what the environment holds
+        except asyncio.CancelledError:  # closing must finish, because it releases the environment's resources
             await asyncio.wait({job}, timeout=CANCEL_GRACE_SEC)
             raise
         if not job.done():
@@ -85,7 +85,7 @@ class GymInThread:
             raise EpisodeStateError("This environment has been closed. Build a new one.")
         job = self._start(function)
         try:
-            await asyncio.wait({job})  # unlike awaiting it, leaves it alone when this task is cancelled
+            await asyncio.wait({job})  # unlike awaiting it, does not cancel it when this task is cancelled
         except asyncio.CancelledError:
             self._gym.loop_thread.interrupt()
             await asyncio.wait({job}, timeout=CANCEL_GRACE_SEC)
@@ -96,7 +96,7 @@ class GymInThread:
         def outcome() -> Outcome:
             try:
                 return function(), None
-            except BaseException as error:  # a future would replace some by another object
+            except BaseException as error:  # a future would replace some exceptions by other objects
                 return None, error
 
         self._gym.loop_thread.resume()
@@ -104,7 +104,7 @@ class GymInThread:
 
 
 def _result(job: asyncio.Future[Outcome]) -> Any:
-    """Returns the function's result, or raises its exception, the same object."""
+    """Returns the function's result, or raises its original exception object."""
     value, error = job.result()
     if error is not None:
         try:
@@ -115,10 +115,10 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """Runs through a face whose environment is on another event loop, where alone its requests can be looked at."""
+    """Runs an environment on another event loop. Its pending requests are only accessible there."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns none: the policy is asked for one response after the other."""
+        """Returns nothing, so that the policy is asked for one response after the other."""
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
@@ -130,7 +130,7 @@ class ThreadedGymDriver(GymDriver):
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
     """Drives the environment through `GymWrapper`, called from the driver's own thread, for `wrapper=sync`.
 
-    The environment then runs on the wrapper's event loop, not on the caller's: what it shares with other environments
-    must not be bound to a loop.
+    The environment then runs on the wrapper's event loop, not on the caller's. Objects that it shares with other
+    environments must not be bound to a loop.
     """
     return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

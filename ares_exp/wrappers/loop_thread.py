@@ -1,10 +1,11 @@
 """One event loop in one daemon thread, for callers that are not asynchronous.
 
-The loop outlives single calls: an environment's agent is a running coroutine, and a loop per call would cancel it.
+The loop outlives single calls, because an environment's agent is a running coroutine, which a loop per call would
+cancel.
 
-How a call travels: the caller's thread hands a `LoopCall` to the loop (`call_soon_threadsafe`) and waits on its lock;
-the loop runs the coroutine in a task of its own and releases the lock. Results and exceptions come back as they are.
-(The futures of `concurrent.futures` would cost more and replace a `TimeoutError`.)
+The caller's thread passes a `LoopCall` to the loop (`call_soon_threadsafe`) and waits on its lock. The loop runs the
+coroutine in a separate task and releases the lock. Results and exceptions are passed back unchanged. (The futures of
+`concurrent.futures` would cost more and replace a `TimeoutError`.)
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ T = TypeVar("T")
 CANCEL_GRACE_SEC = 5.0
 """Seconds that a cancelled coroutine has to unwind; then the waiting thread is released."""
 SIGNAL_CHECK_SEC = 1.0
-"""Maximum delay of a Ctrl-C in seconds: one that arrives just before the lock sleeps does not wake it."""
+"""Maximum delay of a Ctrl-C in seconds, because a Ctrl-C just before the lock sleeps does not wake it."""
 
 
 class LoopCall(Generic[T]):
-    """One coroutine on its way to the loop, and its outcome on the way back. Once only."""
+    """Passes one coroutine to the loop, and its outcome back. It can be used only once."""
 
     __slots__ = ("_coroutine", "_done", "_error", "_finished", "_timer", "_value", "task")
 
@@ -49,13 +50,13 @@ class LoopCall(Generic[T]):
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
-        """Cancels the coroutine once; releases a waiting thread after the grace period at the latest. On the loop."""
+        """Cancels the coroutine once, and releases a waiting thread within the grace period. Called on the loop."""
         if self.task is None:
             self.finish(asyncio.CancelledError())
         elif not self._finished and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(CANCEL_GRACE_SEC, self.finish, asyncio.CancelledError())
-            loop.call_soon(self.task.cancel)  # soon: a task cancelled before its first step would never report back
+            loop.call_soon(self.task.cancel)  # deferred: cancelled before its first step, it would never report back
 
     def finish(self, error: BaseException | None = None) -> None:
         """Releases the waiting thread."""
@@ -76,7 +77,7 @@ class LoopCall(Generic[T]):
 
     def give_up(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancels the call and waits until it has unwound or the grace period is over. Called in the waiting thread."""
-        with suppress(RuntimeError):  # the loop has ended, the call with it
+        with suppress(RuntimeError):  # the loop and the call have ended
             loop.call_soon_threadsafe(self.cancel)
             self.wait(CANCEL_GRACE_SEC)
 
@@ -86,19 +87,19 @@ class LoopCall(Generic[T]):
             self._coroutine.close()
 
     def result(self) -> T:
-        """Returns the coroutine's result, or raises its exception. Called in the waiting thread."""
+        """Returns the coroutine's resultor raises its exception. Called in the waiting thread."""
         error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
         if error is not None:
             try:
                 raise error
             finally:
                 del error
-        return self._value  # type: ignore[return-value]  # set when there is no error
+        return self._value  # type: ignore[return-value]  # set if there is no error
 
     async def _run(self) -> None:
         try:
             self._value = await self._coroutine
-        except BaseException as error:  # all of it belongs to the waiting thread; SystemExit would end the loop here
+        except BaseException as error:  # the waiting thread gets every exception; SystemExit would end the loop here
             self.finish(error)
         else:
             self.finish()
@@ -131,21 +132,21 @@ class LoopThread:
 
     @property
     def is_started(self) -> bool:
-        """Whether there has been a call."""
+        """Whether any call was made."""
         return self._loop is not None
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs `coroutine` on the loop and waits for it.
 
-        An exception in the waiting thread, `KeyboardInterrupt` above all, cancels the coroutine, waits for it to
-        unwind (`CANCEL_GRACE_SEC` at most) and continues.
+        An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine. The thread waits for it
+        to unwind (at most `CANCEL_GRACE_SEC`), and the exception propagates.
 
         Args:
             coroutine: The coroutine to run.
             timeout: Seconds after which the coroutine is cancelled; `None` for no limit.
 
         Returns:
-            The coroutine's result. Its exception is raised, the same object.
+            The coroutine's result. If it raises, the original exception object is raised.
 
         Raises:
             TimeoutError: `timeout` has passed.
@@ -156,7 +157,7 @@ class LoopThread:
         self._calls.add(call)
         try:
             loop = self._usable_loop()
-            if self._interrupted:  # looked at after `add`: `interrupt` sets it before it goes through the calls
+            if self._interrupted:  # checked after `add`: `interrupt` sets it before it iterates over the calls
                 raise asyncio.CancelledError
             return self._perform(call, loop, timeout)
         finally:
@@ -169,22 +170,23 @@ class LoopThread:
         loop = self._loop
         if loop is not None and not self._is_inherited():
             for call in tuple(self._calls):
-                with suppress(RuntimeError):  # the loop has ended, the call with it
+                with suppress(RuntimeError):  # the loop and the call have ended
                     loop.call_soon_threadsafe(call.cancel)
 
     def resume(self) -> None:
-        """Lets calls through again after `interrupt()`."""
+        """Allows calls again after `interrupt()`."""
         self._interrupted = False
 
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, ends loop and thread.
 
-        Every part is bounded, and `interrupt()` does not cut it short. A second call does nothing, and so does one in
-        a process that inherited a running loop thread by fork. Called on the loop's own thread (a garbage collection
-        there), it does not wait.
+        Every part is bounded, and `interrupt()` does not cut it short. A second call does nothing. Neither does a call
+        in a forked process that inherited a running loop thread. If called on the loop's own thread (by garbage
+        collection), it does not wait.
 
         Args:
-            farewell: Called on the loop, started if needed, for `CLOSE_LIMIT_SEC` at most. Its errors propagate.
+            farewell: Callback on the loop, which is started if needed. It may take at most `CLOSE_LIMIT_SEC`, and its
+                errors propagate.
         """
         if self._closed or self._is_inherited():
             return
@@ -228,7 +230,7 @@ class LoopThread:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
                 self._stop = loop.create_future()
-                arguments = (loop, self._stop, self._calls)  # not `self`, or a dropped one would never be collected
+                arguments = (loop, self._stop, self._calls)  # not `self`, which would then never be garbage-collected
                 self._thread = threading.Thread(target=_serve, args=arguments, name=self._name, daemon=True)
                 self._pid = os.getpid()
                 self._thread.start()
@@ -236,7 +238,7 @@ class LoopThread:
             return self._loop
 
     def _join(self, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(RuntimeError):  # it has ended already
+        with suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(_release, self._stop)
         if self._thread is not None:
             self._thread.join(3 * CANCEL_GRACE_SEC)
@@ -254,7 +256,7 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
     """Runs the loop in the thread until `stop`, then cancels the other tasks. Releases every caller in any case."""
     try:
         while not stop.done():
-            with suppress(SystemExit, KeyboardInterrupt):  # a task's (an agent's `sys.exit()`): raised in its awaiter
+            with suppress(SystemExit, KeyboardInterrupt):  # from a task (an agent's `sys.exit()`): its awaiter gets it
                 loop.run_until_complete(stop)
         loop.run_until_complete(_cancel_rest())
     finally:
@@ -290,7 +292,7 @@ async def _cancel_rest() -> None:
 
 
 async def _wait(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Waits for cancelled tasks to unwind, for the grace at most."""
+    """Waits for cancelled tasks to unwind, at most for the grace period."""
     pending = {task for task in tasks if task is not None}
     if pending:
         await asyncio.wait(pending, timeout=CANCEL_GRACE_SEC)

@@ -1,4 +1,4 @@
-"""`PresetGym`: any preset as a `gymnasium.Env`, from plain arguments. All ids of this package make it."""
+"""`PresetGym`: any preset as a `gymnasium.Env`, from plain arguments. All Gymnasium ids of this package use it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _checked_agent(value: Any) -> Any:
 
 
 def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Concatenate[PresetGym, P], None]:
-    """Turns pydantic's report on wrong arguments into one paragraph."""
+    """Converts pydantic's report on invalid arguments to one paragraph."""
 
     @functools.wraps(init)
     def checked(self: PresetGym, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -62,7 +62,7 @@ def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Conc
             init(self, *args, **kwargs)
         except PresetError:
             raise
-        except UserError as error:  # names the keys of `env`, which are arguments here: `path=` for `env.path=`
+        except UserError as error:  # it names keys of `env`, which are arguments here: `path=` for `env.path=`
             error.args = tuple(re.sub(r"\benv\.(?=[a-z])", "", str(one)) for one in error.args)
             raise
         except pydantic.ValidationError as error:
@@ -90,7 +90,7 @@ def _problem(item: Any, given: Mapping[str, Any]) -> str:
 class PresetGym(GymWrapper):
     """Runs the tasks of a preset; see `GymWrapper`.
 
-    Making one reads the task set and starts nothing. The first `reset` checks that the container backend works and can
+    Creating it reads the task set and starts nothing. The first `reset` checks that the container backend works and can
     run the tasks. `functools.partial(PresetGym, preset="harbor", path=…)` is a factory that can be pickled, for worker
     processes.
     """
@@ -120,30 +120,30 @@ class PresetGym(GymWrapper):
         """Reads the task set; starts nothing.
 
         Args:
-            preset: What `ares_exp.make` takes: an option of `env` or a registered preset, perhaps with a selector:
-                `name:5`, `name:0:10`, `name@2/8`. All arguments from `agent` to `seed`, and `options`, are only for
+            preset: A preset for `ares_exp.make`: an option of `env` or a registered preset, optionally with a selector:
+                `name:5`, `name:0:10`, `name@2/8`. The arguments from `agent` to `seed`, and `options`, only apply to
                 options of `env`.
-            container: An option of the `container` group (`"local"`, `"docker"`), or a custom factory, which stays
-                yours to close.
+            container: An option of the `container` group (`"local"`, `"docker"`), or a custom factory, which the caller
+                closes.
             agent: An option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None` for the
                 default.
-            step_limit: LLM responses after which the verifier scores the current state, and the episode is truncated.
-                Gymnasium's `max_episode_steps` cuts it without a verdict.
-            token_limit: The same for prompt and generated tokens of an episode.
-            cost_limit: The same for US dollars of an episode.
-            agent_timeout_sec: Replaces the tasks' own limit on the agent.
+            step_limit: Number of LLM responses after which the episode is truncated and its current state is scored.
+                Gymnasium's `max_episode_steps` truncates without a score.
+            token_limit: Limit on the prompt and generated tokens of an episode.
+            cost_limit: Limit on the cost of an episode in US dollars.
+            agent_timeout_sec: Override of the tasks' own limit on the agent.
             verify_on_truncation: Whether a truncated episode is scored.
             provide_solution: Whether the task's solution goes into the container (for an oracle).
             seed: Seed of the choice of tasks until `reset(seed=…)` sets another.
-            trajectory_dir: Keeps every episode as a JSON file there.
-            collector: Keeps every episode in another way.
-            render_mode: `"ansi"`: `render()` gives the last exchange as text.
+            trajectory_dir: Directory where every episode is stored as a JSON file.
+            collector: Custom collector of the episodes.
+            render_mode: `"ansi"`: `render()` returns the last exchange as text.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
             options: Values of the option of `env`.
 
         Raises:
-            ConfigError: An argument has a wrong value, or nothing is selected.
-            ValueError, LookupError, UserError: As `ares_exp.make`.
+            ConfigError: An argument has an invalid value, or no task is selected.
+            ValueError, LookupError, UserError: See `ares_exp.make`.
         """
         if trajectory_dir is not None and collector is not None:
             raise ConfigError("Expected `trajectory_dir` or `collector`, got both. A collector knows its own place.")
@@ -181,7 +181,7 @@ class PresetGym(GymWrapper):
         """Applies `action`; see `GymWrapper.step`.
 
         Raises:
-            TypeError: The action is `None`, which would end the episode as if the policy had run out of time.
+            TypeError: The action is `None`, which would mean that the policy had run out of time.
         """
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")

@@ -1,8 +1,8 @@
-"""Presets: environments by name. `make("harbor:0")`, `info()`, `list_presets()`, and presets of your own.
+"""Presets: environments by name. `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
 
-Every option of the `env` group is a preset, those of plugins included: `harbor`. With an option of the `agent`
-group it is `harbor-shell`; without, the default agent runs. `name:5`, `name:0:10`, `name:5:`, `name::10` and
-`name@2/8` (the third of eight shards) choose tasks. What is registered here in Python comes beside these.
+Every option of the `env` group, also from plugins, is a preset: `harbor`. Combined with an option of the `agent` group
+it is `harbor-shell`; otherwise, the default agent runs. `name:5`, `name:0:10`, `name:5:`, `name::10` and `name@2/8`
+(the third of eight shards) choose tasks. Presets registered in Python are added to these.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PresetId:
-    """A preset's name and its selection of tasks.
+    """The name of a preset, and a selection of its tasks.
 
     Attributes:
-        name: Of the preset.
+        name: Name of the preset.
         position: An index `5`, a slice `0:10` or a shard `@2/8`; empty for every task.
     """
 
@@ -61,7 +61,7 @@ class PresetId:
 
     @classmethod
     def parse(cls, text: str) -> PresetId:
-        """Takes the text apart.
+        """Parses a preset id.
 
         Raises:
             PresetError: The text has none of the forms above.
@@ -77,10 +77,10 @@ class PresetId:
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Selects the tasks; makes this object a `Selector`.
+        """Selects tasks, so that this object is a `Selector`.
 
         Raises:
-            PresetLookupError: An index out of range, or nothing left.
+            PresetLookupError: An index is out of range, or no task is selected.
         """
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
@@ -91,7 +91,7 @@ class PresetId:
         return picked
 
     def __str__(self) -> str:
-        """Formats the id as it is written."""
+        """Returns the id as text."""
         return f"{self.name}{'' if self.position[:1] in ('', '@') else ':'}{self.position}"
 
     def _check(self) -> None:
@@ -110,10 +110,10 @@ class EnvironmentInfo:
     """Description of a preset.
 
     Attributes:
-        name: What `make` takes.
+        name: Name for `make`.
         description: One line of description.
-        num_tasks: Number of tasks; `None` if counting them takes a network, or a file that is
-            not here.
+        num_tasks: Number of tasks; `None` if counting them needs a network or a
+            missing file.
     """
 
     name: str
@@ -128,7 +128,7 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True)
 class ConfiguredPreset:
-    """Environments out of the config tree, as a spec for `register_preset`.
+    """A spec for `register_preset` that makes environments from the config tree.
 
     ```python
     register_preset("mine", ConfiguredPreset("harbor", overrides=("env.path=path/to/tasks",)))
@@ -160,7 +160,7 @@ class ConfiguredPreset:
         return f"{self.env}-{self.agent}" if isinstance(self.agent, str) else self.env
 
     def get_info(self) -> EnvironmentInfo:
-        """Returns name, description and number of tasks; counts the tasks if that takes no network."""
+        """Returns name, description and number of tasks; counts the tasks if this needs no network."""
         described = {option.name: option.description for option in find_options("env", self.config_dirs)}
         description = described.get(self.env, "")
         with_agent = f"{description}; agent {self.agent}" if isinstance(self.agent, str) else description
@@ -172,12 +172,12 @@ class ConfiguredPreset:
         """Makes the environment. Reads the task set.
 
         Args:
-            selector: Picks tasks by their names.
-            container_factory: Makes the containers.
-            tracker: Receives every episode that ends.
+            selector: Function that picks tasks by their names.
+            container_factory: Factory of the containers.
+            tracker: Tracker that receives every ended episode.
 
         Raises:
-            UserError: An option lacks a value or has a wrong one, the task set cannot be read, nothing is selected.
+            UserError: An option is missing or invalid, the task set cannot be read, or no task is selected.
         """
         log_problems(self.config_dirs)
         config = self._compose()
@@ -200,10 +200,10 @@ class ConfiguredPreset:
         return TrackedEnvironment(environment, tracker)
 
     def count_tasks(self) -> int | None:
-        """Counts the tasks; `None` if that takes a network. Reads the task set.
+        """Counts the tasks; `None` if this needs a network. Reads the task set.
 
         Raises:
-            Exception: Whatever a source raises, a plugin's among them.
+            Exception: Any exception of the source, which may come from a plugin.
         """
         source = self._source(self._compose())
         return len(source.load(lambda warning: None)) if source.loads_offline else None
@@ -235,7 +235,7 @@ class ConfiguredPreset:
     def _count(self) -> int | None:
         try:
             return self.count_tasks()
-        except (Exception, SystemExit) as error:  # a plugin's source may raise anything: the others are counted
+        except (Exception, SystemExit) as error:  # a plugin may raise anything: other presets are counted
             logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
             return None
 
@@ -246,10 +246,10 @@ _ENV_NAME = re.compile(r"[\w.]+")
 
 @runtime_checkable
 class EnvironmentSpec(Protocol):
-    """A preset: its description, and the construction of its environment."""
+    """A preset, which describes and makes an environment."""
 
     def get_info(self) -> EnvironmentInfo:
-        """Returns name, description and number of tasks, without making anything."""
+        """Returns name, description and number of tasks, without making the environment."""
         ...
 
     def get_env(
@@ -258,9 +258,9 @@ class EnvironmentSpec(Protocol):
         """Makes the environment.
 
         Args:
-            selector: Picks the tasks that are to be run: `selector(tasks) -> list`.
-            container_factory: Makes the containers.
-            tracker: Receives every episode that ends; may be `None`.
+            selector: Function that picks the tasks to run: `selector(tasks) -> list`.
+            container_factory: Factory of the containers.
+            tracker: Tracker that receives every ended episode; may be `None`.
         """
         ...
 
@@ -281,17 +281,17 @@ def make(
 
     Args:
         preset_id: `name`, or with a selector `name:5`, `name:0:10`, `name:5:`, `name::10`, `name@2/8`.
-        container_factory: Makes the containers, and stays yours to close; `None` for the local sandbox.
-        tracker: Receives every episode that ends. The caller starts and finishes it.
-        trajectory_collector: Records every episode; several by their names.
+        container_factory: Factory of the containers, which the caller closes; `None` for the local sandbox.
+        tracker: Tracker that receives every ended episode. The caller starts and finishes it.
+        trajectory_collector: Collector of every episode, or several by name.
 
     Returns:
-        The preset's environment itself; with a collector a `TrajectoryCollectingEnvironment` around it.
+        The preset's environment itself; with a collector, a `TrajectoryCollectingEnvironment` around it.
 
     Raises:
-        ValueError: The preset or its selector is badly written, or the preset lacks a value (`PresetError`).
-        LookupError: No such preset, an index out of range, nothing selected (`PresetLookupError`).
-        UserError: Its options are wrong, or its task set cannot be read.
+        ValueError: The preset or its selector is malformed, or the preset lacks a value (`PresetError`).
+        LookupError: The preset does not exist, an index is out of range, or no task is selected (`PresetLookupError`).
+        UserError: The options of the preset are invalid, or its task set cannot be read.
     """
     asked = PresetId.parse(preset_id)
     spec = find_preset(asked.name)
@@ -319,10 +319,10 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
     """Describes a preset; without a name, every preset.
 
     Args:
-        preset_id: As for `make`; a selector changes nothing: the number of tasks is that of the whole preset.
+        preset_id: Id as for `make`. A selector is ignored: the number of tasks counts the whole preset.
 
     Raises:
-        ValueError, LookupError: As `make`.
+        ValueError, LookupError: See `make`.
     """
     if preset_id is None:
         return [_info(name) for name in list_presets()]
@@ -330,7 +330,7 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
 
 
 def list_presets() -> list[str]:
-    """Names of all presets, in order. Each that is an option of `env` can be paired with an agent: `env-agent`."""
+    """Lists the names of all presets, in order. Options of `env` can be paired with an agent: `env-agent`."""
     log_problems()
     return sorted({*_registered, *_configured()})
 
@@ -339,8 +339,8 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
     """Adds a preset to this process.
 
     Args:
-        name: What `make` is to take.
-        spec: Something with `get_info()` and `get_env(*, selector, container_factory, tracker=None)`.
+        name: Name for `make`.
+        spec: Object with `get_info()` and `get_env(*, selector, container_factory, tracker=None)`.
 
     Raises:
         ValueError: The name is taken, empty, or contains `:` or `@`; or the spec lacks a method (`PresetError`).
@@ -363,15 +363,15 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
 def register_env(
     *, name: str | None = None, description: str | None = None, num_tasks: int | None = None
 ) -> Callable[[F], F]:
-    """Registers the decorated function as a preset. It is called as a spec's `get_env`, and stays as it is.
+    """Registers the decorated function as a preset. It is called like `get_env` of a spec, and is returned unchanged.
 
     Args:
-        name: What `make` is to take; by default the function's name.
-        description: A line for people; by default the first of the function's docstring.
+        name: Name for `make`; by default the function's name.
+        description: Description in one line; by default the first line of the function's docstring.
         num_tasks: Number of tasks; `None` if not known.
 
     Raises:
-        ValueError: As `register_preset`.
+        ValueError: See `register_preset`.
     """
 
     def register(function: F) -> F:
@@ -385,7 +385,7 @@ def register_env(
 
 @dataclass(frozen=True, slots=True)
 class _FunctionSpec:
-    """A spec out of a function."""
+    """A spec made from a function."""
 
     about: EnvironmentInfo
     function: Callable[..., Environment]
@@ -400,12 +400,12 @@ class _FunctionSpec:
 
 
 def _info(name: str) -> EnvironmentInfo:
-    """Returns a spec's description, under the name that `make` takes."""
+    """Returns the description of a preset, under its name for `make`."""
     return replace(find_preset(name).get_info(), name=name)
 
 
 def find_preset(name: str) -> EnvironmentSpec:
-    """Returns a preset. Raises `PresetLookupError` when there is none of that name."""
+    """Returns a preset. Raises `PresetLookupError` if the name is unknown."""
     spec = _registered[name] if name in _registered else _configured_preset(name)
     if spec is not None:
         return spec
@@ -433,7 +433,7 @@ def _configured() -> list[str]:
 
 
 def _configured_preset(name: str) -> ConfiguredPreset | None:
-    """Makes the preset from an option of `env`, or from a pair with an agent; `None` if there is no such option."""
+    """Makes the preset from an option of `env`, or from a pair with an agent; `None` if the option does not exist."""
     env, hyphen, agent = name.partition("-")
     if env not in _configured():
         return None

@@ -1,14 +1,14 @@
 """Gymnasium spaces of chat requests (observations), chat responses (actions) and plain text; wrappers to plain text.
 
-Importing this module imports gymnasium and numpy. Membership is a check of types, so it costs the same for a request of
+Importing this module imports gymnasium and numpy. Membership only checks types, so it costs the same for requests of
 any length. None of the spaces can be flattened into numbers, put into shared memory (`AsyncVectorEnv` needs
-`shared_memory=False`) or narrowed by a sampling mask. For libraries that want plain strings:
+`shared_memory=False`) or narrowed by a sampling mask. For libraries that need plain strings:
 
 ```python
 env = TextAction(TextObservation(gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks")))
 ```
 
-Both keep what is lost in a string within reach: `info["time_step"].observation` is the whole request.
+The full request stays available as `info["time_step"].observation`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ MemberT = TypeVar("MemberT", LLMRequest, LLMResponse, str)
 
 
 class _TypeSpace(gymnasium.Space[MemberT]):
-    """Base of the spaces: each holds all values of a type."""
+    """Base class of the spaces, each of which contains all values of a type."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
         """Prepares the space.
 
         Args:
-            seed: Seeds the sampling; `seed()` does so later.
+            seed: Seed of the sampling; `seed()` sets a new one.
         """
         super().__init__(shape=None, dtype=None, seed=seed)
 
@@ -57,7 +57,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
         return False
 
     def __eq__(self, other: object) -> bool:
-        """Compares the kind of the spaces; the state of their sampling does not matter."""
+        """Compares the kinds of the spaces, but not the state of their sampling."""
         return type(self) is type(other)
 
     __hash__ = None  # type: ignore[assignment]  # like Gymnasium's own spaces
@@ -73,7 +73,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
 
 
 class LLMRequestSpace(_TypeSpace[LLMRequest]):
-    """All chat requests: the observations. Those of another package's class too, if they have a list of `messages`."""
+    """All chat requests, which are the observations. Other classes count too, if they have a list of `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
         """Samples a request of one user message with 1 to 64 random characters.
@@ -88,16 +88,16 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
-        """Turns requests into data that `json.dumps` takes; of another class's, the fields that an `LLMRequest` has."""
+        """Converts requests to data for `json.dumps`. For other classes, only fields of `LLMRequest` are kept."""
         return [asdict(request if isinstance(request, LLMRequest) else _as_request(request)) for request in sample_n]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
-        """Reads requests back from `to_jsonable`, whatever class they were of."""
+        """Reads requests back from `to_jsonable`. All become `LLMRequest`."""
         return [LLMRequest(**request) for request in sample_n]
 
 
 class LLMResponseSpace(_TypeSpace[LLMResponse]):
-    """All LLM responses: the actions."""
+    """All LLM responses, which are the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
         """Samples a response of one piece of text with 1 to 64 random characters.
@@ -113,7 +113,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
         return isinstance(x, LLMResponse) and all(isinstance(piece, known) for piece in x.data)
 
     def to_jsonable(self, sample_n: Iterable[LLMResponse]) -> list[dict[str, Any]]:
-        """Turns responses into data that `json.dumps` takes and `from_jsonable` reads back."""
+        """Converts responses to data for `json.dumps` and `from_jsonable`."""
         return [asdict(response) | {"data": [*map(piece_to_dict, response.data)]} for response in sample_n]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMResponse]:
@@ -122,10 +122,10 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
 
 
 class TextSpace(_TypeSpace[str]):
-    """All strings, the empty one and every character included.
+    """All strings, including the empty string and every character.
 
-    Gymnasium's `Text` leaves out newlines, accents and the empty string by default, and looks at each
-    character to say whether a string is in it.
+    By default, Gymnasium's `Text` does not contain newlines, accents or the empty string, and checks each character of
+    a string.
     """
 
     def sample(self, mask: None = None, probability: None = None) -> str:
@@ -163,7 +163,7 @@ _TEXTS = {"conversation": conversation_text, "news": news_text}
 
 
 class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], RecordConstructorArgs):
-    """Shows each chat request as one string; the observation of an ended episode is the empty string."""
+    """Converts each chat request to one string. The observation of an ended episode is the empty string."""
 
     def __init__(
         self, env: gymnasium.Env[LLMRequest, Any], *, content: Literal["conversation", "news"] = "conversation"
@@ -171,12 +171,12 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
         """Wraps `env`.
 
         Args:
-            env: Its observations are chat requests.
+            env: Environment whose observations are chat requests.
             content: `"conversation"`: system prompt and all messages, each under a line `[role]`, an empty line between
                 them. `"news"`: only the messages since the policy's last response, without those lines.
 
         Raises:
-            ValueError: `content` is neither.
+            ValueError: `content` is neither of these.
         """
         if content not in _TEXTS:
             raise ValueError(f"Expected content to be 'conversation' or 'news', got {content!r}.")
@@ -191,7 +191,7 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
 
 
 class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstructorArgs):
-    """Takes each action as a string: the text of an `LLMResponse` without usage or cost."""
+    """Converts each action from a string to an `LLMResponse` without usage or cost."""
 
     def __init__(self, env: gymnasium.Env[Any, LLMResponse]) -> None:
         """Wraps `env`, whose actions are chat responses."""
@@ -203,7 +203,7 @@ class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstruct
         """Wraps the string in a response.
 
         Raises:
-            TypeError: It is no string.
+            TypeError: The action is not a string.
         """
         if not isinstance(action, str):
             raise TypeError(f"Expected a string for TextAction, got {type(action).__name__}. Leave the wrapper out to "

@@ -1,8 +1,8 @@
 """`GymWrapper`: an asynchronous environment as an ordinary `gymnasium.Env`.
 
-It runs the coroutines of `AsyncGymWrapper` on an event loop thread of its own. Vector environments work too:
-`SyncVectorEnv`, and `AsyncVectorEnv(shared_memory=False)`, as shared memory cannot hold chat requests. Give those a
-factory that builds the environment: a running one cannot move to another process.
+It runs the coroutines of `AsyncGymWrapper` on a separate event loop thread. Vector environments also work:
+`SyncVectorEnv`, and `AsyncVectorEnv(shared_memory=False)`, because shared memory cannot hold chat requests. Pass them a
+factory that builds the environment, because a running environment cannot move to another process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
-    """Shows an environment as a `gymnasium.Env`. `with` closes the environment.
+    """Gives an environment the interface of `gymnasium.Env`. `with` closes the environment.
 
-    The environment lives on one event loop in one thread, from the first call to `close()`. A wrapper that was used
-    and not closed closes itself when it is garbage collected or the interpreter exits.
+    The environment runs on one event loop in one thread, from the first call to `close()`. A wrapper that was used and
+    not closed closes itself when it is garbage-collected or the interpreter exits.
     """
 
-    # Gymnasium wants frames per second of whatever can be rendered; text is one frame per step.
+    # Gymnasium requires frames per second for every render mode; text has one frame per step.
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 1}  # noqa: RUF012  # as in Env
 
     def __init__(
@@ -41,12 +41,12 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """Wraps `env`, which the wrapper then owns.
 
         Args:
-            env: The environment; not yet used on another event loop.
+            env: The environment; it must not have been used on another event loop.
             render_mode: See `AsyncGymWrapper`.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
 
         Raises:
-            ValueError: There is no such render mode.
+            ValueError: The render mode is unknown.
         """
         self._gym = AsyncGymWrapper(env, render_mode=render_mode)
         self.render_mode = render_mode
@@ -58,7 +58,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
     @property
     def environment(self) -> MinimalEnvironment:
-        """The wrapped environment. Its coroutines belong on this wrapper's loop only."""
+        """The wrapped environment. Its coroutines may only run on this wrapper's loop."""
         return self._gym.environment
 
     @property
@@ -72,7 +72,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """Starts an episode; see `AsyncGymWrapper.reset`.
 
         Raises:
-            RuntimeError: Called inside a running event loop, after `close()`, or in a fork of the process that
+            RuntimeError: The call came inside a running event loop, after `close()`, or in a fork of the process that
                 started the environment.
         """
         super().reset(seed=seed)
@@ -82,16 +82,16 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """Applies `action`; see `AsyncGymWrapper.step`.
 
         Raises:
-            RuntimeError: As `reset`.
+            RuntimeError: See `reset`.
         """
         return self._run(lambda: self._gym.step(action))
 
     def render(self) -> str | None:
-        """Returns the last exchange as text with `render_mode="ansi"`, else `None`; see `AsyncGymWrapper.rendering`."""
+        """Returns the last exchange as text with `render_mode="ansi"`, or `None`; see `AsyncGymWrapper.rendering`."""
         return self._gym.rendering()
 
     def close(self) -> None:
-        """Cancels a call that runs in another thread, closes the environment, ends the loop. Idempotent."""
+        """Cancels a call that runs in another thread, closes the environment, and ends the loop. Idempotent."""
         self._end(self._gym.close)
 
     def __enter__(self) -> GymWrapper:
@@ -106,7 +106,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Leaves the wrapped environment, which learns why; that closes it."""
+        """Leaves the wrapped environment, which gets the exception and is closed."""
         self._end(lambda: self._gym.__aexit__(exc_type, exc, traceback))
         return False
 
@@ -137,6 +137,6 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """Closes a used environment at exit. An unused one holds nothing, and a thread may not be started that late."""
+    """Closes a used environment at exit. An unused one has no resources, and threads cannot be started that late."""
     if loop_thread.is_started:
         loop_thread.close(gym.close)

@@ -1,4 +1,4 @@
-"""The task sampling environment: it runs the tasks of any `EnvironmentSource`, drawn or picked at `reset()`."""
+"""The task sampling environment, which runs tasks of any `EnvironmentSource`, chosen at `reset()`."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
     The first `reset()` checks that the container backend works and can run the tasks.
 
     Attributes:
-        task_names: What `reset()` chooses from.
-        attempt: Number of this running of the task since the choice was seeded, from 0.
-        episode_seed: Seed of the episode, as a run with `seed=…` gives it to that attempt.
+        task_names: Names of the tasks from which `reset()` chooses.
+        attempt: Number of this attempt at the task since the choice was seeded, from 0.
+        episode_seed: Seed of the episode, the same as for this attempt in a run with `seed=…`.
     """
 
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
         """Keeps the arguments; starts nothing.
 
         Args:
-            source: Makes the environments; its tasks are loaded. This environment closes it.
+            source: Source of the environments, with loaded tasks. This environment closes it.
             task_names: Names of the loaded tasks to choose from.
             parts: The parts of the environments. Their seed seeds the choice of tasks.
         """
@@ -64,7 +64,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     @property
     def current_task(self) -> Any:
-        """The task as the episode's environment gives it, or its name; `None` before the first `reset()`."""
+        """The task as the episode's environment exposes it, or its name; `None` before the first `reset()`."""
         return super().current_task or self._task_name
 
     def report(self) -> EpisodeReport:
@@ -76,15 +76,15 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         return replace(report, task_name=name, seed=self.episode_seed, attempt=self.attempt)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode; abandons a running one.
+        """Starts an episode. An episode in progress is abandoned.
 
         Args:
-            seed: Reseeds the choice of tasks, and with it the episodes.
+            seed: New seed of the choice of tasks, and of the episodes.
             options: `{"task": name_or_index}` picks the task.
 
         Raises:
-            UserError: The container backend does not work, or cannot run the tasks; or there is no such task.
-            EpisodeError: The episode could not start; the subclass says why. Nothing is left running.
+            UserError: The container backend does not work, or cannot run the tasks; or the task does not exist.
+            EpisodeError: The episode could not start. Nothing is left running.
         """
         with self._calls.during("reset()"):
             closed = self._closed
@@ -109,12 +109,12 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
                 raise
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the episode. Raises `EpisodeStateError` before `reset()`, and what its environment raises."""
+        """Steps the episode. Raises `EpisodeStateError` before `reset()`, and the errors of its environment."""
         with self._calls.during("step()"):
             return await self._env.step(action)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the episode ended by its environment, if it can do that."""
+        """Makes the environment end its episode, if it supports this."""
         with self._calls.during("truncate()"):
             return await super().truncate(limit)
 
@@ -135,7 +135,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Makes the checks of a run's start, once."""
+        """Runs the checks of a run's start, once."""
         if self._checked:
             return
         await self._source.preflight()

@@ -1,4 +1,4 @@
-"""The tracked environment: any environment, each of whose episodes is reported to a tracker. Data passes untouched."""
+"""A wrapper that reports each episode of an environment to a tracker. Data passes through unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ares_exp.trackers.tracker import Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):
-    """Reports every ended episode to a tracker, whatever ended it: one `log_episode` each, without a trajectory.
+    """Reports every ended episode to a tracker, however it ended: one `log_episode` each, without a trajectory.
 
     The caller starts the tracker, with the run that the episodes belong to, and finishes it. A tracker that
     raises does not affect the episode.
@@ -30,8 +30,8 @@ class TrackedEnvironment(EnvironmentWrapper):
         """Keeps the arguments; starts nothing.
 
         Args:
-            env: The environment, which this one then owns.
-            tracker: Receives the episodes.
+            env: The environment, which the wrapper then owns.
+            tracker: Tracker that receives the episodes.
         """
         super().__init__(env)
         self._tracker = SeveralTrackers({"tracker": tracker})
@@ -46,7 +46,7 @@ class TrackedEnvironment(EnvironmentWrapper):
             time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
             if isinstance(error, UserError) and self.report().task_name is None:
-                self._events = None  # no such task, or nothing to run it with: no episode started
+                self._events = None  # the task or its container is unavailable: no episode started
             self._end(failure=error)
             raise
         self._events.wait_for("policy")
@@ -59,7 +59,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         try:
             time_step = await self._env.step(action)
         except EpisodeStateError:
-            raise  # a call that made no sense: it changed nothing
+            raise  # an invalid call, which changed nothing
         except BaseException as error:
             self._count(action)
             self._end(failure=error)
@@ -68,7 +68,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(time_step)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the environment end its episode, if it can."""
+        """Makes the environment end its episode, if it supports this."""
         try:
             last = await super().truncate(limit)
         except EpisodeStateError:
@@ -79,7 +79,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(last) if last is not None else None
 
     def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
-        """Reports the episode at its LAST step; returns the time step as it is."""
+        """Reports the episode at its LAST step; returns the time step unchanged."""
         if self._events is not None:
             self._events.wait_for("policy")
             if time_step.step_type == "LAST":
@@ -104,7 +104,7 @@ class TrackedEnvironment(EnvironmentWrapper):
             self._events.usage.add(action)
 
     def _end(self, outcome: Outcome | None = None, *, failure: BaseException | None = None) -> None:
-        """Reports the running episode, if there is one."""
+        """Reports the running episode, if any."""
         events, self._events = self._events, None
         if events is None:
             return

@@ -184,7 +184,7 @@ class Subprocess(CarelessAgent):
 
 
 class Swallower(CarelessAgent):
-    """Goes on whatever happens, also if it is told that it has gone astray."""
+    """Continues whatever happens, even after a reply that corrects it."""
 
     async def work(self, number: int) -> str:
         while True:
@@ -223,7 +223,7 @@ class NeverWakes(CarelessAgent):
 
 
 class RunsAway(CarelessAgent):
-    """Waits for its own command in a way that leaves nobody the time to carry it out."""
+    """Waits for its own command in a way that leaves the loop no time to run it."""
 
     async def work(self, number: int) -> str:
         if number == 2:

@@ -15,7 +15,7 @@ class StatefulAgentFactory:
 
     Attributes:
         deterministic: They are not.
-        port: Where an echo server is; `None` has them do without.
+        port: Port of an echo server; `None` disables the connection.
     """
 
     deterministic = False
@@ -29,7 +29,7 @@ class StatefulAgentFactory:
 
 
 class StatefulAgent:
-    """Runs what the LLM says and shows it what came, with what a server makes of it, until it says `done`."""
+    """Runs the LLM's commands and returns their output, processed by a server, until the LLM replies `done`."""
 
     state_version = 1
 
@@ -43,7 +43,7 @@ class StatefulAgent:
         await self.resume(task)
 
     async def resume(self, task: str) -> None:
-        """Asks, then goes on."""
+        """Sends a request, then continues."""
         while (command := (await self._llm(LLMRequest(self.messages))).text) != "done":
             output = (await self._container.exec(command)).output
             self.messages.append({"role": "user", "content": await self._echo(output)})

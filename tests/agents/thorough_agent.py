@@ -23,7 +23,7 @@ class ThoroughAgentFactory:
     """Makes thorough agents.
 
     Attributes:
-        options: As `CodeAgentFactory` says.
+        options: Options of `CodeAgentFactory`.
     """
 
     def __init__(self, *, patience_sec: float = 0.05, settled: bool = False) -> None:
@@ -31,7 +31,7 @@ class ThoroughAgentFactory:
 
         Args:
             patience_sec: How long an agent waits for what takes too long.
-            settled: Whether it leaves out of what it says what no two episodes have in common: clocks, and luck.
+            settled: Whether to omit text that differs between episodes, such as clocks and random numbers.
         """
         self.options = {"patience_sec": patience_sec, "settled": settled}
 

@@ -120,8 +120,8 @@ class Tasks:
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)  # type: ignore[arg-type]
 
 
-def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir) -> Experiment:
-    """The experiment as the command line makes it, but for the containers and the tracker."""
+def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir, **more: Any) -> Experiment:
+    """The experiment as the command line makes it, but for the containers, the tracker and more components."""
     components = Components(
         source=as_source(tasks),
         agent_factory=ShellAgentFactory(),
@@ -130,6 +130,7 @@ def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir) ->
         wrapper=drive_async_gym,
         collectors={"json": JsonTrajectoryCollector(run_dir.trajectories)},
         tracker=NullTracker(),
+        **more,
     )
     settings = Settings(1, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0)
     return Experiment(components, settings, run_dir)

@@ -2,8 +2,8 @@
 
 Run by hand: `python -m tests.benchmarks.bench_step`. Prints CPU microseconds per step: with the shell agent at 1 and
 100 environments, the bare code environment, with the collecting environment around it, and through the async Gymnasium
-wrapper; with an agent that only asks, and one that also runs a command after each response, `env.step` at 1 and 1,000,
-beside that of ARES, in turns, where it is installed in the same Python (3.12: `pip install martian-ares`).
+wrapper. Also measures `env.step` at 1 and 1,000 environments, with an agent that only sends requests and with an agent
+that also runs commands.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ares_exp.agents.code_agent import AgentContainer, CodeAgent
 from ares_exp.agents.shell_agent import ShellAgentFactory
@@ -32,17 +31,10 @@ from ares_exp.tasks.task_contract import AgentContext, Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.wrappers.async_gym import drive_async_gym
-from tests.benchmarks.ares_steps import AresSteps, is_installed
 
 STEPS = 50
 ROUNDS = 5
 EPISODES = 100
-
-
-class RunTrivial(Protocol):
-    """Runs an episode with a trivial agent."""
-
-    async def __call__(self, *, with_command: bool) -> None: ...
 
 
 class InMemoryContainer:
@@ -188,29 +180,25 @@ async def run_trivial(*, with_command: bool) -> None:
             time_step = await env.step(COMMAND)
 
 
-async def steps_alone(run_one: RunTrivial, at_once: int, *, with_command: bool) -> float:
+async def steps_alone(at_once: int, *, with_command: bool) -> float:
     """CPU us per step of `env.step` and its share of making and closing the environment."""
     started, episodes = time.process_time(), 0
     while episodes < EPISODES:
-        await asyncio.gather(*(run_one(with_command=with_command) for _ in range(at_once)))
+        await asyncio.gather(*(run_trivial(with_command=with_command) for _ in range(at_once)))
         episodes += at_once
     return (time.process_time() - started) / (episodes * STEPS) * 1e6
 
 
-def print_steps_alone(players: Mapping[str, RunTrivial]) -> None:
-    """Prints the best of all rounds, which the players run in turns."""
-    print(f"\n{'trivial agent':<28}{'1 env':>10}{'1,000 envs':>12}")
+def print_steps_alone() -> None:
+    """Prints the best of all rounds."""
+    print(f"\n{'trivial agent':<24}{'1 env':>10}{'1,000 envs':>12}")
     for with_command in (False, True):
-        found: dict[tuple[str, int], list[float]] = {}
-        for _ in range(ROUNDS):
-            for name, run_one in players.items():
-                for at_once in (1, 1000):
-                    with collecting_seldom():
-                        spent = asyncio.run(steps_alone(run_one, at_once, with_command=with_command))
-                    found.setdefault((name, at_once), []).append(spent)
-        for name in players:
-            row = f"{name}: {'asks, runs a command' if with_command else 'asks'}"
-            print(f"{row:<28}{min(found[name, 1]):>10.1f}{min(found[name, 1000]):>12.1f}")
+        with collecting_seldom():
+            one, thousand = (
+                min(asyncio.run(steps_alone(count, with_command=with_command)) for _ in range(ROUNDS))
+                for count in (1, 1000)
+            )
+        print(f"{'requests, commands' if with_command else 'requests':<24}{one:>10.1f}{thousand:>12.1f}")
 
 
 def main() -> None:
@@ -220,9 +208,7 @@ def main() -> None:
         with collecting_seldom():  # as a run does
             one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
         print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
-    with tempfile.TemporaryDirectory() as folder:
-        theirs = {"ARES": AresSteps(Path(folder), STEPS).execute} if is_installed() else {}
-        print_steps_alone({"ours": run_trivial, **theirs})
+    print_steps_alone()
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class Page:
         self.driver.save_screenshot(str(path))
 
     def take_console(self) -> list[str]:
-        """What was written to the console, violations of the content security policy included."""
+        """The console messages, including violations of the content security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def take_requests(self) -> list[str]:

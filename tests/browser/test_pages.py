@@ -1,4 +1,4 @@
-"""Reports and the live page in a real browser: nothing of what they show runs, and numbers are those of the records.
+"""Reports and the live page in a real browser: they run no text as code, and their numbers match the records.
 
 One browser for all; skipped where there is no Chromium with its driver (`.ci/run` installs them).
 """
@@ -74,7 +74,7 @@ def assert_quiet(page: Page, out: Path) -> None:
     assert page.run(OWNED)
 
 
-def test_every_view_of_a_run_opens_without_a_request(page: Page, runs: Path, tmp_path: Path) -> None:
+def test_every_run_view_opens_without_a_request(page: Page, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     opened(page, out, runs / "solved")
     for view in RUN_VIEWS:
@@ -88,9 +88,7 @@ def test_every_view_of_a_run_opens_without_a_request(page: Page, runs: Path, tmp
     assert_quiet(page, out)
 
 
-def test_numbers_are_those_of_the_records(
-    page: Page, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_match_the_records(page: Page, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "pair.html"
     opened(page, out, runs / "solved", runs / "failed")
     capsys.readouterr()
@@ -201,7 +199,7 @@ def test_causes_link_to_the_filtered_table(page: Page, tmp_path: Path) -> None:
     assert_quiet(page, out)
 
 
-def test_what_does_not_fit_is_named_with_its_command(page: Page, runs: Path, tmp_path: Path) -> None:
+def test_omitted_episodes_are_listed_with_their_command(page: Page, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     opened(page, out, runs / "solved", options=("--episodes", "failed"))
     page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -212,13 +210,13 @@ def test_what_does_not_fit_is_named_with_its_command(page: Page, runs: Path, tmp
     assert_quiet(page, out)
 
 
-def test_the_script_has_no_way_to_read_text_as_code() -> None:
+def test_the_script_cannot_run_text_as_code() -> None:
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser",
                  "createContextualFragment", "srcdoc", "setTimeout(\"", "importScripts"):  # fmt: skip
         assert word not in page_of.script()
 
 
-def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path) -> None:
+def test_a_live_page_shows_new_steps(page: Page, tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [row("done", 0, 1.0)])
     lines = [*dump_episode(chat("live-0", "live", length=8))]
     partial = run / "trajectories" / "live-0.json"

@@ -1,4 +1,4 @@
-"""The kinds of cases of the compatibility table: what the specification says, what is done, what has to come out.
+"""The kinds of cases of the compatibility table: its rule, its input and its expected outcome.
 
 The specification is what Harbor 0.25.0 does with a task. Its sections are numbered as in `table.TITLES`: 1 the task's
 directory, 2 the life of a trial, 3 data sets.
@@ -96,8 +96,8 @@ class Episode(Case):
     """A task that is run: loaded, checked, run in a container, verified.
 
     Attributes:
-        files, links: As of `Directory`.
-        agent: The commands of a scripted policy, `DONE` after those of each step but the last; or `"oracle"`.
+        files, links: Same as in `Directory`.
+        agent: The commands of a scripted policy, `DONE` after each step except the last; or `"oracle"`.
         raises: Whether the agent raises an exception after its first command.
         host: Variables of the host.
         options: Options of env=harbor.
@@ -106,8 +106,8 @@ class Episode(Case):
         network: What container=local gives.
         needs_root: Whether container=local has to run as root, because commands run as other users.
         expected: Some of: `reward`, `rewards`, `error` (its class), `started` (whether it was found after the start of
-            the container), `message` (texts in the error), `warnings` (texts in what the user is told), `truncated_by`,
-            `steps` (rewards by name), `files` (text of files of the episode, by path; `None`: not there), `manifest`
+            the container), `message` (texts in the error), `warnings` (texts in the warnings), `truncated_by`,
+            `steps` (rewards by name), `files` (text of files of the episode, by path; `None`: missing), `manifest`
             (source, status), `asked` (texts in the agent's first request).
         reference: The same of Harbor, where it differs.
     """
@@ -131,7 +131,7 @@ class Containers(Case):
     """What a task asks of its containers, and of their networks; nothing is started.
 
     Attributes:
-        files: As of `Directory`.
+        files: Same as in `Directory`.
         expected: Fields of the container's specification as `agent.<field>`, of the verifier's own as
             `verifier.<field>`; networks of phases, of each step, as `networks`: between phases, agent, verifier.
     """
@@ -142,11 +142,11 @@ class Containers(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Case):
-    """Time limits of a task under those of a run.
+    """Time limits of a task under the limits of a run.
 
     Attributes:
         toml: The task.toml.
-        limits: As of `TimeLimits`.
+        limits: Same as in `TimeLimits`.
         expected: Seconds by phase; `None` is unlimited.
     """
 
@@ -161,15 +161,15 @@ class Selection(Case):
 
     Attributes:
         folders: Task directories to make, relative to the current directory.
-        broken: Those of them that are no valid task.
+        broken: Names of the invalid tasks.
         repository: Whether `folders` are in a git repository, of one commit.
         harbors_own: Whether that repository stands in for Harbor's own.
-        registry: Data sets to write to a registry.json, in the repository or else the current directory; `{repo}` and
-            `{commit}` stand for those of the repository.
-        options: Of env=harbor; `{repo}`, `{commit}` as above.
+        registry: Data sets to write to a registry.json, in the repository or otherwise the current directory;
+            `{repo}` and `{commit}` are replaced by the repository's path and commit.
+        options: Options of env=harbor; `{repo}`, `{commit}` as above.
         expected: Names of tasks in order; or the error's class.
-        reported: Texts in what the user is told.
-        reference: As `expected`, of Harbor, where it differs.
+        reported: Texts in the messages to the user.
+        reference: Harbor's outcome, if it differs from `expected`.
     """
 
     folders: Sequence[str] = ("a", "b")

@@ -1,4 +1,4 @@
-"""Sections 1.10 to 1.12, 1.16 and 1.17: the environment, commands, health checks, skills, what is refused."""
+"""Sections 1.10 to 1.12, 1.16 and 1.17: the environment, commands, health checks, skills, unsupported features."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class PlainContainer(BaseEnvironment):
 
 
 class ScriptedAgent(BaseAgent):
-    """Runs the commands of an episode's case, those of each step when it is that step's turn."""
+    """Runs the commands of an episode's case; each step's commands run in that step."""
 
     capabilities = AgentCapabilities(load_atif_trajectory=True, skills=True)
 

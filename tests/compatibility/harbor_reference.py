@@ -1,4 +1,4 @@
-"""Puts the table to Harbor's own code, where that can be done, and tells what is not as the table says.
+"""Runs the table's cases with Harbor's code, where possible, and prints the differences.
 
 `python -m tests.compatibility.harbor_reference [--episodes]`, with a Python that has Harbor, in this repository.
 Episodes need a Docker engine.

@@ -1,4 +1,4 @@
-"""What came out of an episode or a reading, to be compared with what is expected."""
+"""The outcome of an episode or a reading, to compare with the expected outcome."""
 
 from __future__ import annotations
 
@@ -39,9 +39,5 @@ def manifest(path: Path) -> list[tuple[str, ...]] | None:
     """What a manifest.json says: source, destination, type and status of each artifact."""
     if not path.exists():
         return None
-    return [tuple(entry[key] for key in ("source", "destination", "type", "status")) for entry in _entries(path)]
-
-
-def _entries(path: Path) -> Sequence[Mapping[str, str]]:
     entries: Sequence[Mapping[str, str]] = json.loads(path.read_text())
-    return entries
+    return [tuple(entry[key] for key in ("source", "destination", "type", "status")) for entry in entries]

@@ -1,4 +1,4 @@
-"""How an `Episode` is run: by env=harbor, a container and a policy, as in a run. What came out, by name."""
+"""Runs an `Episode` like a run does, by env=harbor, a container and a policy, and returns its outcome by name."""
 
 from __future__ import annotations
 

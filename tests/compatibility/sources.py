@@ -11,7 +11,7 @@ from tests.compatibility.case import Selection, write_task
 
 
 def make_sources(case: Selection, cwd: Path) -> dict[str, Any]:
-    """Makes them, relative to the current directory or in a repository beside it; returns the options of the case."""
+    """Creates the sources in the current directory or a repository next to it; returns the options of the case."""
     folder = cwd.parent / "repository" if case.repository else cwd
     for name in case.folders:
         write_task(folder / name, {"task.toml": "["} if name in case.broken else {})
@@ -40,14 +40,15 @@ def _filled(text: str, meant: dict[str, str]) -> str:
 
 def _committed(folder: Path) -> str:
     """The commit of all that is in the folder."""
-    _git(folder, "init", "--quiet", "--initial-branch=main")
-    _git(folder, "config", "uploadpack.allowFilter", "true")
-    _git(folder, "add", "--all")
-    _git(folder, "commit", "--quiet", "--message=a commit")
-    return _git(folder, "rev-parse", "HEAD")
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "config", "uploadpack.allowFilter", "true")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message=a commit")
+    return git(folder, "rev-parse", "HEAD")
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
+    """Runs git with an identity; returns what it prints."""
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
     done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
     return done.stdout.decode().strip()

@@ -1,4 +1,4 @@
-"""The whole table. `python -m tests.compatibility.table` prints what is in it, as Markdown."""
+"""The whole table. `python -m tests.compatibility.table` prints it as Markdown."""
 
 from __future__ import annotations
 

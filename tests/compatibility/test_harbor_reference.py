@@ -15,7 +15,7 @@ PYTHON = os.environ.get("ARES_EXP_HARBOR_PYTHON", "")
 @pytest.mark.skipif(not PYTHON, reason="set ARES_EXP_HARBOR_PYTHON=<a Python that has harbor 0.25.0>")
 @pytest.mark.timeout(1800)
 @pytest.mark.once
-def test_harbor_does_what_the_table_says() -> None:
+def test_harbor_matches_the_table() -> None:
     episodes = [] if missing("docker") else ["--episodes"]
     done = subprocess.run(
         [PYTHON, "-m", "tests.compatibility.harbor_reference", *episodes],

@@ -1,6 +1,6 @@
 """The contract of captured and restored files on sandboxes, over the real SDK.
 
-Without what it says of files in a snapshot on disk: the service keeps them, and only its name is there.
+Cases about snapshot files on disk are left out: the service keeps the files, and the disk has only the name.
 """
 
 from __future__ import annotations

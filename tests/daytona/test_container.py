@@ -1,4 +1,4 @@
-"""The life of a sandbox: how it is asked for, kept and removed, and what is left where that fails."""
+"""The life of a sandbox: how it is requested, kept and removed, and how failures are cleaned up."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def posted(emulator: Emulator, what: str) -> list[Any]:
 async def test_a_capture_starts_another_sandbox(
     emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
 ) -> None:
-    """With what was done in the first, beside directories of this machine."""
+    """With the files of the first sandbox, and local directories."""
     program, target = tmp_path / "tool" / "bin" / "run", f"/opt/{tmp_path.name}"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho ran\n")
@@ -101,7 +101,9 @@ async def test_a_capture_starts_another_sandbox(
     ],
     ids=["rate-limit", "key", "refused-command", "lost", "no-shell"],
 )
-async def test_a_start_that_is_refused(emulator: Emulator, fault: Fault, error: type[Exception], said: str) -> None:
+async def test_a_rejected_start_leaves_no_sandbox(
+    emulator: Emulator, fault: Fault, error: type[Exception], said: str
+) -> None:
     factory = DaytonaContainerFactory()
     emulator.faults.add(fault)
     box = factory(SPEC)
@@ -137,7 +139,7 @@ async def test_no_credentials(emulator: Emulator, monkeypatch: pytest.MonkeyPatc
 # A start that is given up
 
 
-async def test_a_start_that_is_cancelled_at_any_request(emulator: Emulator) -> None:
+async def test_a_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
     """Before every other one of its requests is acted upon, and after the others."""
     factory = DaytonaContainerFactory()
     for skip in itertools.count():
@@ -183,7 +185,7 @@ async def test_stopped_while_it_starts(emulator: Emulator, others: bool) -> None
     await nothing_is_left(emulator, factory)
 
 
-async def test_a_stop_that_is_cancelled_goes_on(emulator: Emulator) -> None:
+async def test_a_cancelled_stop_still_removes_the_sandbox(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory()
     box = factory(SPEC)
     await box.start()
@@ -196,7 +198,9 @@ async def test_a_stop_that_is_cancelled_goes_on(emulator: Emulator) -> None:
     await nothing_is_left(emulator, factory)
 
 
-async def test_stop_of_what_is_gone_or_cannot_be_asked(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_survives_a_lost_or_unreachable_sandbox(
+    emulator: Emulator, caplog: pytest.LogCaptureFixture
+) -> None:
     factory = DaytonaContainerFactory()
     box = factory(SPEC)
     await box.start()
@@ -231,10 +235,10 @@ def test_one_factory_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> 
     assert [asyncio.run(run()) for _ in range(2)] == ["one\ntwo\n"] * 2
 
 
-# What is asked for
+# Requests
 
 
-async def test_what_is_sent(emulator: Emulator) -> None:
+async def test_requests_contain_variables_and_network(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory(env={"A": "factory", "B": "factory"}, allowed_hosts=["pypi.org"])
     allowed = NetworkPolicy("allowlist", frozenset({"example.org"}))
     spec = replace(
@@ -259,7 +263,7 @@ async def test_what_is_sent(emulator: Emulator) -> None:
         ] == [(False, "", ""), (False, "", "example.org,pypi.org"), (False, "", "pypi.org")]
 
 
-async def test_a_network_that_cannot_be_put_in_force(emulator: Emulator) -> None:
+async def test_a_failed_network_switch_is_an_error(emulator: Emulator) -> None:
     spec = replace(SPEC, network=NO_NETWORK, phase_networks=frozenset({PUBLIC}))
     async with DaytonaContainerFactory()(spec) as box:
         refusal = emulator.faults.add(Fault("status", path="network-settings", status=403))
@@ -303,7 +307,7 @@ SEEN = "pwd; id -un; echo $FIRST $SECOND; tool; cd /app; ls -lnR --time-style=+ 
 
 
 @pytest.mark.root
-async def test_a_dockerfile_with_local_files_gives_what_its_build_gives(emulator: Emulator, tmp_path: Path) -> None:
+async def test_a_dockerfile_with_files_gives_its_build(emulator: Emulator, tmp_path: Path) -> None:
     """The service builds what needs no file, and has no object store; the rest is done in the sandbox."""
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
     (tmp_path / "tool.sh").write_text("#!/bin/sh\necho tool of $(id -un)\n")
@@ -326,7 +330,7 @@ async def test_a_dockerfile_with_local_files_gives_what_its_build_gives(emulator
 
 
 @pytest.mark.root
-async def test_a_dockerfile_is_built_by_the_service_where_no_file_is_needed(emulator: Emulator, tmp_path: Path) -> None:
+async def test_the_service_builds_a_dockerfile_without_files(emulator: Emulator, tmp_path: Path) -> None:
     text = DOCKERFILE.replace("COPY tool.sh data ./", "RUN echo echo built >tool.sh")
     (tmp_path / "Dockerfile").write_text(text)
     spec = ContainerSpec("t", context_dir=tmp_path, workdir="/app/bin", env={"FIRST": "task"})
@@ -343,8 +347,8 @@ async def test_a_dockerfile_is_built_by_the_service_where_no_file_is_needed(emul
 # Its time to live
 
 
-async def test_nobody_keeps_it_alive(emulator: Emulator) -> None:
-    """As where the runner's machine is cut off: the service removes it, and a command says so."""
+async def test_a_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) -> None:
+    """The runner's machine is disconnected: the service removes the sandbox, and a command reports it."""
     factory = DaytonaContainerFactory(ttl_min=30)
     async with factory(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 100"))

@@ -1,7 +1,7 @@
 """The container contract on sandboxes, over the real SDK.
 
-Sandboxes of the emulator are local boxes, which is fast and shows all but a network; that is shown where they are
-Docker containers. There the rest of the contract is run by night: every request of theirs is a `docker exec`.
+Sandboxes of the emulator are local boxes, which are fast and cover all cases except networks. Docker containers cover
+networks. The nightly run also runs the other cases there, where every request is a `docker exec`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TestDaytonaForwardedPorts(OnSandboxes, RelayedForwardedPortContract):
 
 @pytest.mark.docker
 class TestDaytonaContainerOnDocker(OnSandboxes, ContainerContract):
-    """The same where a sandbox has an image and a network of its own."""
+    """The same for a sandbox with a separate image and network."""
 
     by_night = frozenset(dir(ContainerContract)) - {"test_only_announced_policies"}
     networks = frozenset({"no-network", "public"})

@@ -46,7 +46,7 @@ async def nothing_is_left(emulator: Emulator, service: DaytonaService) -> None:
     await until(lambda: not emulator.sandboxes)
 
 
-async def test_a_sandbox_that_runs(emulator: Emulator, service: DaytonaService) -> None:
+async def test_create_gives_a_running_sandbox(emulator: Emulator, service: DaytonaService) -> None:
     sandbox = await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     assert (sandbox.name, sandbox.labels["a"]) == (NAME, "b")
     assert (await sandbox.process.exec("echo here")).result == "here\n"
@@ -83,7 +83,7 @@ async def test_exactly_one_whatever_becomes_of_the_answer(
     await nothing_is_left(emulator, service)
 
 
-async def test_one_that_is_there_already_is_ours(emulator: Emulator, service: DaytonaService) -> None:
+async def test_an_existing_sandbox_is_adopted(emulator: Emulator, service: DaytonaService) -> None:
     """A request whose answer got lost on its way through a proxy that then sent it again."""
     there = await service.client.create(params().model_copy(update={"name": NAME}))
     sandbox = await create_sandbox(service, params(), name=NAME, timeout_sec=60)
@@ -120,7 +120,7 @@ async def test_a_sandbox_from_nothing(
     await nothing_is_left(emulator, service)
 
 
-async def test_a_service_that_stays_down(
+async def test_an_unavailable_service_leaves_no_sandbox(
     emulator: Emulator, service: DaytonaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(creation, "APPEARS_WITHIN_SEC", 0.2)
@@ -161,7 +161,7 @@ async def test_a_cancelled_creation_leaves_nothing(
     await nothing_is_left(emulator, service)
 
 
-async def test_removal_by_somebody_else_while_it_is_made(emulator: Emulator, service: DaytonaService) -> None:
+async def test_removal_during_creation_fails_the_creation(emulator: Emulator, service: DaytonaService) -> None:
     """The creation fails; it is not as if its task had been cancelled."""
     emulator.faults.add(Fault("slow", "POST", CREATION, seconds=0.5))
     making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
@@ -180,7 +180,7 @@ async def test_removal_by_somebody_else_while_it_is_made(emulator: Emulator, ser
     ],
     ids=["its state changes", "it goes meanwhile"],
 )
-async def test_removal_of_one_that_changes(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
+async def test_a_changing_sandbox_is_removed(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
     await delete_sandbox(service, NAME)  # there is none yet
     await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     emulator.faults.add(fault)
@@ -189,7 +189,7 @@ async def test_removal_of_one_that_changes(emulator: Emulator, service: DaytonaS
     await nothing_is_left(emulator, service)
 
 
-async def test_removal_that_is_refused(emulator: Emulator, service: DaytonaService) -> None:
+async def test_a_rejected_removal_is_an_authorization_error(emulator: Emulator, service: DaytonaService) -> None:
     await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     emulator.faults.add(Fault("status", "DELETE", status=403))
     with pytest.raises(ContainerAuthorizationError):

@@ -1,4 +1,4 @@
-"""What is read from the environment, what is refused, and that none of it is shown."""
+"""Credentials: how they are read from the environment, which are rejected, and that none of them is shown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     ],
     ids=["key", "all", "token", "both"],
 )
-def test_what_is_read(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], expected: Credentials) -> None:
+def test_credentials_are_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], expected: Credentials
+) -> None:
     set_all(monkeypatch, **values)
     assert Credentials.from_environment() == expected
 
@@ -73,7 +75,9 @@ def test_nothing_is_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path_fa
         ({"API_KEY": KEY, "API_URL": "https://[::1"}, "DAYTONA_API_URL is no address"),
     ],
 )
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], complaint: str) -> None:
+def test_invalid_credentials_are_rejected_without_secrets(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], complaint: str
+) -> None:
     set_all(monkeypatch, **values)
     with pytest.raises(PreflightError) as caught:
         Credentials.from_environment()
@@ -98,7 +102,7 @@ def test_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mask_known_secrets(f"{with_key.api_key} {with_token.jwt_token}") == "*** ***"
 
 
-def test_whether_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_has_credentials_ignores_blank_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_credentials()
     set_all(monkeypatch, API_KEY=" ")
     assert not has_credentials()

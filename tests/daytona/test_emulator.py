@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.daytona.conftest import said
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the tests that use the emulator
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # daily, other tests use the emulator
 
 
 def client_of(api_key: str, api_url: str) -> AsyncDaytona:
@@ -50,7 +50,7 @@ async def test_an_unknown_route_is_recorded(emulator: Emulator) -> None:
     assert emulator.unknown.pop() == f"POST /api/sandbox/{sandbox.id}/archive"
 
 
-async def test_a_message_that_no_client_sends_is_recorded(emulator: Emulator) -> None:
+async def test_an_invalid_request_is_recorded(emulator: Emulator) -> None:
     headers = {"Authorization": f"Bearer {emulator.api_key}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -60,7 +60,7 @@ async def test_a_message_that_no_client_sends_is_recorded(emulator: Emulator) ->
     assert emulator.invalid.pop() == "POST /api/sandbox: CreateSandbox has no nmae"
 
 
-async def test_a_client_that_takes_output_too_slowly_is_cut_off(emulator: Emulator) -> None:
+async def test_a_slow_reader_is_cut_off(emulator: Emulator) -> None:
     async def take(_: bytes) -> None: ...
 
     emulator.traffic.message_sec = 0.01
@@ -71,7 +71,7 @@ async def test_a_client_that_takes_output_too_slowly_is_cut_off(emulator: Emulat
     assert emulator.traffic.cut_off == 1
 
 
-async def test_nothing_is_left_of_what_is_in_the_middle_of_something() -> None:
+async def test_close_ends_requests_and_sandboxes_in_progress() -> None:
     before = _traces()
     async with Emulator() as emulator, client_of(emulator.api_key, emulator.url) as client:
         kept = await make(client)
@@ -90,7 +90,7 @@ async def test_nothing_is_left_of_what_is_in_the_middle_of_something() -> None:
     assert _traces() == before
 
 
-async def test_its_own_process_removes_everything_when_it_is_told_to_end() -> None:
+async def test_the_process_removes_everything_on_sigterm() -> None:
     serving = [sys.executable, "-m", "tests.daytona.emulator", "--box", "local"]
     process = await asyncio.create_subprocess_exec(*serving, cwd=ROOT, stdout=PIPE)
     try:
@@ -134,7 +134,7 @@ async def test_docker_containers_as_sandboxes() -> None:
 
 
 def _traces(process: int | None = None) -> tuple[set[str], set[str]]:
-    """Directories of the boxes and emulators of a process (default: this one), and what is mounted in them."""
+    """Directories of the boxes and emulators of a process (default: this process), and the mounts in them."""
     mine = re.compile(rf"ares_exp-box-{process or os.getpid()}-|daytona-emulator-{process or os.getpid()}-")
     folders = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()}

@@ -89,14 +89,14 @@ def test_how_long_to_wait(headers: dict[str, str], seconds: float | None) -> Non
     assert failure.error.retry_after_sec == seconds
 
 
-def test_a_message_says_what_was_asked_what_was_answered_and_what_to_do() -> None:
+def test_a_message_has_request_response_and_fix() -> None:
     message = str(read("The sandbox x", said(403, "Organization is suspended.", "ORGANIZATION_SUSPENDED", API)).error)
     assert message.startswith(
         "The sandbox x: the Daytona service answers 403, ORGANIZATION_SUSPENDED: Organization is suspended. Check "
     )
 
 
-def test_what_the_service_says_is_shown_in_bounds() -> None:
+def test_response_text_is_masked_and_bounded() -> None:
     protect(["a-secret-in-an-answer"])
     message = str(read("x", said(400, "\x1b[2Ja-secret-in-an-answer\n\n  <html>" + "y" * 100_000)).error)
     assert "\x1b" not in message
@@ -109,7 +109,7 @@ def test_plain_text() -> None:
     assert plain(" a\tb\r\n\n c\x00") == "a b c\N{REPLACEMENT CHARACTER}"
 
 
-def test_what_had_no_effect() -> None:
+def test_only_rejected_requests_had_no_effect() -> None:
     assert was_refused(said(400))
     assert was_refused(said(429))
     assert not any(map(was_refused, (said(408), said(409), said(500), DaytonaConnectionError("cut"), OSError())))

@@ -19,16 +19,14 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.root
 @pytest.mark.nightly
-async def test_the_forwarded_port_of_a_killed_process_is_closed(emulator: Emulator) -> None:
+async def test_a_killed_process_closes_its_forwarded_port(emulator: Emulator) -> None:
     async with killed_forwarded_port("daytona", {}) as forwarded_port:
         assert len(forwarded_port.relays) == 1
         assert await asyncio.to_thread(forwarded_port.is_gone)
 
 
-async def test_one_that_heard_nothing_for_too_long_opens_again_each_time(
-    emulator: Emulator, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What was open is cut, as a service that is away for a moment cuts it; an agent's client tries again."""
+async def test_a_silent_forwarded_port_reopens_each_time(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:
+    """A short outage of the service cuts open connections; an agent's client tries again."""
     caplog.set_level(logging.INFO)
     spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
     async with DaytonaContainerFactory(forwarded_port_lease_sec=1)(spec) as box:
@@ -45,7 +43,7 @@ async def test_one_that_heard_nothing_for_too_long_opens_again_each_time(
         await forwarded_port.close()
 
 
-async def test_a_forwarded_port_that_nobody_uses_costs_no_request(emulator: Emulator) -> None:
+async def test_an_idle_forwarded_port_sends_no_requests(emulator: Emulator) -> None:
     spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
     async with (
         DaytonaContainerFactory(forwarded_port_lease_sec=2)(spec) as box,

@@ -1,4 +1,4 @@
-"""What a sandbox is made from, which files of the context it takes, and what is left for after the start."""
+"""The image plan of a sandbox: its base, the files of the context, and the steps after the start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def files_of(planned: ImagePlan) -> list[str]:
     return sorted(planned.local.files)
 
 
-def test_a_snapshot_wins_over_all_that_the_task_has_and_says_so(tmp_path: Path) -> None:
+def test_a_snapshot_replaces_the_task_image_and_warns(tmp_path: Path) -> None:
     task = spec(tmp_path, "FROM x\nCOPY a /a\n")
     planned = plan_image(task, "team/base")
     assert (planned.snapshot, planned.image, planned.dockerfile) == ("team/base", None, None)
@@ -109,7 +109,7 @@ ENTRYPOINT ["/x"]
 """
 
 
-def test_a_text_that_needs_no_files_is_sent_as_it_is(tmp_path: Path) -> None:
+def test_a_dockerfile_without_files_is_sent_unchanged(tmp_path: Path) -> None:
     planned = plan(tmp_path, WITHOUT_FILES)
     assert planned.local is None
     assert planned.after_start() is planned
@@ -129,7 +129,7 @@ def test_a_text_that_needs_no_files_is_sent_as_it_is(tmp_path: Path) -> None:
         ("FROM x\nENV A=1 B=1\n", None, "root"),
     ],
 )
-def test_a_stage_has_what_its_base_has(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
+def test_a_stage_inherits_from_its_base(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
     """A directory that is relative to the base image's is not known."""
     planned = plan(tmp_path, text)
     assert (planned.env, planned.workdir, planned.user) == ({"A": "1", "B": "1"}, workdir, user)
@@ -152,7 +152,7 @@ IN_CONTEXT = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my f
         ("COPY inner /x", ["inner"]),
     ],
 )
-def test_files_that_the_builder_is_given(tmp_path: Path, instruction: str, expected: list[str]) -> None:
+def test_the_builder_gets_only_copied_files(tmp_path: Path, instruction: str, expected: list[str]) -> None:
     context, staged = tmp_path / "context", tmp_path / "staged"
     task = spec(context, f"FROM x\n{instruction}\n", **IN_CONTEXT)
     if "inner" in instruction:  # a link that is itself a source is followed
@@ -174,7 +174,7 @@ def test_files_that_the_builder_is_given(tmp_path: Path, instruction: str, expec
         ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
     ],
 )
-def test_files_that_are_no_source_of_a_copy(tmp_path: Path, instruction: str, expected: list[str]) -> None:
+def test_files_outside_copy_sources_are_not_staged(tmp_path: Path, instruction: str, expected: list[str]) -> None:
     """A stage that no other one uses makes the SDK send them."""
     text = f"# syntax=docker/dockerfile:1\nARG V=1\nFROM x:$V\n{instruction}\n"
     planned = plan(tmp_path / "context", text, **IN_CONTEXT)
@@ -197,7 +197,7 @@ def test_dockerignore_is_kept_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["../secret", "outside", "directory/secret", "*side", "../*"])
 @pytest.mark.parametrize("form", ["COPY {} /x/", "ADD {} /x/", "RUN --mount=type=bind,source={},target=/x true"])
-def test_no_file_outside_of_the_context_is_ever_taken(tmp_path: Path, source: str, form: str) -> None:
+def test_sources_outside_the_context_are_rejected(tmp_path: Path, source: str, form: str) -> None:
     (tmp_path / "secret").write_text("secret")
     context = tmp_path / "context"
     context.mkdir()
@@ -218,7 +218,7 @@ NOT_FOUND = "the SDK takes variables and leading slashes"
         *(("COPY d /x", what) for what in ("link", "empty directory", "device", "no UTF-8")),
     ],
 )
-def test_files_that_the_sdk_cannot_store_go_up_after_the_start(tmp_path: Path, instruction: str, what: str) -> None:
+def test_files_unsupported_by_the_sdk_upload_after_start(tmp_path: Path, instruction: str, what: str) -> None:
     task, folder = spec(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT), tmp_path / "d"
     if what == "link":
         (folder / "link").symlink_to("one")
@@ -235,7 +235,7 @@ def test_files_that_the_sdk_cannot_store_go_up_after_the_start(tmp_path: Path, i
     assert planned.warnings == ()
 
 
-def test_the_text_before_the_first_need_of_a_file_is_built(tmp_path: Path) -> None:
+def test_lines_before_the_first_copy_are_built(tmp_path: Path) -> None:
     text = "FROM a AS one\nRUN <<E\nCOPY no /no\nE\nFROM b\nCOPY --from=one /x /x\n\n# next\nCOPY a /a\nRUN make\n"
     planned = plan(tmp_path, text, a="1").after_start()
     assert planned.dockerfile == text[: text.index("COPY a")]
@@ -253,7 +253,7 @@ def test_the_text_before_the_first_need_of_a_file_is_built(tmp_path: Path) -> No
         ("ENV A=${B%x}\n", "substitution"),
     ],
 )
-def test_what_takes_the_object_store_is_known_before_and_named(tmp_path: Path, rest: str, named: str) -> None:
+def test_instructions_that_need_the_object_store_are_named(tmp_path: Path, rest: str, named: str) -> None:
     planned = plan(tmp_path, f"FROM x AS one\nCOPY a /a\n{rest}", a="1")
     assert named in planned.warnings[0]
     assert "line 3" in planned.warnings[0]
@@ -264,7 +264,7 @@ def test_what_takes_the_object_store_is_known_before_and_named(tmp_path: Path, r
     assert named in str(caught.value)
 
 
-def test_what_no_way_is_left_for_is_refused_with_both_reasons(tmp_path: Path) -> None:
+def test_an_unbuildable_dockerfile_is_rejected_with_both_reasons(tmp_path: Path) -> None:
     task = spec(tmp_path, "FROM x AS one\nCOPY d /d\nFROM y\nCOPY --from=one /d /d\n", d__a="1")
     (tmp_path / "d" / "link").symlink_to("a")
     with pytest.raises(UnsupportedTaskError) as caught:
@@ -273,7 +273,7 @@ def test_what_no_way_is_left_for_is_refused_with_both_reasons(tmp_path: Path) ->
         assert part in str(caught.value)
 
 
-def test_a_build_argument_that_cannot_be_read_here_matters_only_after_the_start(tmp_path: Path) -> None:
+def test_an_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> None:
     text = "FROM x\nARG V=${W%x}\nRUN a $V\n"
     assert plan(tmp_path, text).dockerfile == text
     assert "substitution" in plan(tmp_path, text + "COPY a /a\nRUN b $V\n", a="1").warnings[0]
@@ -353,7 +353,7 @@ def built(planned: ImagePlan, directory: Path) -> LocalContainer:
 @pytest.mark.local
 @pytest.mark.root
 @pytest.mark.once
-async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_path: Path) -> None:
+async def test_a_running_sandbox_finishes_like_a_builder(tmp_path: Path) -> None:
     task = context_with_a_tree(tmp_path / "context", REST)
     planned = plan_image(task)
     after = planned.after_start()
@@ -378,7 +378,7 @@ async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_pa
 
 @pytest.mark.local
 @pytest.mark.once
-async def test_arguments_of_the_platform_are_those_of_the_builder(tmp_path: Path) -> None:
+async def test_platform_arguments_match_the_builder(tmp_path: Path) -> None:
     text = "FROM x\nCOPY a /a\nARG TARGETARCH\nRUN echo $TARGETARCH >/arch\n"
     planned = plan(tmp_path / "context", text, a="1").after_start()
     async with built(planned, tmp_path / "built") as box:
@@ -388,7 +388,7 @@ async def test_arguments_of_the_platform_are_those_of_the_builder(tmp_path: Path
 
 @pytest.mark.local
 @pytest.mark.once
-async def test_a_command_that_fails_after_the_start(tmp_path: Path) -> None:
+async def test_a_failed_command_after_start_names_its_line(tmp_path: Path) -> None:
     planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN echo why; false\n", a="1").after_start()
     async with built(planned, tmp_path / "built") as box:
         with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
@@ -411,7 +411,7 @@ def package(tmp_path: Path) -> Mount:
     return Mount(folder, "/opt/ares_exp/tool", "sha512:aa==")
 
 
-def test_directories_of_this_machine_are_layers_where_that_is_right(tmp_path: Path) -> None:
+def test_local_directories_become_layers_where_supported(tmp_path: Path) -> None:
     tool, linked = package(tmp_path), Mount(tmp_path / "linked", "/opt/ares_exp/linked", "d2")
     linked.source.mkdir()
     (linked.source / "link").symlink_to("nothing")
@@ -444,9 +444,7 @@ def test_a_builder_makes_the_layer(tmp_path: Path) -> None:
         subprocess.run(["docker", "rmi", "-f", image], check=True, capture_output=True)
 
 
-async def test_a_start_that_is_cancelled_leaves_no_copy_of_the_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_start_leaves_no_context_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = tmp_path / "copies"
     copies.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(copies))

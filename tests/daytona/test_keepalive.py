@@ -44,7 +44,7 @@ async def test_the_end_is_put_off_again_and_again(
     assert all(sandbox.expiry is not None for sandbox in emulator.sandboxes.values())
 
 
-async def test_one_that_is_gone_or_discarded_is_forgotten(
+async def test_lost_and_discarded_sandboxes_are_not_renewed(
     emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost, left, kept = [await new(service) for _ in range(3)]
@@ -71,7 +71,7 @@ async def test_failures_are_survived_with_one_warning(
     assert "answers 403" in warnings[0]
 
 
-async def test_closing_ends_it_in_the_middle_of_a_request(emulator: Emulator, service: DaytonaService) -> None:
+async def test_close_cancels_a_pending_renewal(emulator: Emulator, service: DaytonaService) -> None:
     keep_alive = KeepAlive(service, minute_sec=0.05)
     slow = emulator.faults.add(Fault("slow", "POST", "/ttl/3", seconds=1))
     keep_alive.add(await new(service), 3)

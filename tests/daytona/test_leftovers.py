@@ -45,7 +45,7 @@ async def labels_of_the_dead() -> dict[str, str]:
 
 @pytest.fixture
 async def dead(service: DaytonaService) -> dict[str, str]:
-    """Labels of a dead run, and sandboxes of it, of ours, of another machine's and of nobody."""
+    """Labels of a dead run, and sandboxes of this run, of another machine and without labels."""
     dead = await labels_of_the_dead()
     for name, labels in (
         (DEAD, dead),
@@ -58,14 +58,14 @@ async def dead(service: DaytonaService) -> dict[str, str]:
 
 
 async def names(emulator: Emulator) -> set[str]:
-    """Of the sandboxes that are there, once those that go have gone."""
+    """Waits until removed sandboxes are gone, then returns the rest."""
     async with asyncio.timeout(60):
         while any(one.state == "destroying" for one in emulator.sandboxes.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return {one.name for one in emulator.sandboxes.values()}
 
 
-async def test_what_is_found(service: DaytonaService, dead: dict[str, str]) -> None:
+async def test_find_lists_sandboxes_with_owner_and_age(service: DaytonaService, dead: dict[str, str]) -> None:
     found = {leftover.name: leftover for leftover in await find(service)}
     assert {name: leftover.is_stale for name, leftover in found.items()} == {DEAD: True, LIVING: False, FOREIGN: False}
     assert found[DEAD].whose == f"process {dead['ares_exp.pid']} on {dead[HOST]}"
@@ -85,7 +85,7 @@ async def test_removal_at_the_start_of_a_run(
     assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
 
 
-async def test_a_service_that_does_not_say_what_it_has(emulator: Emulator, service: DaytonaService) -> None:
+async def test_a_failed_list_is_an_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", "GET", "/api/sandbox$", status=401))
     with pytest.raises(ContainerAuthorizationError, match="The list of sandboxes: "):
         await remove_stale(service)
@@ -124,7 +124,7 @@ async def test_the_command(emulator: Emulator, dead: dict[str, str], tmp_path: P
 @pytest.mark.nightly
 @pytest.mark.once
 async def test_the_command_with_snapshots(emulator: Emulator, service: DaytonaService, tmp_path: Path) -> None:
-    """Those that runs of this machine had the service keep; not those that a user made."""
+    """Only snapshots that runs of this machine created, not snapshots of a user."""
     request = CreateSandboxFromSnapshotParams(labels=owner_labels())
     sandbox = await create_sandbox(service, request, name=LIVING, timeout_sec=60)
     await keep_files(service, sandbox)

@@ -46,7 +46,7 @@ def names(emulator: Emulator) -> list[str]:
     return [name for name in emulator.service.snapshots if name.startswith(KEPT_PREFIX)]
 
 
-async def test_a_sandbox_starts_with_what_another_one_had(
+async def test_a_snapshot_restores_files_in_another_sandbox(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox, objects: ObjectStore
 ) -> None:
     await said(sandbox, "echo mine >/file")
@@ -69,14 +69,18 @@ async def test_a_sandbox_starts_with_what_another_one_had(
         await make_ready(service, str(name))
 
 
-async def test_an_answer_that_gets_lost(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+async def test_a_lost_response_keeps_one_snapshot(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
     lost = emulator.faults.add(Fault("drop_after", "POST", path="/snapshot$"))
     delta = await keep_files(service, sandbox)
     assert lost.hits == 1
     assert [snapshot_to_start_from(StoredChanges(delta, ObjectStore(Path())))] == names(emulator)
 
 
-async def test_a_service_that_makes_none(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+async def test_a_failed_snapshot_is_a_capture_error(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
     emulator.faults.add(
         Fault("status", "POST", path="/snapshot$", status=400, body={"message": "No internal registry"})
     )
@@ -88,7 +92,9 @@ async def test_a_service_that_makes_none(emulator: Emulator, service: DaytonaSer
     assert names(emulator) == []
 
 
-async def test_one_that_becomes_unusable(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+async def test_an_unusable_snapshot_is_a_mismatch(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
     name = str(snapshot_to_start_from(StoredChanges(await keep_files(service, sandbox), ObjectStore(Path()))))
     kept = emulator.service.snapshots[name]
     kept.state = "inactive"
@@ -99,7 +105,7 @@ async def test_one_that_becomes_unusable(emulator: Emulator, service: DaytonaSer
         await make_ready(service, name)
 
 
-async def test_a_capture_that_is_cancelled_leaves_none(
+async def test_a_cancelled_capture_leaves_no_snapshot(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     slow = emulator.faults.add(Fault("slow", "GET", path="/snapshots/", seconds=30))
@@ -112,13 +118,13 @@ async def test_a_capture_that_is_cancelled_leaves_none(
     assert names(emulator) == []
 
 
-async def test_a_sandbox_that_is_gone(service: DaytonaService, sandbox: AsyncSandbox) -> None:
+async def test_capture_of_a_lost_sandbox_fails(service: DaytonaService, sandbox: AsyncSandbox) -> None:
     await service.client.delete(sandbox, wait=True)
     with pytest.raises(ContainerDiedError):
         await keep_files(service, sandbox)
 
 
-def test_a_snapshot_of_somebody_else_is_not_started(objects: ObjectStore) -> None:
+def test_a_foreign_snapshot_is_rejected(objects: ObjectStore) -> None:
     assert snapshot_to_start_from(None) is None
     with pytest.raises(SnapshotMismatchError, match="another backend"):
         snapshot_to_start_from(StoredChanges(Delta("docker:sha256:0", {}), objects))
@@ -127,7 +133,7 @@ def test_a_snapshot_of_somebody_else_is_not_started(objects: ObjectStore) -> Non
             snapshot_to_start_from(StoredChanges(Delta(f"daytona:kept={name}", {}), objects))
 
 
-async def test_they_are_cleaned_when_that_is_asked_for(
+async def test_clean_removes_snapshots_on_request(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     await keep_files(service, sandbox)

@@ -47,7 +47,7 @@ def params(
         return create_params(spec, options, plan, labels={"a": "b"}, ttl_min=30, directory=directory)
 
 
-def test_what_every_sandbox_has() -> None:
+def test_every_sandbox_has_the_default_parameters() -> None:
     made = params()
     assert (made.os_user, made.labels) == ("root", {"a": "b"})
     assert (made.auto_stop_interval, made.ttl_minutes, made.auto_delete_interval) == (30, 30, 0)
@@ -97,7 +97,7 @@ def test_a_snapshot_has_its_own_resources() -> None:
     assert check_spec(ContainerSpec(name="t"), DaytonaOptions(snapshot="s")) == []
 
 
-def test_variables_of_the_image_win_over_the_options_and_the_tasks_over_both(tmp_path: Path) -> None:
+def test_task_variables_override_image_and_options(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM x\nENV A=image B=image\n")
     spec = ContainerSpec(name="t", context_dir=tmp_path, env={"B": "task", "C": "task"})
     options = DaytonaOptions(env=dict.fromkeys("ABCD", "option"))
@@ -140,7 +140,7 @@ def test_network(policy: NetworkPolicy, options: dict[str, Any], expected: tuple
         ([f"10.0.{n}.0/24" for n in range(MAX_NETWORKS + 1)], f"{MAX_NETWORKS} networks"),
     ],
 )
-def test_an_allow_list_that_the_service_would_refuse(hosts: list[str], named: str) -> None:
+def test_an_unsupported_allow_list_is_rejected(hosts: list[str], named: str) -> None:
     later = replace(TASK, phase_networks=frozenset({allow(*hosts)}))
     with pytest.raises(UnsupportedTaskError) as caught:
         check_spec(later, PLAIN)
@@ -154,7 +154,7 @@ def test_as_much_as_the_service_takes() -> None:
     assert check_spec(replace(TASK, network=allow(*(f"10.0.{n}.0/24" for n in range(MAX_NETWORKS)))), PLAIN) == []
 
 
-def test_what_is_done_after_the_start_has_the_network_of_a_builder(tmp_path: Path) -> None:
+def test_build_steps_after_start_have_a_network(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM x\nCOPY Dockerfile /x\n")
     spec = ContainerSpec(name="t", context_dir=tmp_path, network=NO_NETWORK)
     options = DaytonaOptions(network=NO_NETWORK)
@@ -173,7 +173,7 @@ def test_ttl(lifetime_sec: float | None, ttl_min: int | None, expected: int) -> 
     assert ttl_minutes(replace(TASK, lifetime_sec=lifetime_sec), DaytonaOptions(ttl_min=ttl_min)) == expected
 
 
-def test_a_sandbox_that_would_not_live_long_enough_is_refused_before_a_run() -> None:
+def test_a_short_ttl_is_rejected_before_the_run() -> None:
     with pytest.raises(ConfigError) as caught:
         check_spec(replace(TASK, lifetime_sec=600.0), DaytonaOptions(ttl_min=10))
     for part in ("Task t", "600 s", "10 min", "container.ttl_min=20"):
@@ -193,9 +193,7 @@ async def created(
 
 @pytest.mark.local
 @pytest.mark.once
-async def test_files_are_sent_to_the_object_store_before_anything_is_created(
-    emulator: Emulator, tmp_path: Path
-) -> None:
+async def test_files_are_stored_before_the_sandbox_exists(emulator: Emulator, tmp_path: Path) -> None:
     """The emulator has none, as a service installed without one."""
     from daytona import DaytonaError
 
@@ -209,7 +207,7 @@ async def test_files_are_sent_to_the_object_store_before_anything_is_created(
     assert sent["buildInfo"]["dockerfileContent"] == "FROM x\n"
 
 
-def test_what_the_sdk_is_given_is_what_the_dockerfile_needs(tmp_path: Path) -> None:
+def test_the_sdk_gets_only_needed_files(tmp_path: Path) -> None:
     context, staged = tmp_path / "context", tmp_path / "staged"
     (context / "d").mkdir(parents=True)
     for name in ("Dockerfile", "a.txt", "unneeded", "d/script"):
@@ -227,7 +225,7 @@ def test_what_the_sdk_is_given_is_what_the_dockerfile_needs(tmp_path: Path) -> N
     assert files == {"a.txt", "d/script", ".dockerignore", "Dockerfile"}, "the text itself is not beside them any more"
 
 
-def test_directories_of_this_machine_are_copied_and_that_is_said(tmp_path: Path) -> None:
+def test_copied_local_directories_give_a_warning(tmp_path: Path) -> None:
     spec = ContainerSpec("t", docker_image="debian:12.9", mounts=(Mount(tmp_path, "/opt/tool", "d1"),))
     (warning,) = DaytonaContainerFactory().check(spec)
     assert warning == "/opt/tool: directories of this machine, copied into every sandbox when it starts"

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.local
 
 
 async def look(client: AsyncDaytona) -> AsyncSandbox:
-    """A GET, of a sandbox that is not there: when it gets through, it is answered by 404."""
+    """A GET for a missing sandbox: if it gets through, the response is 404."""
     return await client.get("x")
 
 
@@ -49,7 +49,7 @@ def activity(sandbox: AsyncSandbox) -> Callable[[AsyncDaytona], Awaitable[None]]
 
 
 @pytest.mark.parametrize(("times", "retry_after", "at_least_sec"), [(1, 1, 1.0), (2, None, 0.0)])
-async def test_a_wait_that_the_service_asks_for(
+async def test_retry_after_delays_the_next_request(
     emulator: Emulator, service: DaytonaService, times: int, retry_after: int | None, at_least_sec: float
 ) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=retry_after, times=times))
@@ -60,7 +60,7 @@ async def test_a_wait_that_the_service_asks_for(
     assert [request.status for request in emulator.requests] == [*[429] * times, 404]
 
 
-async def test_a_longer_wait_than_there_is_time(emulator: Emulator, service: DaytonaService) -> None:
+async def test_a_retry_after_beyond_the_timeout_fails(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=600))
     with pytest.raises(ContainerRateLimitError, match=r"answers 429: .*concurrency=") as caught:
         await service.call("The sandbox x", look)
@@ -76,7 +76,7 @@ async def test_an_outage_is_waited_out(
     assert outage.times == 0
 
 
-async def test_what_may_have_been_done_is_not_done_again(
+async def test_a_request_with_possible_effect_is_not_repeated(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     for kind in ("status_after", "drop_after"):
@@ -98,7 +98,7 @@ async def test_a_defect_is_tried_a_few_times(
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port at which nobody listens: below those of which others are given any that is free."""
+    """A port without a listener, below the range from which free ports are chosen."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -106,10 +106,8 @@ def closed_port() -> int:
     raise AssertionError("all ports are taken")
 
 
-async def test_a_connection_that_was_never_made_is_always_tried_again(
-    monkeypatch: pytest.MonkeyPatch, closed_port: int
-) -> None:
-    """Also a request that must not be made twice: nobody has seen it."""
+async def test_a_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
+    """Also a request that must not be repeated: the service never received it."""
     monkeypatch.setenv("DAYTONA_API_URL", f"http://127.0.0.1:{closed_port}/api")
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_of_a_service_that_is_not_there")
     service, again = DaytonaService(Credentials.from_environment(), base_sec=0.05), asyncio.Event()
@@ -141,7 +139,7 @@ async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch
         await made.check_reachable()
 
 
-async def test_an_answer_that_does_not_come(emulator: Emulator, service: DaytonaService) -> None:
+async def test_a_missing_response_times_out(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("slow", seconds=1))
     with pytest.raises(ContainerServiceUnavailableError, match=r"The sandbox x: no answer .* within 0\.3 s"):
         await service.call("The sandbox x", look, timeout_sec=0.3)
@@ -164,7 +162,7 @@ async def test_cancellation_during_a_wait(emulator: Emulator, service: DaytonaSe
         await asking
 
 
-async def test_a_key_that_the_service_does_not_take(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rejected_key_is_an_authorization_error(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_which_nobody_has_made")
     service = DaytonaService(Credentials.from_environment())
     emulator.faults.add(Fault("status", status=401, body={"message": "no such key: dtn_which_nobody_has_made"}))
@@ -176,7 +174,7 @@ async def test_a_key_that_the_service_does_not_take(emulator: Emulator, monkeypa
     await service.close()
 
 
-async def test_an_answer_that_is_none(emulator: Emulator, service: DaytonaService) -> None:
+async def test_an_invalid_response_is_a_service_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=200, body="<html>maintenance</html>"))
     with pytest.raises(ContainerServiceError, match="The sandbox x: ") as caught:
         await service.call("The sandbox x", look)
@@ -184,7 +182,7 @@ async def test_an_answer_that_is_none(emulator: Emulator, service: DaytonaServic
     assert len(emulator.requests) == 1
 
 
-async def test_a_token_goes_with_its_organisation(emulator: Emulator) -> None:
+async def test_a_token_is_sent_with_its_organisation(emulator: Emulator) -> None:
     service = DaytonaService(Credentials(emulator.url, jwt_token=emulator.api_key, organization_id="org"))
     with pytest.raises(ContainerDiedError):
         await service.call("The sandbox x", look)
@@ -192,7 +190,9 @@ async def test_a_token_goes_with_its_organisation(emulator: Emulator) -> None:
     await service.close()
 
 
-async def test_a_sandbox_that_is_gone(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+async def test_is_gone_detects_lost_and_stopped_sandboxes(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
     assert not await service.is_gone(sandbox)
     emulator.lose(sandbox.id)
     with pytest.raises(ContainerDiedError):
@@ -203,7 +203,9 @@ async def test_a_sandbox_that_is_gone(emulator: Emulator, service: DaytonaServic
     assert await service.is_gone(stopped)
 
 
-async def test_nothing_says_that_it_is_gone(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+async def test_a_forbidden_lookup_does_not_mean_gone(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
     emulator.faults.add(Fault("status", status=403, times=None))
     assert not await service.is_gone(sandbox)
 
@@ -221,7 +223,7 @@ async def test_a_hostile_working_directory(
     assert service.client._tracer_provider is None
 
 
-async def test_ctrl_c_stays_ours_and_no_event_stream_is_opened(emulator: Emulator, service: DaytonaService) -> None:
+async def test_the_sdk_leaves_sigint_and_opens_no_stream(emulator: Emulator, service: DaytonaService) -> None:
     """The SDK's event stream installs a handler of SIGINT that cancels every task and stops the loop."""
     before = signal.getsignal(signal.SIGINT)
     sandbox = await service.client.create(CreateSandboxFromSnapshotParams())
@@ -256,7 +258,7 @@ def test_importing_it_does_not_import_the_sdk() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_only_the_public_interface_of_the_sdk_is_used() -> None:
+def test_only_public_sdk_names_are_used() -> None:
     for path in Path(factory.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daytona"):

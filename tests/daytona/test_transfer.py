@@ -14,11 +14,11 @@ from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.errors import ContainerDiedError, ContainerServiceUnavailableError, TransferError
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the contract
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # the daily run has the contract
 
 UPLOAD, DOWNLOAD = "/files/bulk-upload$", "/files/bulk-download$"
 SPOOLED = 9 * 1024 * 1024
-"""What is not kept in memory on its way."""
+"""The size of a file that is not kept in memory during transfer."""
 
 
 def tree(directory: Path, size: int = 100_000) -> Path:
@@ -33,7 +33,7 @@ def tree(directory: Path, size: int = 100_000) -> Path:
 
 
 def described(directory: Path) -> dict[str, object]:
-    """What is in a directory."""
+    """The entries of a directory."""
     found: dict[str, object] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
@@ -52,7 +52,9 @@ async def archives_left(box: DaytonaContainer) -> int:
 
 
 @pytest.mark.parametrize("size", [100_000, SPOOLED])
-async def test_a_connection_that_breaks(emulator: Emulator, box: DaytonaContainer, tmp_path: Path, size: int) -> None:
+async def test_a_broken_connection_is_retried(
+    emulator: Emulator, box: DaytonaContainer, tmp_path: Path, size: int
+) -> None:
     source = tree(tmp_path / "source", size)
     for number, fault in enumerate(
         (
@@ -75,7 +77,7 @@ async def test_a_connection_that_breaks(emulator: Emulator, box: DaytonaContaine
 @pytest.mark.parametrize(
     ("direction", "state"), [("upload", "destroyed"), ("download", "destroyed"), ("download", "error")]
 )
-async def test_a_sandbox_that_is_lost_in_the_middle(
+async def test_a_sandbox_lost_during_transfer_is_an_error(
     emulator: Emulator, box: DaytonaContainer, tmp_path: Path, direction: str, state: str
 ) -> None:
     (tmp_path / "a").write_text("a")
@@ -110,7 +112,7 @@ async def test_a_refusal_names_the_path_and_the_reason(
     assert (tmp_path / "b").read_text() == "a"
 
 
-async def test_copy_without_a_service_is_no_transfer_error(
+async def test_copy_without_a_service_is_a_service_error(
     emulator: Emulator, box: DaytonaContainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     await box.exec("echo a >/a")
@@ -137,8 +139,8 @@ async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: Dayt
     assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
 
 
-async def test_an_agent_that_lies_about_the_size(box: DaytonaContainer, tmp_path: Path) -> None:
-    """What is sent is compared to it, and not asked for again and again."""
+async def test_a_forged_size_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
+    """The sent data is compared with the size, and is not requested again and again."""
     await box.exec("echo a >/a")
     for size in ("7", "1000000000", "nonsense", "99999999999999"):
         await box.exec(f"printf '#!/bin/sh\necho {size}\n' >/usr/local/bin/wc; chmod 755 /usr/local/bin/wc")
@@ -148,7 +150,7 @@ async def test_an_agent_that_lies_about_the_size(box: DaytonaContainer, tmp_path
         assert not (tmp_path / "a").exists()
 
 
-async def test_a_link_in_the_place_of_the_archive(box: DaytonaContainer, tmp_path: Path) -> None:
+async def test_a_link_as_archive_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
     """The agent is root, and may do what it likes in its sandbox; on this side it gets no further."""
     await box.exec("printf '#!/bin/sh\\nln -s /etc/shadow \"$2\"\\n' >/usr/local/bin/tar; chmod 755 /usr/local/bin/tar")
     await box.exec("echo a >/a")

@@ -47,7 +47,7 @@ def compose_spec(folder: Path, services: str, **asked: Any) -> ContainerSpec:
 
 
 def things(engine: docker.DockerClient, project: str) -> list[str]:
-    """All that the engine has whose name starts with that of a project, or is labelled so."""
+    """All objects of the engine whose name or label starts with the name of a project."""
     names = [name.lstrip("/") for one in engine.api.containers(all=True) for name in one["Names"] or []]
     names += [one["Name"] for one in engine.api.networks()]
     names += [one["Name"] for one in engine.api.volumes()["Volumes"] or []]

@@ -18,7 +18,7 @@ ON_EVERY_PYTHON = ("test_docker_container.py",)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An engine is the same under every Python: most of what is asked of it is asked once."""
+    """An engine is the same under every Python: most tests run once."""
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.name not in ON_EVERY_PYTHON:
             item.add_marker(pytest.mark.once)
@@ -33,7 +33,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 @pytest.fixture
 def context(tmp_path: Path, engine: docker.DockerClient) -> Iterator[Path]:
-    """A build context whose name nobody else has; what `built` made of it is removed after the test."""
+    """A build context with a unique name; the images that `built` makes of it are removed after the test."""
     directory = tmp_path / f"built-{uuid.uuid4().hex[:8]}"
     directory.mkdir()
     yield directory

@@ -53,7 +53,7 @@ class EngineRelay:
         self._directory.cleanup()
 
     async def close(self) -> None:
-        """Breaks every connection; nobody answers any more."""
+        """Breaks every connection; no request gets a response any more."""
         self.cut_all()
         await self.stop_accepting()
         self.cut_all()

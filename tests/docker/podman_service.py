@@ -1,4 +1,4 @@
-"""Podman's service for tests: of its own, with the images of the Docker engine."""
+"""A separate Podman service for tests, with the images of the Docker engine."""
 
 from __future__ import annotations
 

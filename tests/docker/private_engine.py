@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own, to be killed and filled up: the one that others use is never touched.
+"""A private Docker engine for tests to kill and fill up: the shared engine is never touched.
 
 It has a network namespace to itself, since an engine without a bridge deletes the bridge `docker0` of the namespace
 that it is started in, and its data on a small file system in memory.
@@ -41,7 +41,7 @@ def _why_not() -> str | None:
     absent = [name for name in ("dockerd", "unshare", "setpriv", "mount") if shutil.which(name) is None]
     if absent:
         return f"a private Docker engine is not to be had here: no {', '.join(absent)}"
-    return missing("docker")  # its image is made of one that the shared engine has
+    return missing("docker")  # its image is made of an image of the shared engine
 
 
 class PrivateEngine:
@@ -75,7 +75,7 @@ class PrivateEngine:
         assert process.poll() is None, self.log.read_text()[-2000:]
 
     def kill(self) -> None:
-        """Kills it, as a crash would. Its containers run on, without anybody who knows them."""
+        """Kills the engine, as a crash would. Its containers continue without an engine."""
         self.signal(signal.SIGKILL)
         assert self._process is not None
         self._process.wait(ANSWERS_WITHIN_SEC)
@@ -152,7 +152,7 @@ def _started() -> Iterator[PrivateEngine]:
 
 
 def _tiny_image() -> bytes:
-    """The files of an image, from one that the other engine has."""
+    """The files of an image of the other engine."""
     shared = docker.from_env()
     try:
         return base64.b64decode(shared.containers.run(_SOURCE, ["sh", "-c", _PACK], remove=True, network_mode="none"))
@@ -161,7 +161,7 @@ def _tiny_image() -> bytes:
 
 
 def _processes_of(path: Path) -> list[int]:
-    """What an engine left running, by a path of its directory on the command line, which nobody else has."""
+    """Processes that an engine left running, found by its directory on the command line."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

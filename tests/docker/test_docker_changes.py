@@ -1,4 +1,4 @@
-"""Captured and restored files of containers: the contract in each way of capturing, and what is Docker's own."""
+"""Captured and restored files of containers: the contract in each way of capturing, and Docker's own cases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PYTHON = "python:3.12-slim"
 class DockerChanges(ChangesContract):
     @pytest.fixture(autouse=True)
     def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Where temporary files go: nobody else's are there."""
+        """A directory for temporary files, with no other files in it."""
         directory = tmp_path / "temporary"
         directory.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -74,7 +74,7 @@ class TestUpper(DockerChanges):
             "test_changes_on_top_of_changes",
         }
     )
-    """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""
+    """The daily run has `test_captures_at_the_same_time_as_commands` and local containers."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -103,7 +103,7 @@ class TestArchive(DockerChanges):
             "test_a_new_box_has_no_changes",
         }
     )
-    """What has no part in how files are read: `TestUpper`, or local containers, run it by day."""
+    """Cases independent of how files are read: the daily run has them in `TestUpper` and local containers."""
 
     lost = frozenset({"names that are no UTF-8", "name of a base file"})
 
@@ -111,7 +111,7 @@ class TestArchive(DockerChanges):
     def factory(self) -> ContainerFactory:
         return DockerContainerFactory(capture="archive")
 
-    async def test_what_is_lost_is_said(self, box: Container, objects: ObjectStore) -> None:
+    async def test_lost_files_are_logged(self, box: Container, objects: ObjectStore) -> None:
         await make_awkward(box, leave_out=STEPS.keys() - {*self.lost, "socket"})
         said = "\n".join((await capture(box, objects)).notes)
         assert "names are not UTF-8" in said
@@ -169,9 +169,7 @@ async def test_an_engine_elsewhere_is_read_by_archives(
         assert set((await capture(box, objects)).entries) == {"/file"}
 
 
-async def test_a_task_whose_image_is_another_one_by_now(
-    context: Path, objects: ObjectStore, api: docker.APIClient
-) -> None:
+async def test_a_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, "RUN echo one > /one\n")
     factory = DockerContainerFactory()
     async with factory(spec) as box:
@@ -192,7 +190,7 @@ async def test_a_task_whose_image_is_another_one_by_now(
     assert [one["Id"] for one in api.images(filters={"label": f"test={context.name}"})] == other
 
 
-async def test_an_image_that_is_nowhere(objects: ObjectStore) -> None:
+async def test_a_missing_image_is_a_mismatch(objects: ObjectStore) -> None:
     async with DockerContainerFactory()(ContainerSpec("gone", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
         delta = replace(await capture(box, objects), base="sha256:" + "1" * 64)
@@ -219,7 +217,7 @@ async def test_restore_over_a_broken_connection_can_be_retried(
             ).start()
 
 
-async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:
+async def test_capture_of_a_killed_container_fails(objects: ObjectStore, api: docker.APIClient) -> None:
     async with DockerContainerFactory(capture="archive")(ContainerSpec("killed", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
         await capture(box, objects)

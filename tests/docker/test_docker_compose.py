@@ -70,7 +70,7 @@ async def test_an_episode_of_two_services(tmp_path: Path, engine: docker.DockerC
     assert step.reward == 1.0
 
 
-async def test_services_and_what_is_made_for_them(
+async def test_services_start_and_stop_leaves_nothing(
     tmp_path: Path, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_HOST", "secret")
@@ -203,7 +203,9 @@ async def test_a_failed_build_leaves_no_container(tmp_path: Path, engine: docker
         ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
     ],
 )
-async def test_a_start_that_fails(tmp_path: Path, engine: docker.DockerClient, services: str, message: str) -> None:
+async def test_a_failed_start_leaves_nothing(
+    tmp_path: Path, engine: docker.DockerClient, services: str, message: str
+) -> None:
     box = make(compose_spec(tmp_path, services))
     with pytest.raises(ContainerStartError, match=message):
         await box.start()
@@ -211,7 +213,7 @@ async def test_a_start_that_fails(tmp_path: Path, engine: docker.DockerClient, s
 
 
 @pytest.mark.nightly
-async def test_services_that_are_never_ready(tmp_path: Path, engine: docker.DockerClient) -> None:
+async def test_unready_services_are_named(tmp_path: Path, engine: docker.DockerClient) -> None:
     check = "healthcheck: {test: 'false', interval: 60s}"
     services = f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    {check}\n"
     for limit in (3, 12, 48):  # on a busy machine the time may be up before there are services
@@ -224,7 +226,7 @@ async def test_services_that_are_never_ready(tmp_path: Path, engine: docker.Dock
     assert str(caught.value).endswith(" Services that were not ready: web.")
 
 
-async def test_what_only_variables_show_is_refused_when_they_are_known(tmp_path: Path) -> None:
+async def test_mounts_hidden_in_variables_are_rejected_at_start(tmp_path: Path) -> None:
     services = '  main:\n    volumes: ["${WHERE:-/}:/host:ro"]\n'
     spec = compose_spec(tmp_path, services, env={"WHERE": "/root"})
     assert DockerContainerFactory().check(spec) == []
@@ -262,7 +264,7 @@ async def test_closed_networks(tmp_path: Path) -> None:
         ask = f'python3 -c "{code}" 2>&1 | tail -1'
         async with box:
             files = box.service("files")
-            if start == listed:  # for main alone
+            if start == listed:  # only for main
                 assert "hello" in (await box.exec(ask.format(address, port, 45))).output
                 assert (await box.exec(ASK.format("files"))).output.split() == ["hello"]
             assert (await files.exec(ask.format(address, port, 0.5))).output.startswith(NO_WAY)

@@ -32,7 +32,7 @@ volumes: {{kept: }}
 
 
 def undertaker(runner: Runner) -> int:
-    """Returns its process number: that of the only child that is left when the project is up."""
+    """Returns the process number of the only child that is left when the project is up."""
     threads = Path(f"/proc/{runner.process.pid}/task").iterdir()
     (child,) = (int(pid) for thread in threads for pid in (thread / "children").read_text().split())
     return child
@@ -61,7 +61,7 @@ def test_kill_9_in_the_middle_of_the_start(runner: Runner, engine: docker.Docker
 
 
 @pytest.mark.nightly
-async def test_the_next_run_removes_what_nobody_did(runner: Runner, engine: docker.DockerClient) -> None:
+async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docker.DockerClient) -> None:
     def found() -> list[tuple[str, bool]]:
         return [(one.kind, one.is_stale) for one in find(ours.api) if one.name.startswith(runner.name)]
 
@@ -71,14 +71,14 @@ async def test_the_next_run_removes_what_nobody_did(runner: Runner, engine: dock
     os.kill(undertaker(runner), signal.SIGKILL)
     runner.process.kill()
     runner.process.wait()
-    # All of it, unless the next run is somebody else's, beside this test.
+    # All of it, unless another user's run is next to this test.
     assert all(is_stale for _, is_stale in found())
     await asyncio.to_thread(remove_stale, ours)
     assert await asyncio.to_thread(wait_until, lambda: not things(engine, runner.name))
 
 
-@pytest.mark.nightly  # by day, `test_kill_9`
-async def test_a_start_that_is_cancelled(tmp_path: Path, engine: docker.DockerClient) -> None:
+@pytest.mark.nightly  # the daily run has `test_kill_9`
+async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(compose_spec(tmp_path, SERVICES))
     assert isinstance(box, ComposeContainer)
     start = asyncio.create_task(box.start())

@@ -40,7 +40,7 @@ def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
 # Nothing is left behind
 
 
-def test_a_killed_runner_takes_its_container_along(engine: docker.DockerClient) -> None:
+def test_a_killed_runner_loses_its_container(engine: docker.DockerClient) -> None:
     runner = Runner(IMAGE)
     with runner.process:
         assert runner.line() == "up"
@@ -85,7 +85,7 @@ async def test_stop_removes(engine: docker.DockerClient) -> None:
 # What the spec and the options become
 
 
-async def test_env_of_the_factory_gives_way_to_the_task() -> None:
+async def test_task_env_overrides_the_factory_env() -> None:
     spec = ContainerSpec("env", docker_image=IMAGE, env={"A": "task"})
     async with DockerContainerFactory(env={"A": "factory", "B": "factory"})(spec) as box:
         assert (
@@ -93,7 +93,7 @@ async def test_env_of_the_factory_gives_way_to_the_task() -> None:
         ).output == "task factory\nA=task\n"
 
 
-async def test_what_sudo_made_root_s_is_killed_too(context: Path) -> None:
+async def test_setuid_processes_are_killed(context: Path) -> None:
     spec = built(context, "RUN cp /usr/bin/perl /bin/as-root && chmod 4755 /bin/as-root\nUSER nobody\n")
     sleeper = "as-root -e '$< = 0; $> = 0; print qq(uid $<\\n); $| = 1; print qq(up\\n); sleep 4323'"
     async with DockerContainerFactory()(spec) as box:
@@ -111,7 +111,7 @@ async def test_a_login_shell_by_choice(context: Path) -> None:
         assert "/opt/mine" not in (await login.exec("echo $PATH")).output
 
 
-async def test_an_entrypoint_that_ends_is_shown(context: Path) -> None:
+async def test_output_of_a_failed_entrypoint_is_shown(context: Path) -> None:
     spec = built(context, 'ENTRYPOINT ["sh", "-c", "echo I serve nobody; exit 3"]\n')
     with pytest.raises(ContainerStartError, match="I serve nobody"):
         await DockerContainerFactory()(spec).start()

@@ -34,7 +34,7 @@ def exists(engine: docker.DockerClient, name: str) -> bool:
     return True
 
 
-async def test_a_container_whose_creation_had_no_answer_is_adopted(
+async def test_a_container_without_creation_response_is_adopted(
     relay: EngineRelay, engine: docker.DockerClient
 ) -> None:
     relay.responses_to_lose = 1
@@ -45,9 +45,7 @@ async def test_a_container_whose_creation_had_no_answer_is_adopted(
     assert not exists(engine, box.container_name)
 
 
-async def test_a_creation_that_never_has_an_answer_leaves_nothing(
-    relay: EngineRelay, engine: docker.DockerClient
-) -> None:
+async def test_a_creation_without_response_leaves_nothing(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.responses_to_lose = 100
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="answer to the creation of the container got lost"):
@@ -56,9 +54,7 @@ async def test_a_creation_that_never_has_an_answer_leaves_nothing(
     assert not exists(engine, box.container_name)
 
 
-async def test_a_container_that_appears_after_the_failure_is_removed(
-    relay: EngineRelay, engine: docker.DockerClient
-) -> None:
+async def test_a_container_created_after_failure_is_removed(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.creates_to_delay = 2
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="got lost"):

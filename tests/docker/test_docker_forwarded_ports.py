@@ -48,7 +48,7 @@ class TestDockerForwardedPorts(ForwardedPortContract):
             "test_one_whose_opening_is_cancelled",
         }
     )
-    """What happens outside the container: the forwarded ports of local ones say it by day."""
+    """Cases outside the container: the daily run has them for local containers."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -142,7 +142,7 @@ def tool(tmp_path: Path) -> Mount:
 @pytest.mark.parametrize(
     "capture", [pytest.param("archive", marks=pytest.mark.nightly), pytest.param("upper", marks=pytest.mark.root)]
 )
-async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path, tool: Mount, capture: str) -> None:
+async def test_mounts_are_read_only_and_not_captured(tmp_path: Path, tool: Mount, capture: str) -> None:
     objects = ObjectStore(tmp_path / "objects")
     factory = DockerContainerFactory(capture=capture)  # type: ignore[arg-type]
     spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
@@ -193,11 +193,11 @@ async def test_an_engine_elsewhere_has_each_directory_copied_once(
             assert (volume_name(tool) in [one.name for one in found]) == of_cache
 
 
-async def test_a_copy_that_was_cut_short_is_made_again(
+async def test_an_incomplete_copy_is_repeated(
     tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     with closing(docker.from_env()) as client:
-        client.volumes.create(volume_name(tool), labels={KEPT_VOLUME: tool.target})  # as far as one that died came
+        client.volumes.create(volume_name(tool), labels={KEPT_VOLUME: tool.target})  # as a dead process leaves it
     async with forwarded_engine() as host:
         monkeypatch.setenv("DOCKER_HOST", host)
         spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
@@ -205,7 +205,7 @@ async def test_a_copy_that_was_cut_short_is_made_again(
             assert (await box.exec("/opt/ares_exp/tool/bin/run")).output == "ran\n"
 
 
-def test_a_compose_file_on_an_engine_elsewhere_sees_nothing_of_ours(
+def test_compose_on_a_remote_engine_rejects_mounts(
     monkeypatch: pytest.MonkeyPatch, tool: Mount, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
@@ -217,7 +217,7 @@ def test_a_compose_file_on_an_engine_elsewhere_sees_nothing_of_ours(
 @needs_compose
 @pytest.mark.root
 async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
-    """The forwarded port is in `main` alone, and so are the mounts."""
+    """Only `main` has the forwarded port and the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
     forwarded_ports = ForwardedPortContract()
     spec = compose_spec(tmp_path, services, network=NO_NETWORK, mounts=(tool,))
@@ -232,7 +232,7 @@ async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_the_forwarded_port_of_a_killed_process_is_closed(is_remote: bool) -> None:
+async def test_a_killed_process_closes_its_forwarded_port(is_remote: bool) -> None:
     async with (
         forwarded_engine() as host,
         killed_forwarded_port("docker", {"DOCKER_HOST": host} if is_remote else {}) as forwarded_port,

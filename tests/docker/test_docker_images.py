@@ -61,7 +61,7 @@ async def ensure(context: Path, **options: Any) -> str:
     return await ensure_image(await connect(), name=context.name, docker_image=None, context_dir=context, **options)
 
 
-# What is built, and how often
+# Builds and their number
 
 
 async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerClient) -> None:
@@ -110,7 +110,7 @@ def test_the_tag_names_the_content(context: Path) -> None:
     assert all(tag.startswith(f"ares-exp/{context.name}:") for tag in seen)
 
 
-async def test_what_is_ignored_neither_counts_nor_arrives(context: Path) -> None:
+async def test_ignored_files_are_neither_hashed_nor_copied(context: Path) -> None:
     (context / ".dockerignore").write_text("# a comment\n\n**/*.log\nprivate\n!private/but\nDockerfile\n")
     for name in ("a.log", "private/key", "private/but", "kept"):
         (context / name).parent.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ async def test_what_is_ignored_neither_counts_nor_arrives(context: Path) -> None
     assert image_tag(context.name, context) != tag
 
 
-async def test_containers_that_start_together_build_once(context: Path, engine: docker.DockerClient) -> None:
+async def test_concurrent_containers_build_once(context: Path, engine: docker.DockerClient) -> None:
     spec = built(context, "RUN cat /proc/sys/kernel/random/uuid > /id\n")
     boxes = [DockerContainerFactory()(spec) for _ in range(4)]
     try:
@@ -141,7 +141,7 @@ async def test_containers_that_start_together_build_once(context: Path, engine: 
     )
 
 
-async def test_processes_that_start_together_build_once(context: Path, engine: docker.DockerClient) -> None:
+async def test_concurrent_processes_build_once(context: Path, engine: docker.DockerClient) -> None:
     built(context, "RUN cat /proc/sys/kernel/random/uuid > /id; sleep 1\n")
     tag = image_tag(context.name, context)
     async with asyncio.timeout(60), builder(context) as one, builder(context) as other:
@@ -161,7 +161,7 @@ async def test_the_wait_for_another_builder_counts_as_start(context: Path, engin
     assert await ensure(context) == tag
 
 
-async def test_an_image_that_is_not_kept(context: Path, engine: docker.DockerClient) -> None:
+async def test_an_unkept_image_is_removed(context: Path, engine: docker.DockerClient) -> None:
     spec = built(context, "RUN echo not kept\n")
     tag = image_tag(context.name, context)
     async with DockerContainerFactory(keep_image=False)(spec):
@@ -174,7 +174,7 @@ async def test_an_image_that_is_not_kept(context: Path, engine: docker.DockerCli
     assert set(engine.images.get(tag).labels) == {"ares_exp.image", "test"}
 
 
-async def test_an_image_that_another_container_takes_along(context: Path, engine: docker.DockerClient) -> None:
+async def test_an_image_removed_during_start_is_rebuilt(context: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(built(context, "RUN echo taken along\n"))
     found = await connect()
     async with AsyncExitStack() as slots, asyncio.timeout(60):
@@ -195,7 +195,7 @@ async def test_an_image_that_another_container_takes_along(context: Path, engine
 
 
 @pytest.mark.parametrize("builder", ["of PATH", "classic"])
-async def test_a_build_that_fails_names_the_instruction(
+async def test_a_failed_build_names_the_instruction(
     context: Path, monkeypatch: pytest.MonkeyPatch, builder: str
 ) -> None:
     if builder == "classic":
@@ -225,13 +225,13 @@ async def test_the_end_of_a_long_output(context: Path) -> None:
     assert len(message) < 5000
 
 
-async def test_a_malformed_dockerfile_is_reported_with_its_instruction(context: Path) -> None:
+async def test_a_malformed_dockerfile_names_the_instruction(context: Path) -> None:
     spec = built(context, "FOO bar\n")
     with pytest.raises(ContainerStartError, match="FOO"):
         await DockerContainerFactory()(spec).start()
 
 
-async def test_an_image_that_cannot_be_had() -> None:
+async def test_an_unavailable_image_is_a_start_error() -> None:
     image = "localhost:1/no/such:image"
     with pytest.raises(ContainerStartError, match=image):
         await DockerContainerFactory()(ContainerSpec("absent", docker_image=image)).start()
@@ -258,12 +258,12 @@ async def test_a_pull(registry: Registry, engine: docker.DockerClient, form: str
     assert len(registry.requests) == pulled
 
 
-async def test_a_registry_that_comes_back(registry: Registry) -> None:
+async def test_a_failed_pull_is_retried(registry: Registry) -> None:
     registry.failures = 1
     await ensure_image(await connect(), name="t", docker_image=f"{registry.image}:v1", context_dir=None)
 
 
-async def test_an_image_that_a_registry_does_not_have(registry: Registry) -> None:
+async def test_an_unknown_image_is_not_retried(registry: Registry) -> None:
     image = f"{registry.image}:v2"
     with pytest.raises(ContainerStartError, match=rf"The image {image} is not on this machine .* could not be pulled"):
         await ensure_image(await connect(), name="t", docker_image=image, context_dir=None)
@@ -299,7 +299,7 @@ async def until(condition: Any) -> None:
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_what_only_buildkit_builds(context: Path, engine: docker.DockerClient) -> None:
+async def test_buildkit_instructions_are_built(context: Path, engine: docker.DockerClient) -> None:
     (context / "file").write_text("text\n")
     (context / "ignored").write_text("")
     (context / ".dockerignore").write_text("ignored\n")
@@ -318,7 +318,7 @@ async def test_what_only_buildkit_builds(context: Path, engine: docker.DockerCli
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_a_newer_syntax_is_named_as_a_possible_reason(context: Path) -> None:
+async def test_an_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
     built(context, "COPY --newer-than-any-engine . /c\n")
     with pytest.raises(ContainerStartError, match="# syntax=docker/dockerfile:1"):
         await ensure(context)
@@ -334,7 +334,7 @@ async def test_a_failure_without_an_instruction(context: Path) -> None:
 @pytest.mark.usefixtures("buildkit")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.parametrize("end", ["cancel", "kill"])
-async def test_a_build_ends_with_those_who_wait_for_it(context: Path, engine: docker.DockerClient, end: str) -> None:
+async def test_a_build_without_waiters_is_cancelled(context: Path, engine: docker.DockerClient, end: str) -> None:
     mark = f"61.{uuid.uuid4().int % 10**12:012}"
     built(context, f"COPY --chmod=755 . /c\nRUN sleep {mark}\n")
     if end == "cancel":
@@ -355,7 +355,7 @@ async def test_a_build_ends_with_those_who_wait_for_it(context: Path, engine: do
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_a_frontend_that_cannot_be_had(context: Path) -> None:
+async def test_an_unavailable_frontend_is_a_start_error(context: Path) -> None:
     (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
     with pytest.raises(ContainerStartError, match="localhost:1/no/such:frontend"):
         await ensure(context)

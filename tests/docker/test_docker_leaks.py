@@ -1,4 +1,4 @@
-"""What is left on the engine of runs that were ended in the middle, with 32 containers up."""
+"""Objects left on the engine by runs that were ended in the middle, with 32 containers up."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def left(api: docker.APIClient, run: Run) -> list[str]:
     ("phase", "number"),
     [case if case[0] == "exec" else pytest.param(*case, marks=pytest.mark.nightly) for case in CASES],
 )
-def test_a_run_that_is_ended_leaves_nothing(
-    run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals
-) -> None:
+def test_an_ended_run_leaves_nothing(run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals) -> None:
     run.reach(phase)
     started = run.end(number)
     assert wait_until(lambda: not left(api, run)), left(api, run)

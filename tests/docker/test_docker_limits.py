@@ -56,7 +56,7 @@ async def test_no_rights_beyond_the_defaults(engine: docker.DockerClient, no_new
     assert (config["SecurityOpt"] or []) == (["no-new-privileges:true"] if no_new_privileges else [])
 
 
-async def test_gpus_that_the_engine_does_not_have() -> None:
+async def test_missing_gpus_are_rejected() -> None:
     capabilities = (await connect()).capabilities
     if capabilities.nvidia_runtime or capabilities.cdi_gpus:
         pytest.skip("this engine has GPUs")
@@ -83,7 +83,7 @@ async def test_a_disk_limit_is_enforced_or_warned_of(engine: docker.DockerClient
 
 # No more processes: every command ends in time with a result or with a reason
 
-FACTORY = DockerContainerFactory(pids_limit=64)  # at 64, what goes on forking stays in the container
+FACTORY = DockerContainerFactory(pids_limit=64)  # at 64, a process that keeps forking stays in the container
 LIMIT_SEC = 3.0
 BOUND_SEC = 60.0
 
@@ -91,7 +91,7 @@ BOUND_SEC = 60.0
 @pytest.mark.once
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-async def test_the_time_limit_kills_all_that_was_started() -> None:
+async def test_the_time_limit_kills_all_processes() -> None:
     async with FACTORY(SPEC) as box:
         filled = await box.exec("while :; do sleep 600 & done", timeout_sec=LIMIT_SEC)
         assert filled.timed_out
@@ -103,14 +103,14 @@ async def test_the_time_limit_kills_all_that_was_started() -> None:
         assert following.exit_code == 0
 
 
-# For three seconds it takes whatever process it can get; the last of them is gone three seconds later, whatever became
-# of the commands beside it: where all idle shells are gone, nothing in the container can be told to kill anything.
+# For three seconds it starts as many processes as possible; they end three seconds later without help from other
+# commands: if all idle shells are gone, no process in the container can kill another.
 TAKES_ALL = "end=$((SECONDS + 3)); while [ $SECONDS -lt $end ]; do sleep 3 & done"
 
 
 @pytest.mark.once
 @pytest.mark.timeout(300)
-async def test_commands_beside_what_takes_all_processes() -> None:
+async def test_commands_recover_from_a_full_process_table() -> None:
     async with FACTORY(SPEC) as box:
         await box.exec(f"(setsid bash -c '{TAKES_ALL}' >/dev/null 2>&1 &)")
         async with asyncio.timeout(BOUND_SEC):

@@ -100,7 +100,7 @@ async def test_more_hosts_for_every_task(server: Server) -> None:
         assert await dial(box, *server) == "hello"
 
 
-def test_hosts_that_are_none() -> None:
+def test_invalid_host_names_are_rejected() -> None:
     with pytest.raises(ValueError, match="expected a host name"):
         DockerContainerFactory(allowed_hosts=["https://a.example"])
 
@@ -194,7 +194,7 @@ async def test_live_switches(start: NetworkPolicy, server: Server) -> None:
 
 
 @pytest.mark.root
-async def test_a_switch_cuts_off_what_is_open(server: Server) -> None:
+async def test_a_switch_closes_open_connections(server: Server) -> None:
     async def hold(policy: NetworkPolicy, command: str) -> str:
         """Opens a connection under `policy`, switches to no network, and uses the connection."""
         async with DockerContainerFactory()(spec(policy, NO_NETWORK)) as box:
@@ -221,14 +221,14 @@ async def test_a_switch_cuts_off_what_is_open(server: Server) -> None:
     assert "hello" not in said
 
 
-async def test_policies_that_were_not_announced() -> None:
+async def test_unannounced_policies_are_rejected() -> None:
     async with DockerContainerFactory()(spec(NO_NETWORK)) as box:
         with pytest.raises(ValueError, match="Expected one of the container's network policies"):
             await box.set_network(PUBLIC)
         assert await interfaces(box) == set()
 
 
-async def test_a_switch_of_a_container_that_is_gone(engine: docker.DockerClient) -> None:
+async def test_a_switch_of_a_removed_container_fails(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(spec(NO_NETWORK, PUBLIC)) as box:
         engine.api.remove_container(box.container_name, force=True)  # type: ignore[attr-defined]
         with pytest.raises(ContainerDiedError):

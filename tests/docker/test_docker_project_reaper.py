@@ -167,8 +167,8 @@ async def test_cached_images_are_stale_only_when_asked_for(engine: docker.Docker
             engine.api.remove_image(f"ares-exp/{name}:mine")
 
 
-async def test_what_a_user_makes_of_a_dead_run_s_image_is_his(engine: docker.DockerClient, name: str) -> None:
-    """Labels are inherited: his containers and images have those of ours."""
+async def test_user_objects_from_a_stale_image_stay(engine: docker.DockerClient, name: str) -> None:
+    """Labels are inherited: the user's containers and images have our labels."""
     maker, _ = start(MAKER, name, IMAGE)
     with maker:
         maker.kill()
@@ -185,7 +185,7 @@ async def test_what_a_user_makes_of_a_dead_run_s_image_is_his(engine: docker.Doc
         engine.api.remove_image(his)
 
 
-async def test_an_entrypoint_that_never_runs_our_command(engine: docker.DockerClient, context: Path) -> None:
+async def test_a_custom_entrypoint_is_removed_by_preflight(engine: docker.DockerClient, context: Path) -> None:
     """It does not read its stdin either, so the container outlives its runner, up to the next run."""
     (context / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sh", "-c", "sleep 600"]\n')
     runner = Runner(context=context)

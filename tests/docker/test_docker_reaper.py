@@ -88,7 +88,7 @@ async def test_a_compose_project(relay: EngineRelay, engine: docker.DockerClient
     assert await gone(engine, runner.name)
 
 
-async def test_an_end_in_order_has_no_helper_at_work(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_a_normal_end_leaves_no_helper(relay: EngineRelay, engine: docker.DockerClient) -> None:
     """It would start a Python, and ask the engine for seconds."""
     relay.holds = b"/start"
     runner = await start(relay)

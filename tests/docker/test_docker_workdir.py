@@ -33,7 +33,7 @@ async def test_a_working_directory_may_change_at_any_time(box: Container) -> Non
     assert (await box.exec("ls")).output.endswith("newer\n")
 
 
-async def test_a_new_shell_says_that_it_is_missing(box: Container) -> None:
+async def test_a_new_shell_reports_a_missing_workdir(box: Container) -> None:
     await box.exec("cd / && rm -rf /app && touch /app")
     for _ in range(2):
         said = await box.exec("echo never", user="nobody")

@@ -52,7 +52,7 @@ async def box(engine: PrivateEngine) -> AsyncIterator[DockerContainer]:
 
 
 def left(engine: PrivateEngine) -> list[str]:
-    """Names: after a crash, engines may go on listing a dead container without one that they cannot find any more."""
+    """Names: after a crash, engines may keep listing a dead container without a name."""
     with engine.client() as client:
         return [name for one in client.api.containers(all=True) for name in one["Names"]]
 
@@ -63,7 +63,7 @@ async def in_time(work: Awaitable[object]) -> None:
 
 
 @NO_SOCKETS_OF_DOCKER_PY
-async def test_an_engine_that_is_killed_and_comes_back(engine: PrivateEngine, tmp_path: Path) -> None:
+async def test_a_restarted_engine_leaves_nothing_behind(engine: PrivateEngine, tmp_path: Path) -> None:
     boxes = [DockerContainerFactory()(SPEC) for _ in range(4)]
     await asyncio.gather(*(box.start() for box in boxes))
     running = [asyncio.create_task(box.exec("echo on; sleep 600")) for box in boxes]
@@ -117,7 +117,7 @@ def test_run_pauses_while_its_engine_is_stopped(engine: PrivateEngine, tmp_path:
     assert not lost or "ares-exp resume=run 'resume_redo=[container_error]'" in out
 
 
-async def test_restart_of_an_engine_is_an_end_from_outside(engine: PrivateEngine) -> None:
+async def test_an_engine_restart_is_an_outside_end(engine: PrivateEngine) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         engine.stop()
         engine.start()
@@ -125,9 +125,7 @@ async def test_restart_of_an_engine_is_an_end_from_outside(engine: PrivateEngine
     assert found == ExitReason("is gone: its engine was restarted", is_outside=True)
 
 
-async def test_stop_does_not_wait_for_an_engine_that_hangs(
-    engine: PrivateEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stop_does_not_wait_for_a_hanging_engine(engine: PrivateEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "REMOVAL_SEC", 2.0)
     box = DockerContainerFactory()(SPEC)
     await box.start()
@@ -138,7 +136,7 @@ async def test_stop_does_not_wait_for_an_engine_that_hangs(
         print(f"stop: {time.monotonic() - started:.1f} s")
     finally:
         engine.signal(signal.SIGCONT)
-    assert wait_until(lambda: not left(engine))  # what it was asked for it does when it goes on
+    assert wait_until(lambda: not left(engine))  # it continues with the requested removal
 
 
 async def test_a_full_disk(box: DockerContainer, tmp_path: Path) -> None:

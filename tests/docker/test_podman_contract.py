@@ -1,6 +1,6 @@
 """The contracts of containers, of their forwarded ports, and of rewards, on Podman.
 
-Of both, what an engine has a part in; the rest by night.
+The daily run has the cases that depend on the engine; the nightly run has all cases.
 """
 
 from __future__ import annotations

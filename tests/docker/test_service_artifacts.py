@@ -1,4 +1,4 @@
-"""Artifacts and collect hooks of services beside the agent's container."""
+"""Artifacts and collect hooks of services next to the agent's container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of docs/architecture.md: the folders and loose modules of the package, by their docstrings."""
+"""The end of docs/architecture.md: folders and loose modules of the package, floor by floor, by their docstrings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def packages_page() -> str:
     text, heading, _ = PAGE.read_text().partition("## Packages\n")
     rows = [(str(number), f"`{name}`", *_said(name)) for number, floor in enumerate(FLOORS) for name in floor]
     return (
-        f"{text}{heading}\nThe folders and the loose modules of `ares_exp`, from the bottom to the top. A module "
-        "imports only from floors\nbelow its own. `python -m tests.docs_reference` writes this table.\n\n"
+        f"{text}{heading}\nThe folders and the loose modules of `ares_exp`, from bottom to top. A module imports "
+        "only from floors\nbelow its own. `python -m tests.docs_reference` writes this table from the docstrings.\n\n"
         f"{table(('floor', 'name', 'content', 'imports'), rows)}"
     )
 

@@ -1,8 +1,8 @@
-"""Processes that run an episode, die in the middle of it, and go on with it: the programs of the test beside this.
+"""Processes that run an episode, die in the middle of it, and continue it: the programs of `test_kill_and_continue.py`.
 
 `python -m tests.e2e.continued_episode run DIRECTORY BACKEND AGENT [STEP]` runs the task in `DIRECTORY/task`. At STEP
 it exports the episode to `DIRECTORY/store` and kills itself; without it, it runs to the end. `… continue DIRECTORY
-BACKEND AGENT` goes on with every snapshot in the store. Both print trajectories.
+BACKEND AGENT` continues every snapshot in the store. Both print trajectories.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A chat-completions endpoint that responses by what it is asked alone, and counts by episode and turn.
+"""A chat-completions endpoint whose responses depend only on the request; it counts requests by episode and turn.
 
-With `policy.seed=episode` the seed of a request says which episode asks, and the responses in it say which turn it is,
+With `policy.seed=episode` the seed of a request identifies the episode, and the responses in it identify the turn
 of the stage that the instruction names.
-Each command depends on what the ones before have shown: an episode that goes on in another environment than it was in
-asks something else from there on, and ends otherwise.
+Each command depends on the earlier output: an episode that continues in another environment sends other requests from
+there on, and ends differently.
 """
 
 from __future__ import annotations

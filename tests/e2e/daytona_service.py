@@ -1,4 +1,4 @@
-"""The Daytona emulator beside a test that blocks: on an event loop of its own, in a thread."""
+"""The Daytona emulator next to a test that blocks: on a separate event loop, in a thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DaytonaService:
         self._loop.call_soon_threadsafe(change)
 
     def sandboxes(self, of: int | None = None) -> list[Sandbox]:
-        """Those that are there, or those of a process alone."""
+        """The existing sandboxes, or only the sandboxes of a process."""
         found = list(self.emulator.sandboxes.values())
         return [one for one in found if of is None or one.labels.get("ares_exp.pid") == str(of)]
 

@@ -1,4 +1,4 @@
-"""A run that is killed at a chosen moment and resumed until it is complete, and the checks of what is left of it."""
+"""A run that is killed at a chosen moment and resumed until it is complete, and the checks of its records."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TEST = """#!/bin/sh
 sum=$(cksum < /work/state | cut -d' ' -f1)
 echo "0.$((sum % 900 + 100))" > /logs/verifier/reward.txt
 """
-"""The reward tells what the episode has done."""
+"""The reward shows the actions of the episode."""
 
 ENDED = (-signal.SIGKILL, 130)
 """Exit codes of a process that was killed, or interrupted."""
@@ -64,7 +64,7 @@ Slot = tuple[str, int]
 class Moment(NamedTuple):
     """When a process is killed: so many requests after its start, and so many seconds after that.
 
-    Without a number of requests: when a file of the run is there. `None` of both: never.
+    Without a number of requests: when a file of the run exists. `None` for both: never.
     """
 
     requests: int | None = None
@@ -100,16 +100,16 @@ class KilledRun:
     """One run, whatever the number of its processes.
 
     Attributes:
-        directory: Has the tasks; the run goes to `run` in it, and what is temporary to `tmp`.
+        directory: Folder with the tasks; the run is in its `run`, and temporary files are in its `tmp`.
         endpoint: Answers.
         backend: `local` or `docker`.
-        overrides: Of its first command.
+        overrides: Overrides of its first command.
         is_warm: Whether its processes are forks, not new interpreters.
         patience_sec: How long a process may take that is not killed.
         kills: How many processes were killed, or interrupted.
         tries: Episodes that had a log of responses when a process was killed.
         rows: Whole rows, as the last process has left them.
-        pids: Of all its processes.
+        pids: Process numbers of all its processes.
     """
 
     directory: Path
@@ -172,7 +172,7 @@ class KilledRun:
         return json.loads((self.path / "summary.json").read_text())  # type: ignore[no-any-return]
 
     def trajectories(self) -> dict[str, EpisodeTrajectory]:
-        """Every one that there is, by episode; all can be read."""
+        """Every existing trajectory, by episode; all can be read."""
         return {one.episode_id: one for one in load(self.path).trajectories()}
 
     def left(self) -> list[str]:
@@ -243,7 +243,7 @@ def content(episode: EpisodeTrajectory) -> list[object]:
 
 
 def check(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRENCY) -> None:
-    """Everything that must be so of a run that was resumed to its end, compared with one that was not interrupted."""
+    """Checks a run that was resumed to its end against a run that was not interrupted."""
     rows, final = run.all_rows, run.final
     assert {slot: result(row) for slot, row in final.items()} == {
         slot: result(row) for slot, row in whole.final.items()
@@ -261,7 +261,7 @@ def check(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRENCY) -
 
 
 def check_asked(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRENCY) -> None:
-    """What was paid for: every turn once, but for one lost call of each episode and kill."""
+    """The paid turns: every turn once, except one lost call for each episode and kill."""
     asked, episodes = run.endpoint.asked, Counter()
     assert asked.keys() == whole.endpoint.asked.keys()
     for turn, times in asked.items():
@@ -295,7 +295,7 @@ def check_stopped(run: KilledRun, asked: int, cause: str) -> None:
 
 
 def check_trajectories(run: KilledRun, whole: KilledRun) -> None:
-    """All load, all have a row, and the final ones are those of the run that was not interrupted."""
+    """All load, all have a row, and the final trajectories match the run that was not interrupted."""
     found, expected = run.trajectories(), whole.trajectories()
     assert found.keys() <= {row["episode_id"] for row in run.all_rows}
     for attempt, row in run.final.items():

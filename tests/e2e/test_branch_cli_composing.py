@@ -1,4 +1,4 @@
-"""`branch_from=`: what is composed; what the job does with it is tested elsewhere."""
+"""`branch_from=`: the composed config; other tests cover the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def composed(done: Any) -> dict[str, Any]:
     return yaml.safe_load(done.stdout)  # type: ignore[no-any-return]
 
 
-def test_a_branch_is_composed_as_its_run_was(cli: Any, tmp_path: Path) -> None:
+def test_a_branch_keeps_the_config_of_its_run(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "mine.yaml").write_text(
         "# mine\n_target_: ares_exp.policies.scripted.ScriptedPolicy\nreplies: ['no block']\nrepeat_last: true\n"

@@ -1,4 +1,4 @@
-"""`branch_from=` as a user meets it: a recorded run, and commands that go on from a step of it."""
+"""`branch_from=` as a user meets it: a recorded run, and commands that continue from one of its steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
-DRAW = "```bash\necho x$RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"  # digits alone may be taken for a time
+DRAW = "```bash\necho x$RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"  # plain digits may be taken for a time
 GREET = "```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
 SHOW = "```bash\ncat /tmp/drawn\n```"
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 
 
 def quoted(text: str) -> str:
-    """As Hydra's grammar has it: quotes alone are escaped."""
+    """As Hydra's grammar requires: only quotes are escaped."""
     return '"' + text.replace('"', '\\"') + '"'
 
 
@@ -64,7 +64,7 @@ def the_same(a: EpisodeTrajectory, b: EpisodeTrajectory, steps: int) -> bool:
 @pytest.mark.parametrize(
     "container", [pytest.param("local", marks=pytest.mark.nightly), pytest.param("docker", marks=pytest.mark.docker)]
 )
-def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) -> None:
+def test_eight_branches_share_the_earlier_steps(tmp_path: Path, container: str) -> None:
     first = execute(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT], container=container)
     assert first.returncode == 0, first.stderr
     branched = execute(
@@ -85,7 +85,7 @@ def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) ->
         assert branch.num_steps == 5
 
 
-def test_a_run_without_snapshots_is_run_again_up_to_the_step(tmp_path: Path) -> None:
+def test_a_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", replies=[GREET, DRAW, SUBMIT]).returncode == 0
     branched = execute(tmp_path, "b", "branch_from=a/write-greeting@1", "branches=2", replies=[SUBMIT])
     assert branched.returncode == 0, branched.stderr
@@ -115,7 +115,7 @@ def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> Non
         assert branch.metadata["lineage"]["root"] == recorded.episode_id
 
 
-def test_a_branch_does_not_warn_of_what_differs_each_time(tmp_path: Path) -> None:
+def test_volatile_output_gives_no_branch_warning(tmp_path: Path) -> None:
     """Times, process ids and temporary folders are others whenever a command runs."""
     moment = "```bash\ndate --iso-8601=ns; mktemp -d\n```"
     assert execute(tmp_path, "a", replies=[moment, SUBMIT]).returncode == 0
@@ -124,7 +124,7 @@ def test_a_branch_does_not_warn_of_what_differs_each_time(tmp_path: Path) -> Non
     assert "differs" not in branched.stderr
 
 
-def test_a_branch_in_an_environment_that_selects_no_tasks(tmp_path: Path) -> None:
+def test_a_branch_works_without_task_selection(tmp_path: Path) -> None:
     (tmp_path / "options" / "env").mkdir(parents=True)
     (tmp_path / "options" / "env" / "plain.yaml").write_text("# all of them\n_target_: plain.PlainEnvironments\n")
     (tmp_path / "plain.py").write_text(
@@ -145,7 +145,7 @@ def test_a_branch_in_an_environment_that_selects_no_tasks(tmp_path: Path) -> Non
     assert "no `export_state`" in gone.stderr
 
 
-def test_a_branch_of_a_branch_knows_its_root(tmp_path: Path) -> None:
+def test_a_branch_of_a_branch_records_its_root(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", replies=[DRAW, SUBMIT]).returncode == 0
     middle = execute(tmp_path, "b", "branch_from=a/write-greeting@0", "snapshot=every_step", replies=[GREET, SUBMIT])
     assert middle.returncode == 0, middle.stderr
@@ -157,7 +157,7 @@ def test_a_branch_of_a_branch_knows_its_root(tmp_path: Path) -> None:
     assert c.total_reward == 1.0
 
 
-def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: Path) -> None:
+def test_an_edited_branch_is_branched_without_snapshots(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", replies=[GREET, SUBMIT]).returncode == 0
     for run_dir, start, text in (("b", "a/write-greeting@1", "First."), ("c", "b/write-greeting@2", "Second.")):
         branched = execute(
@@ -176,7 +176,7 @@ def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: P
     assert "differs" not in done.stderr
 
 
-def test_what_a_branch_starts_with(tmp_path: Path) -> None:
+def test_a_branch_starts_with_edits_and_responses(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
     branched = execute(
         tmp_path,

@@ -72,7 +72,9 @@ def test_several_collectors_keep_the_same_episodes(cli: Any, tmp_path: Path) -> 
         ("# @package collector.mine\n", "collector=[json,mine]", ["collector.mine.path=lines"]),
     ],
 )
-def test_a_collector_of_ones_own(cli: Any, tmp_path: Path, header: str, chosen: str, overrides: list[str]) -> None:
+def test_a_custom_collector_gets_every_step(
+    cli: Any, tmp_path: Path, header: str, chosen: str, overrides: list[str]
+) -> None:
     (tmp_path / "my_collector.py").write_text(MINE)
     (tmp_path / "options" / "collector").mkdir(parents=True)
     (tmp_path / "options" / "collector" / "mine.yaml").write_text(f"{header}_target_: my_collector.Mine\npath: ???\n")
@@ -87,7 +89,7 @@ def test_a_collector_of_ones_own(cli: Any, tmp_path: Path, header: str, chosen: 
     ] * 2
 
 
-def test_a_step_tells_what_was_run_and_how_long_it_took(cli: Any, tmp_path: Path) -> None:
+def test_a_step_records_commands_and_durations(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "fixed.yaml").write_text(POLICY)
     run = tmp_path / "run"

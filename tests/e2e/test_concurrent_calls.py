@@ -93,9 +93,7 @@ def ahead(directory: Path) -> list[dict[str, object]]:
     [pytest.param([], marks=pytest.mark.nightly), ["snapshot=every_step", "collector=none"]],
     ids=["", "snapshots"],
 )
-def test_responses_that_wait_for_their_turn_survive_kill_9(
-    tmp_path: Path, endpoint: FirstIsSlow, more: list[str]
-) -> None:
+def test_queued_responses_survive_sigkill(tmp_path: Path, endpoint: FirstIsSlow, more: list[str]) -> None:
     (tmp_path / "fan_out.py").write_text(AGENT)
     (tmp_path / "options" / "agent").mkdir(parents=True)
     (tmp_path / "options" / "agent" / "fan_out.yaml").write_text("_target_: fan_out.FanOutFactory\n")

@@ -178,7 +178,7 @@ def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
     assert [row["outcome"] for row in rows(tmp_path / "run")] == ["cancelled"] * 3
 
 
-def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> None:
+def test_sandboxes_of_a_killed_run_are_cleaned(service: DaytonaService, tmp_path: Path) -> None:
     """No other run takes it from a living one; from a dead one the TTL, `clean` and the next run take it."""
     words = ("env.limit=1", "concurrency=3", "attempts=3", "container.ttl_min=30")
     process = start(tmp_path, *words)
@@ -211,7 +211,7 @@ def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaService, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_results(service: DaytonaService, tmp_path: Path) -> None:
     """What it would have been is asked of local boxes."""
     made = []
     for name, backend in (("whole", "local"), ("killed", "daytona")):

@@ -1,8 +1,8 @@
 """Every command and example of the README and of the pages in docs/, as it stands there; their links; what they name.
 
-What a fence says decides: `bash` and `python` blocks are run, a block that starts with `# file: PATH` is written there
-first, and `console` and `py` are for what cannot run here (a key, a network, a service): of those, commands that run
-are composed.
+The kind of a fence decides: `bash` and `python` blocks are run, and a block that starts with `# file: PATH` is written
+to that file first. `console` and `py` blocks need a key, a network or a service: their run commands are only
+composed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def lines_of(text: str) -> set[str]:
 
 
 COMMANDS: list[Block] = []
-"""What is run: each block, but for one whose commands are in another one."""
+"""The blocks to run: each block, except blocks whose commands are in another block."""
 for _block in BLOCKS:
     if (
         _block.kind == "bash"
@@ -110,7 +110,7 @@ COVERED = (
     *("recipes", "report", "running", "snapshots", "statistics", "sweeps"),
     *("tasks", "trackers", "trajectories", "troubleshooting"),
 )
-"""Pages whose commands other end-to-end tests run by day, with other words."""
+"""Pages whose commands other end-to-end tests of the daily run cover, with other options."""
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
 _PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [
@@ -123,7 +123,7 @@ COMPOSED = [
 
 
 def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
-    """Returns the parameters of a test. By day, those of the README and the first of other pages that kills no run."""
+    """Returns the parameters of a test. The daily run has the README's and each page's first without a kill."""
     pages = {f"docs/{name}.md" for name in COVERED}
 
     def marks(block: Block) -> list[pytest.MarkDecorator]:
@@ -198,7 +198,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.text.split()) <= 1700
 
 
-def test_every_fence_says_whether_it_is_run() -> None:
+def test_every_fence_has_a_known_kind() -> None:
     assert [block.id for block in BLOCKS if block.kind not in RUN | NOT_RUN] == []
     assert len(COMMANDS) >= 20
     assert len(SCRIPTS) >= 6
@@ -258,7 +258,7 @@ def test_generated_pages_are_current(name: str) -> None:
 
 
 @pytest.mark.local
-def test_everything_in_a_run_directory_is_on_the_page(here: Path) -> None:
+def test_every_run_directory_entry_is_documented(here: Path) -> None:
     run_ = "python -m ares_exp env.limit=1 snapshot=every_step 'tracker=[wandb,jsonl,tensorboard]' hydra.run.dir=run"
     done = run(f"{run_} 'collector=[json,jsonl]'", here, WANDB_MODE="offline")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -267,7 +267,7 @@ def test_everything_in_a_run_directory_is_on_the_page(here: Path) -> None:
     assert len(there) >= 12
 
 
-def test_the_version_and_those_of_formats_are_the_same_everywhere() -> None:
+def test_package_and_format_versions_agree() -> None:
     [declared] = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert declared == ares_exp.__version__
     assert f"version = {{{declared}}}" in README.text
@@ -288,7 +288,7 @@ def test_the_readmes_table_of_groups_has_every_option() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_options_and_keys_that_a_page_names_are_there(page: Page) -> None:
+def test_named_options_and_keys_exist(page: Page) -> None:
     text = re.sub(r"^```(?:python|py)\n.*?^```$", "", page.text, flags=re.DOTALL | re.MULTILINE)
     of_a_group = rf"(?<![\w@./-])({'|'.join(NODES)})"
     there = chosen_options() | set(re.findall(r"options/(\w+)/(\w+)\.yaml", page.text))
@@ -300,7 +300,7 @@ def test_options_and_keys_that_a_page_names_are_there(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_modules_and_files_that_a_page_names_are_there(page: Page) -> None:
+def test_named_modules_and_files_exist(page: Page) -> None:
     prose = re.findall(r"`([^`\n]+)`", without_fences(page.text))
     paths = {word for text in prose for word in re.findall(r"^(?:ares_exp|tests|conf)/[\w/.-]*$", text)}
     of_tasks = {"tests/.harborignore", "tests/test.sh"}
@@ -319,7 +319,7 @@ def resolves(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.is_generated], ids=lambda page: page.name)
-def test_keys_are_listed_on_the_generated_page_alone(page: Page) -> None:
+def test_only_the_generated_page_lists_keys(page: Page) -> None:
     rows = re.findall(r"^\| `([\w.]+)`(?:, `[\w.]+`)* \|", page.text, re.MULTILINE)
     assert [key for key in rows if "." in key and known_keys(key)] == []
 
@@ -361,7 +361,7 @@ def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [command for _, command in COMPOSED], ids=[where for where, _ in COMPOSED])
-def test_a_command_that_cannot_run_here_is_composed(command: str, here: Path) -> None:
+def test_an_unrunnable_command_is_composed(command: str, here: Path) -> None:
     done = run(f"{command} --cfg job", here)
     assert done.returncode == 0, done.stdout + done.stderr
 

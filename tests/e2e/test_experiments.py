@@ -40,7 +40,7 @@ def test_pass_at_k(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None
     assert len({request.body["seed"] for request in endpoint.requests}) == 2
 
 
-@pytest.mark.nightly  # by day, the first page runs one
+@pytest.mark.nightly  # the daily run has the first page
 def test_temperature_sweep(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(*command("temperature_sweep"), *model(endpoint), "env.limit=1", "attempts=1", "hydra.sweep.dir=s")
     assert done.returncode == 0, done.stderr
@@ -74,5 +74,5 @@ def test_resume_demo(tmp_path: Path, cli: Any) -> None:
 
 
 def responses(run: Path) -> int:
-    """How many answers the episode in progress has had: a line each, after the one that says which episode it is."""
+    """Counts the responses of the episode in progress: one line each, after the line that names the episode."""
     return sum(file.read_bytes().count(b"\n") - 1 for file in (run / "responses").glob("*"))

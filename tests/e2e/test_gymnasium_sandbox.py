@@ -73,7 +73,7 @@ def sleepers():
     assert wait_until(lambda: set(threading.enumerate()) <= threads, 30)
 
 
-def test_a_script_that_imports_gymnasium_only(tasks, tmp_path):
+def test_a_script_needs_only_a_gymnasium_import(tasks, tmp_path):
     script = (
         "import gymnasium\n"
         f"env = gymnasium.make({ID!r}, path={str(tasks)!r}, tasks='b', render_mode='ansi', trajectory_dir='kept')\n"
@@ -113,7 +113,7 @@ def test_the_seed_and_the_options_choose_the_task(tasks):
         assert three(options={"task": 2})[0] == "c"
 
 
-def test_its_own_step_limit_is_scored_and_gymnasiums_is_not(tasks):
+def test_only_the_package_step_limit_is_scored(tasks):
     with gymnasium.make(ID, path=tasks, tasks="a", step_limit=1) as scored:
         scored.reset()
         assert scored.step(said("touch /app/done"))[1:4] == (1.0, False, True)
@@ -122,7 +122,7 @@ def test_its_own_step_limit_is_scored_and_gymnasiums_is_not(tasks):
         assert cut.step(said("touch /app/done"))[1:4] == (0.0, False, True)
 
 
-def test_an_episode_cut_by_gymnasium_ends_at_the_next_reset_and_at_close(tasks, sleepers, tmp_path):
+def test_an_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     kept = tmp_path / "kept"
     env = gymnasium.make(ID, path=tasks, tasks="a", max_episode_steps=1, trajectory_dir=kept)
     env = gymnasium.wrappers.RecordEpisodeStatistics(env)
@@ -158,7 +158,7 @@ def test_closing_in_mid_step(tasks, sleepers):
     assert outcome == ["CancelledError"]
 
 
-def test_a_dropped_one(tasks, sleepers):
+def test_a_dropped_environment_releases_its_container(tasks, sleepers):
     env = gymnasium.make(ID, path=tasks, tasks="a")
     env.reset()
     env.step(sleepers.leave)
@@ -174,7 +174,7 @@ def test_a_dropped_one(tasks, sleepers):
         *(pytest.param(one, marks=pytest.mark.nightly) for one in ("pass", "raise SystemExit(3)")),
     ],
 )
-def test_a_program_that_ends_without_closing(tasks, sleepers, ending):
+def test_a_program_without_close_leaves_no_container(tasks, sleepers, ending):
     script = (
         "import gymnasium, os\n"
         "from ares_exp import LLMResponse\n"
@@ -234,7 +234,7 @@ def test_in_worker_processes(tasks, sleepers, context, tmp_path):
 
 
 @pytest.mark.parametrize("context", [fork, pytest.param("spawn", marks=pytest.mark.nightly)])
-def test_workers_that_are_ended_the_hard_way(tasks, sleepers, context):
+def test_killed_workers_leave_no_container(tasks, sleepers, context):
     envs = AsyncVectorEnv(
         [functools.partial(PresetGym, preset="harbor", path=tasks)] * 2, shared_memory=False, context=context
     )
@@ -258,7 +258,7 @@ def test_a_vector_of_plain_strings(tasks):
         envs.close()
 
 
-def test_a_backend_that_does_not_work_is_named_at_the_first_reset(tasks):
+def test_a_broken_backend_fails_the_first_reset(tasks):
     from ares_exp import LocalContainerFactory
     from ares_exp.errors import PreflightError
 

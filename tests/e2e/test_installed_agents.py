@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
     ],
 )
-def test_it_solves_a_task_by_a_script_without_a_network(agent: str, container: str) -> None:
+def test_an_agent_solves_a_task_without_a_network(agent: str, container: str) -> None:
     more = [f"agent.pythons=['{local_python()}']"] if agent == "mini_swe_agent" else []
     check_solved("run", execute("run", agent, container, *more))
 
@@ -55,7 +55,7 @@ def test_an_image_without_python_is_refused_by_name() -> None:
 @pytest.mark.nightly
 @LOCAL
 @pytest.mark.npm("codex")
-def test_codex_outlasts_a_slow_policy_by_keepalives_alone() -> None:
+def test_keepalives_let_codex_outlast_a_slow_policy() -> None:
     """Its limit is on events of a stream, and it may not ask twice here."""
     impatient = ["agent.idle_timeout_ms=2000", "agent.extra_args=['-c','model_providers.ares.stream_max_retries=0']"]
     kept = execute("kept", "codex", "local", *impatient, "agent.keepalive_sec=0.5", delay_sec=4.0)
@@ -69,7 +69,7 @@ def test_codex_outlasts_a_slow_policy_by_keepalives_alone() -> None:
 
 @LOCAL
 @pytest.mark.npm("claude_code")
-def test_the_cache_is_neither_readable_nor_writable_but_for_the_agent_itself() -> None:
+def test_the_container_hides_the_cache_except_the_agent() -> None:
     """Agents bypass their own permissions: the container has to hold them."""
     folder = AgentStore().folder
     (build, *_) = PACKAGES["claude_code"].for_machine()

@@ -49,7 +49,7 @@ def running(tmp_path: Path) -> Iterator[WarmProcess]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
-def test_one_press_records_cancelled_episodes_and_prints_the_summary(
+def test_ctrl_c_records_cancelled_episodes_and_prints_summary(
     running: WarmProcess, tmp_path: Path, number: signal.Signals
 ) -> None:
     running.send_signal(number)

@@ -78,7 +78,7 @@ def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> Non
 
 
 @pytest.mark.nightly
-def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
+def test_a_run_resumes_after_an_endpoint_outage(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make_run(tmp_path, endpoint)
     endpoint.down_at = 2
     assert run.start() == 1, run.said
@@ -98,8 +98,8 @@ def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: Counting
 RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
 
 
-@pytest.mark.nightly  # by day, `test_resumable_policy` says it of one episode
-def test_an_environment_that_is_another_one(tmp_path: Path) -> None:
+@pytest.mark.nightly  # the daily run has one episode in `test_resumable_policy`
+def test_a_changed_environment_gets_new_responses(tmp_path: Path) -> None:
     with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make_run(tmp_path, server)
         assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
@@ -129,7 +129,7 @@ def tear_files(run: KilledRun) -> Path:
     return log
 
 
-def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whole: KilledRun) -> None:
+def test_a_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: KilledRun) -> None:
     kept = records(killed.path)
     with RunDir(killed.path).owned(resume=True):
         assert killed.resume() == 2
@@ -152,12 +152,12 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
     check(killed, whole)
 
 
-@pytest.mark.nightly  # by day, `test_resumable_policy` and `test_response_log` say it
+@pytest.mark.nightly  # the daily run has `test_resumable_policy` and `test_response_log`
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
     [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
 )
-def test_a_stage_whose_time_was_up_ends_there_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
+def test_a_timed_out_stage_ends_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")
 
 

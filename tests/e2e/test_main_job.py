@@ -26,7 +26,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def essence(run_dir: Path) -> dict[str, Any]:
-    """What must be equal between two runs of the same experiment: everything but ids and clocks."""
+    """The fields that must be equal between two runs of the same experiment: all except ids and clocks."""
     episodes = {}
     for path in (run_dir / "trajectories").glob("*.json"):
         episode = EpisodeTrajectory.load(path)
@@ -58,7 +58,7 @@ def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.local
-def test_a_solution_that_fails_is_an_error(cli: Any, tmp_path: Path) -> None:
+def test_a_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES, tmp_path / "tasks")
     (tmp_path / "tasks" / "write-greeting" / "solution" / "solve.sh").write_text("echo something else\n")
     done = cli(*QUIET, "env.path=tasks", "env.tasks=[write-greeting,count-records]", "hydra.run.dir=run")
@@ -117,7 +117,7 @@ def test_selection_and_attempts(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-def test_an_episode_without_a_reward_gives_exit_code_1(cli: Any, tmp_path: Path) -> None:
+def test_an_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "policy=scripted", "policy.replies=['no block']", "env.limit=1")
     assert done.returncode == 1, done.stderr
     [row] = rows(only_run(tmp_path))
@@ -170,7 +170,7 @@ def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.local
-def test_replay_reports_the_first_message_that_differs(cli: Any, tmp_path: Path) -> None:
+def test_replay_reports_the_first_different_message(cli: Any, tmp_path: Path) -> None:
     assert cli(*QUIET, "hydra.run.dir=first", "env.limit=1").returncode == 0
     [path] = (tmp_path / "first" / "trajectories").glob("*.json")
     path.write_text(path.read_text().replace("Please solve this task", "Please solve that task"))

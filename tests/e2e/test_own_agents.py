@@ -1,4 +1,4 @@
-"""The package's agents beside the shell agent: whole runs, each step branched, and run again."""
+"""The package's agents other than the shell agent: whole runs, each step branched, and run again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def execute(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> EpisodeTrajectory:
     words = ["tracker=none", f"hydra.run.dir={run_dir}", *overrides]
-    if replies is not None:  # JSON is also YAML: an option of its own needs no quoting
+    if replies is not None:  # JSON is also YAML: a custom option needs no quoting
         Path("options/policy").mkdir(parents=True, exist_ok=True)
         text = json.dumps(
             {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "_convert_": "all", "replies": replies}
@@ -73,7 +73,7 @@ def execute(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> 
 @pytest.mark.parametrize(
     ("agent", "container"),
     [
-        pytest.param("tools", "local", marks=pytest.mark.nightly),  # by day, `tests/e2e/test_kill_and_continue.py`
+        pytest.param("tools", "local", marks=pytest.mark.nightly),  # daily: `tests/e2e/test_kill_and_continue.py`
         pytest.param("terminal", "local", marks=pytest.mark.nightly),
         pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
     ],
@@ -95,7 +95,7 @@ def test_every_step_is_branched_and_run_again(agent: str, container: str) -> Non
     [episode] = report["episodes"]
     first_match, second_match = [step["match"] for step in episode["steps"][:2]]
     assert first_match in ("exact", "normalised")  # a container's name is on the screen
-    assert second_match == "different"  # what was drawn
+    assert second_match == "different"  # the random number
     assert episode["reward"]["now"] == 1.0
 
 

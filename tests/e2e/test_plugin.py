@@ -1,4 +1,4 @@
-"""A package of somebody else's, built and installed in a venv of its own, adds an environment and a policy."""
+"""A third-party package, built and installed in a separate venv, adds an environment and a policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a venv in which what is installed here is to be had, and the package, from its wheel."""
+    """The interpreter of a venv with the installed packages, and the package from its wheel."""
     folder = tmp_path_factory.mktemp("plugin")
     venv.create(folder / "venv", with_pip=False)
     purelib = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
@@ -64,7 +64,7 @@ def rewards(run_dir: Path) -> list[float]:
     return [json.loads(line)["reward"] for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
-def test_its_options_are_listed(run: Cli) -> None:
+def test_plugin_options_are_listed(run: Cli) -> None:
     asked = [run("ares_exp", "--help", group) for group in ("env", "policy")]
     assert [one.stderr for one in asked] == ["", ""]
     text = "".join(one.stdout for one in asked)
@@ -80,7 +80,7 @@ def test_its_options_are_listed(run: Cli) -> None:
     assert tasks == {"tasks": [{"index": 0, "name": "nim_7"}, {"index": 1, "name": "nim_8"}]}
 
 
-def test_its_environment_and_its_policy_run(run: Cli, tmp_path: Path) -> None:
+def test_a_plugin_environment_and_policy_run(run: Cli, tmp_path: Path) -> None:
     done = run("ares_exp", *RUN, "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     assert rewards(tmp_path / "run") == [1.0, 1.0, 1.0]
@@ -90,7 +90,7 @@ def test_its_environment_and_its_policy_run(run: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_its_games_obey_the_limits_of_the_run(run: Cli, tmp_path: Path) -> None:
+def test_plugin_games_obey_run_limits(run: Cli, tmp_path: Path) -> None:
     done = run("ares_exp", *RUN, "collector=json", "limits.steps=1", "hydra.run.dir=run")
     assert done.returncode == 1, "two games have no reward"
     rows = {
@@ -109,7 +109,7 @@ def test_its_games_obey_the_limits_of_the_run(run: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
+def test_a_plugin_run_is_resumed(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "env.matches=[3]", "hydra.run.dir=run").returncode == 0
     done = run("ares_exp", "resume=run", "attempts=2")
     assert done.returncode == 0, done.stderr
@@ -117,7 +117,7 @@ def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_run_of_it_is_replayed_though_its_environment_selects_no_tasks(run: Cli, tmp_path: Path) -> None:
+def test_a_plugin_run_is_replayed_without_task_selection(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "attempts=2", "hydra.run.dir=run").returncode == 0
     whole = run("ares_exp", "replay=run", "hydra.run.dir=whole")
     assert (whole.returncode, whole.stderr.count("warning")) == (0, 0), whole.stderr
@@ -134,14 +134,14 @@ def test_a_run_of_it_is_replayed_though_its_environment_selects_no_tasks(run: Cl
 
 
 @pytest.mark.nightly
-def test_it_is_there_in_the_processes_of_a_sweep(run: Cli, tmp_path: Path) -> None:
+def test_sweep_processes_load_the_plugin(run: Cli, tmp_path: Path) -> None:
     swept = ("env.matches=[3],[6]", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep")
     done = run("ares_exp", "-m", *RUN, *swept)
     assert done.returncode == 0, done.stderr
     assert [rewards(tmp_path / "sweep" / job) for job in ("0", "1")] == [[1.0], [1.0]]
 
 
-def test_its_config_is_composed(run: Cli) -> None:
+def test_a_plugin_config_is_composed(run: Cli) -> None:
     done = run("ares_exp", *RUN, "--cfg", "job", "-p", "env")
     assert done.returncode == 0, done.stderr
     assert "_target_: ares_nim.environment.NimEnvironments" in done.stdout
@@ -150,7 +150,7 @@ def test_its_config_is_composed(run: Cli) -> None:
     assert "Did you mean `nim`?" in refused.stderr
 
 
-def test_tab_completes_its_options_and_says_nothing_else(run: Cli, tmp_path: Path) -> None:
+def test_tab_completes_plugin_options_without_other_output(run: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "options" / "policy"
     folder.mkdir(parents=True)
     (folder / "oracle.yaml").write_text("_target_: x.y\n")

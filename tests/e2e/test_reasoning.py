@@ -62,7 +62,7 @@ def thoughts(here: Path, run_dir: str) -> list[str]:
     return [piece["thinking"] for piece in pieces if "thinking" in piece]
 
 
-def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+def test_reasoning_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     ran(tmp_path, endpoint, "run")
     assert sent(endpoint) == [[], [None], [None, None]], "an endpoint that did not ask for it does not get it"
     assert thoughts(tmp_path, "run") == list(THOUGHTS)
@@ -95,9 +95,7 @@ def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("snapshots", ["every_step", pytest.param("none", marks=pytest.mark.nightly)])
-def test_a_branch_sends_back_what_was_thought_before_it(
-    tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str
-) -> None:
+def test_a_branch_sends_back_earlier_reasoning(tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str) -> None:
     ran(tmp_path, endpoint, "run", f"snapshot={snapshots}", "policy.send_reasoning=true")
     assert sent(endpoint) == [[], [THOUGHTS[0]], list(THOUGHTS[:2])]
     endpoint.requests.clear()
@@ -109,7 +107,7 @@ def test_a_branch_sends_back_what_was_thought_before_it(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["run again", "restored"])
-def test_a_killed_run_sends_back_what_was_thought_before(
+def test_a_resumed_run_sends_back_earlier_reasoning(
     tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
 ) -> None:
     endpoint.then(thinking(0), thinking(1), slow(600))

@@ -35,7 +35,7 @@ def matches(episode: dict[str, Any]) -> list[str]:
     return [step["match"] for step in episode["steps"]]
 
 
-def test_what_is_random_is_found_and_what_only_tells_the_time_is_not(cli: Any, tmp_path: Path) -> None:
+def test_replay_finds_random_output_and_ignores_times(cli: Any, tmp_path: Path) -> None:
     done = cli(
         QUIET,
         "env.tasks=write-greeting",
@@ -82,7 +82,7 @@ def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_one_episode_of_a_sweep_with_options_of_its_own(cli: Any, tmp_path: Path) -> None:
+def test_an_episode_of_a_sweep_uses_custom_options(cli: Any, tmp_path: Path) -> None:
     options = tmp_path / "options" / "policy"
     options.mkdir(parents=True)
     (options / "mine.yaml").write_text("# as the oracle\n_target_: ares_exp.policies.oracle.OraclePolicy\n")
@@ -121,8 +121,8 @@ def test_strict_makes_a_difference_a_failure(cli: Any, tmp_path: Path) -> None:
     assert (episode["outcome"], episode["reward"]["now"]) == ({"recorded": "completed", "now": "policy_error"}, None)
 
 
-def test_an_episode_that_ends_early_and_one_that_asks_for_more(cli: Any, tmp_path: Path) -> None:
-    """The recording is changed: what the agent does then is not what was recorded."""
+def test_early_ends_and_extra_requests_are_reported(cli: Any, tmp_path: Path) -> None:
+    """The recording is changed: the agent acts differently from the recording."""
     submit = f"{SUBMIT} # now"  # the agent's prompt has the plain one
     three = script("echo one", "echo two", submit)
     first = cli(QUIET, "env.limit=1", "policy=scripted", three, "attempts=2", "hydra.run.dir=first")
@@ -148,7 +148,7 @@ def test_an_episode_that_ends_early_and_one_that_asks_for_more(cli: Any, tmp_pat
         ("replay=first/no-such", "has no episode 'no-such'"),
         ("replay=first/write-greeting@1", "leave `@1` out"),
         ("branch_from=first/write-greeting@9", "0 to 1"),
-        ("replay=first container.no_such=1", "The overrides that first recorded are in force, too."),
+        ("replay=first container.no_such=1", "The overrides recorded in first also apply."),
         ("replay=first policy.normalise=[tmestamps]", "there is no normaliser 'tmestamps'"),
         ("replay=first container.shell=5", "container.shell"),
     ],

@@ -1,4 +1,4 @@
-"""Scorers from the command line: functions and a judge, for tasks and for an environment of one's own."""
+"""Scorers from the command line: functions and a judge, for tasks and for a custom environment."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
 
 
 @pytest.mark.nightly
-def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+def test_a_run_killed_during_scoring_is_resumed(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"env.scorers.second.policy.base_url={grader.url}"
     second = (
         "+policy@env.scorers.second.policy=openai",
@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grade
     assert len(grader.requests) == 3
 
 
-def test_one_that_fails_is_an_outcome_and_can_be_scored_anew(cli: Cli, tmp_path: Path) -> None:
+def test_a_failed_scorer_is_an_outcome_and_repeatable(cli: Cli, tmp_path: Path) -> None:
     done = cli("--config-dir", "options", *TASK, *AT, "scorer=bad", "attempts=2", env=HERE)
     assert done.returncode == 1
     assert "verifier_error: ScorerError: The scorer `bad` raised KeyError: 'lines'" in done.stdout
@@ -198,7 +198,7 @@ def test_score_adds_scores_to_a_finished_run(cli: Cli, tmp_path: Path, grader: L
     assert ShownRun(tmp_path / "run").episode(recorded[0].episode_id)["rewards"]["judge"] == 0.8
 
 
-def test_score_continues_what_failed_or_was_interrupted(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+def test_score_continues_failed_and_interrupted_episodes(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     started = cli(
         "env.tasks=[write-greeting,count-records,publish-release]", *AT, "scorer=bad", "--config-dir", "options"
     )

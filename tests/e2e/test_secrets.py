@@ -40,7 +40,7 @@ def test_no_secret_is_written_anywhere(cli: Any, tmp_path: Path, endpoint: Loopb
 
 @pytest.mark.local
 @pytest.mark.once
-def test_links_in_tasks_reach_no_file_of_the_host(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+def test_links_in_tasks_reach_no_host_files(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     outside, tasks = tmp_path / "private" / "key", tmp_path / "tasks"
     outside.parent.mkdir(mode=0o700)
     outside.write_text(KEY)

@@ -129,7 +129,7 @@ def test_a_mistake_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_snapshot_is_asked_for_by_a_signal_while_the_policy_thinks(tmp_path: Path) -> None:
+def test_a_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WAITS_FOR_A_SNAPSHOT)
     policy = option(tmp_path, {"_target_": "mine.Policy"})
     process = start(tmp_path, *policy, ONE, "snapshot=manual", "hydra.run.dir=run")

@@ -1,4 +1,4 @@
-"""Sweeps with every launcher: bad jobs, secrets, Ctrl-C and kill -9, going on, and what is said in the end."""
+"""Sweeps with every launcher: bad jobs, secrets, Ctrl-C, kill -9, resume, and the final report."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_refused_job_in_the_middle(cli: Any, tmp_path: Path, launcher: str, tr
         assert b"default/s" in file.read_bytes(), "the group is the sweep, in every process"
 
 
-def test_a_folder_is_one_sweeps_and_one_processes(cli: Any, tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_sweep_and_process(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "config.yaml").touch()
     command = ("-m", "tracker=none", "env.limit=1", "seed=1")
@@ -110,7 +110,7 @@ def test_typed_secrets_stay_out_of_the_sweeps_folder(cli: Any, tmp_path: Path, e
 
 @pytest.mark.nightly
 @pytest.mark.once
-def test_optuna_goes_on_after_a_job_that_failed(cli: Any, tmp_path: Path) -> None:
+def test_optuna_continues_after_a_failed_job(cli: Any, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     command = [
         "-m",
@@ -164,7 +164,7 @@ class Sweep:
 
 @pytest.fixture
 def side_by_side(tmp_path: Path) -> Iterator[Sweep]:
-    """Two jobs at a time, in processes of their own, in the middle of their commands."""
+    """Two jobs at a time, in separate processes, in the middle of their commands."""
     sweep = Sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     try:
         sweep.reach(2)
@@ -176,7 +176,7 @@ def side_by_side(tmp_path: Path) -> Iterator[Sweep]:
 
 
 @pytest.mark.once
-def test_orders_and_ctrl_c_reach_jobs_in_other_processes(side_by_side: Sweep) -> None:
+def test_orders_and_ctrl_c_reach_parallel_jobs(side_by_side: Sweep) -> None:
     words = [str(side_by_side.folder), "pause", "--wait", "60"]
     assert run_module("ares_exp.commands.ctl", words, "ares-exp ctl") == 0
     noted = [json.loads(path.read_text()) for path in side_by_side.folder.glob("[01]/control.jsonl")]
@@ -195,7 +195,7 @@ def test_orders_and_ctrl_c_reach_jobs_in_other_processes(side_by_side: Sweep) ->
 
 @pytest.mark.once
 @pytest.mark.nightly
-def test_jobs_in_other_processes_do_not_outlive_a_killed_sweep(side_by_side: Sweep) -> None:
+def test_parallel_jobs_end_with_a_killed_sweep(side_by_side: Sweep) -> None:
     side_by_side.process.kill()
     side_by_side.process.wait()
     assert wait_until(lambda: not side_by_side.sleeping())
@@ -207,7 +207,7 @@ def is_alive(family: set[int]) -> bool:
 
 
 @pytest.mark.once
-def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
+def test_a_killed_sweep_resumes_job_by_job(cli: Any, tmp_path: Path) -> None:
     words = [
         *("-m", "tracker=none", "env.limit=1", "seed=1,2", "limits.steps=8,9"),
         *("policy=scripted", "policy.repeat_last=true", "attempts=2", "concurrency=1", "hydra.sweep.dir=s"),

@@ -12,7 +12,7 @@ from tests.conftest import Cli
 pytestmark = pytest.mark.once
 
 
-def test_the_objects_of_twenty_questions_are_an_input_of_the_run(cli: Cli, tmp_path: Path) -> None:
+def test_twenty_questions_objects_are_a_run_input(cli: Cli, tmp_path: Path) -> None:
     done = cli("env=twenty_questions", "env.tasks=[dog,cat]", "tracker=wandb", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     wandb = tmp_path / "run" / "wandb"

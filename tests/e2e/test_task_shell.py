@@ -68,7 +68,7 @@ def test_shell_restores_the_files_of_a_step(cli: Cli, tmp_path: Path) -> None:
         ((), "Expected one task, got none"),
         (("no-such-task",), "Expected `env.tasks` to match a task, got 'no-such-task'"),
         (("a", "b"), "Expected one task, got a, b"),
-        (("a", "--episode", "first/x@0"), "Expected no task beside --episode, got a"),
+        (("a", "--episode", "first/x@0"), "Expected no task together with --episode, got a"),
         (("write-greeting", "env=twenty_questions"), "Expected tasks with a container"),
         (("--episode", "first/x@0"), "There is no run"),
     ],
@@ -82,7 +82,7 @@ def test_shell_rejects_wrong_words(tmp_path: Path, words: tuple[str, ...], messa
 
 @contextmanager
 def at_a_terminal(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Starts the command in a terminal of its own; yields it and the side that types."""
+    """Starts the command in a separate terminal; yields it and the side that types."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "ares_exp", "task", "shell", *words]
     started = subprocess.Popen(
@@ -112,13 +112,13 @@ def until(ours: int, text: bytes) -> bytes:
 
 
 @pytest.mark.local
-def test_ctrl_c_reaches_the_shell_and_not_the_command(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_only_the_task_shell(tmp_path: Path) -> None:
     with at_a_terminal(tmp_path, "write-greeting") as (started, ours):
         until(ours, b"/app")
         os.write(ours, b"sleep 87654\r")
         assert wait_until(lambda: runs("sleep 87654"))
         os.write(ours, b"\x03")
-        assert wait_until(lambda: not runs("sleep 87654"))  # what is typed before that is dropped with it
+        assert wait_until(lambda: not runs("sleep 87654"))  # earlier input is dropped with it
         os.write(ours, b"echo go$((40 + 2))\r")
         until(ours, b"go42")
         os.write(ours, b"exit\r")

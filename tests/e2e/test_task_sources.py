@@ -31,7 +31,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a sample task, and a registry beside it that names the task."""
+    """A repository with a sample task, and a registry next to it that names the task."""
     root = tmp_path / "repository"
     shutil.copytree(SAMPLES / TASK, root / "tasks" / TASK)
     shutil.copytree(SAMPLES / "count-records", root / "tasks" / "count-records")
@@ -76,7 +76,7 @@ def test_the_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path,
 
 
 @pytest.mark.once
-def test_a_data_set_without_more_is_one_of_harbors_own_registry(cli: Cli, repository: Path, tmp_path: Path) -> None:
+def test_a_plain_dataset_is_from_the_harbor_registry(cli: Cli, repository: Path, tmp_path: Path) -> None:
     listed = (tmp_path / "registry.json").read_text()
     (repository / "registry.json").write_text(listed.replace("greetings", "terminal-bench"))
     _git(repository, "add", ".")

@@ -84,7 +84,7 @@ def models() -> Iterator[LoopbackEndpoint]:
 
 
 @pytest.mark.nightly
-def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
+def test_a_killed_run_with_two_models_resumes(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
     at = [f"policy.base_url={models.url}", "policy.api_key_env=null", "policy.model=asks"]
     oracle = [f"env.oracle.base_url={models.url}", "env.oracle.api_key_env=null", "env.oracle.model=knows"]
     overrides = ["policy=openai", *at, "policy@env.oracle=openai", *oracle, "env.tasks=[elephant]"]
@@ -124,7 +124,7 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     assert '"+No. (19 left)"' in (tmp_path / "again" / "replay.json").read_text(), "and what differs is told"
 
 
-def test_what_the_oracle_spends_counts_in_the_budget(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
+def test_oracle_usage_counts_in_the_budget(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
     overrides = [
         f"{who}.{one}" for who in ("policy", "env.oracle") for one in (f"base_url={models.url}", "api_key_env=null")
     ]

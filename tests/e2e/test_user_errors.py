@@ -12,7 +12,7 @@ from ares_exp import __version__
 from tests.closed_port import closed_port
 from tests.conftest import run_command
 
-# The sandbox's preflight comes before that of the policy and before the selection is looked at.
+# The sandbox's preflight comes before the policy's preflight and before the selection is checked.
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
 CHAT = ("policy=openai", "policy.model=m")
@@ -112,7 +112,7 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
     assert not list(tmp_path.glob("outputs/*/*/episodes.jsonl"))
 
 
-def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
+def test_missing_requirements_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "openai.py").write_text("raise ImportError\n")
     words = ("tracker=none", "policy=openai", "env.path=gone")  # a fork would have imported it
     done = run_command((sys.executable, "-m", "ares_exp", *words), tmp_path, env={"PYTHONPATH": "."})
@@ -147,7 +147,7 @@ def test_help_on_a_group_and_an_option(cli: Any) -> None:
     assert "scripted" in wrong.stderr
 
 
-def test_an_endpoint_that_refuses(cli: Any) -> None:
+def test_a_refused_connection_is_a_user_error(cli: Any) -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
@@ -157,14 +157,14 @@ def test_an_endpoint_that_refuses(cli: Any) -> None:
     assert "sk-secret-value" not in done.stderr + done.stdout
 
 
-def test_a_docker_daemon_that_is_down(cli: Any) -> None:
+def test_a_stopped_docker_daemon_is_a_user_error(cli: Any) -> None:
     done = cli("tracker=none", "container=docker", env={"DOCKER_HOST": "unix:///no/such/docker.sock"})
     assert done.returncode == 2
     assert "docker.sock" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_task_that_uses_what_is_not_built(cli: Any, tmp_path: Path) -> None:
+def test_an_unsupported_task_feature_is_a_user_error(cli: Any, tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "one"
     (task / "environment").mkdir(parents=True)
     (task / "tests").mkdir()

@@ -98,7 +98,7 @@ def test_type_checkers_see_the_types_of_the_wheel(tmp_path: Path, target: Path, 
         pytest.skip(f"{checker} is not installed: it is in the extra `dev`")
     (tmp_path / "right.py").write_text(SAMPLE)
     (tmp_path / "wrong.py").write_text(SAMPLE.replace("-> float | None", "-> str"))
-    if checker == "mypy":  # ours alone
+    if checker == "mypy":  # only our own
         options = ["--strict", "--follow-imports=silent", "--no-site-packages", "--cache-dir=/dev/null"]
         done = checked(tmp_path, ["mypy", *options, "right.py", "wrong.py"], MYPYPATH=str(target))
         errors = [line for line in done.splitlines() if " error: " in line]

@@ -33,7 +33,7 @@ class SmallCluster:
     """A head without slots, and nodes that can be added and killed.
 
     Attributes:
-        address: Where drivers connect to.
+        address: Address to which drivers connect.
         nodes: The living nodes but the head.
     """
 
@@ -80,7 +80,7 @@ class SmallCluster:
         return node
 
     def _resources(self) -> dict[str, float]:
-        """Node 0 has `upto1`, `upto2`, …; node 1 has `upto2`, …: by them a run takes the first nodes alone."""
+        """Node 0 has `upto1`, `upto2`, …; node 1 has `upto2`, …: with them a run uses only the first nodes."""
         return {"run": 1000, **{f"upto{count}": 1000 for count in range(len(self.nodes) + 1, 4)}}
 
     def cut_power(self, node: Any) -> None:
@@ -93,7 +93,7 @@ class SmallCluster:
         self._forget(node)
 
     def kill_raylet(self, node: Any) -> None:
-        """Kills a node's raylet alone: its workers are to notice."""
+        """Kills only a node's raylet: its workers have to notice."""
         self.nodes.remove(node)
         _raylet(node).kill()
         self._forget(node)

@@ -46,7 +46,7 @@ def made(directory: Path, *overrides: str, latency_sec: float = 0.03) -> Iterato
 
 @contextmanager
 def ran(execute: Callable[[], int]) -> Iterator[Future[int]]:
-    """Has a run run in a thread, while the main one harms it: Ray adds nodes there alone."""
+    """Executes a run in a thread, while the main thread harms it: Ray adds nodes only in the main thread."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(execute)
 

@@ -18,7 +18,7 @@ from tests.unit.containers.local_containers import needs_local
 pytestmark = [needs_local, pytest.mark.local]
 
 
-def test_it_is_the_same_run_with_files_that_are_sent(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+def test_streamed_files_give_the_same_run(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     with made(tmp_path, *on(cluster, "executor.storage=stream")) as run:
         assert run.start() == 0, run.said
         check(run, whole)
@@ -27,7 +27,7 @@ def test_it_is_the_same_run_with_files_that_are_sent(whole: KilledRun, cluster: 
     assert files == {one.relative_to(whole.path / "files").parts[1:] for one in (whole.path / "files").rglob("*")}
 
 
-def test_without_an_address_there_is_a_cluster_of_this_machine(
+def test_a_local_cluster_starts_without_an_address(
     whole: KilledRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -36,10 +36,10 @@ def test_without_an_address_there_is_a_cluster_of_this_machine(
         check(run, whole)
 
 
-def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+def test_a_run_survives_killed_hosts_and_nodes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     """The driver is killed and resumed, the only host is killed, a node joins, and one with episodes loses its power.
 
-    Either the one that has joined had some then, or it runs the rest.
+    The new node either had some of these episodes, or it runs the rest.
     """
     with made(tmp_path, *on(cluster), latency_sec=0.3) as run:
         assert run.start(Moment(requests=6)) == -signal.SIGKILL

@@ -1,1 +1,1 @@
-"""Checks that take long and are run by hand. The first lines of each module say how."""
+"""Checks that take long and are run by hand. The first lines of each module describe how."""

@@ -38,7 +38,7 @@ CLONE_NEWNET = 0x40000000
 
 
 class CutCluster(SmallCluster):
-    """A cluster whose nodes are behind networks of their own."""
+    """A cluster whose nodes are in separate networks."""
 
     def __init__(self, nodes: int) -> None:
         self._numbers = count(2)
@@ -50,7 +50,7 @@ class CutCluster(SmallCluster):
         super().__init__(nodes, node_ip_address=HEAD)
 
     def add(self) -> Any:
-        """Adds a node in a network of its own."""
+        """Adds a node in a separate network."""
         number = next(self._numbers)
         name, link, address = f"{self._bridge}-{number}", f"ar{os.getpid()}v{number}", f"{SUBNET}.{number}"
         run("ip", "netns", "add", name)
@@ -65,13 +65,13 @@ class CutCluster(SmallCluster):
         return node
 
     def cut_off(self, node: Any) -> None:
-        """Drops what goes to a node and what comes from it."""
+        """Drops all packets to and from a node."""
         for chain, interface in (("INPUT", "-i"), ("OUTPUT", "-o")):
             rule = ("iptables", "-I", chain, interface, "eth0", "-j", "DROP")
             run("ip", "netns", "exec", self._networks[node], *rule)
 
     def forget(self, node: Any) -> None:
-        """Ends what is left of a node, and its network."""
+        """Removes the remains of a node, and its network."""
         self.cut_power(node)
         run("ip", "netns", "del", self._networks.pop(node))
 
@@ -114,7 +114,7 @@ class Cuts:
     def during(self, running: Future[int]) -> int:
         """Cuts one node after the other off until the run has ended; returns how many.
 
-        In the main thread: Ray adds nodes there alone.
+        It uses the main thread: Ray adds nodes only there.
         """
         done = 0
         while self.todo and not running.done():

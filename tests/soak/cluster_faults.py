@@ -50,9 +50,9 @@ class Harm:
     """Harms a cluster while runs are continued it.
 
     Attributes:
-        todo: What is still to be done, in this order.
-        done: How often what was done.
-        left: Processes of containers that were there longer than they may be.
+        todo: Remaining faults, in this order.
+        done: Number of faults by kind.
+        left: Processes of containers that outlived their bound.
     """
 
     def __init__(self, cluster: SmallCluster, kills: int, cuts: int, rng: random.Random) -> None:
@@ -65,7 +65,7 @@ class Harm:
     def during(self, running: Future[int]) -> int:
         """Harms hosts with containers until the run has ended; returns how often.
 
-        In the main thread: Ray adds nodes there alone.
+        It uses the main thread: Ray adds nodes only there.
         """
         before = self.done.total()
         while self.todo and not running.done():

@@ -46,7 +46,7 @@ def run(tmp_path: Path, cluster: SmallCluster) -> Iterator[KilledRun]:
         yield run
 
 
-def test_it_is_the_same_run_with_files_on_a_shared_disk(run: KilledRun, whole: KilledRun) -> None:
+def test_shared_disk_files_give_the_same_run(run: KilledRun, whole: KilledRun) -> None:
     run.overrides = (*run.overrides, "executor.storage=shared")
     assert run.start() == 0, run.said
     check(run, whole)
@@ -75,7 +75,7 @@ def kill_raylet(cluster: SmallCluster) -> Callable[[], object]:
 
 
 def stop_host(cluster: SmallCluster) -> Callable[[], object]:
-    """It is cut off: it does nothing for twice its lease, then goes on."""
+    """The host is cut off: it does nothing for twice its lease, then continues."""
     [host, *_] = cluster.hosts(cluster.nodes[0])
     host.suspend()
     timer = threading.Timer(2 * LEASE_SEC, lambda: _resume(host))
@@ -90,7 +90,7 @@ def _resume(host: psutil.Process) -> None:
 
 @pytest.mark.parametrize("harm", [kill_raylet, stop_host])
 def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
-    """One episode is on a node, which is harmed in the middle: it goes on elsewhere, and ends as it would have."""
+    """One episode is on a node that is harmed in the middle: it resumes elsewhere with the same result."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
     with ran(run.start) as running:
         until(running, lambda: run.endpoint.asked.total() >= 8 and len(cluster.hosts()) == len(cluster.nodes))
@@ -107,7 +107,7 @@ def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: Sma
     assert "is lost" in (run.path / "run.log").read_text()
 
 
-def test_the_killed_driver_goes_on_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
+def test_a_killed_driver_resumes_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
     assert run.start(Moment(requests=6)) == -signal.SIGKILL
     assert run.resume(Moment(requests=4), "executor=local") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
@@ -156,8 +156,8 @@ def containers_of_hosts_counted(run: KilledRun, cluster: SmallCluster) -> Iterat
 
 
 @pytest.mark.docker
-def test_containers_of_an_engine_end_with_what_they_belong_to(cluster: SmallCluster, tmp_path: Path) -> None:
-    """Nothing is left in the engine that all nodes share: after a run, after its kill, after that of a host."""
+def test_engine_containers_end_with_their_owners(cluster: SmallCluster, tmp_path: Path) -> None:
+    """The engine that all nodes share has no leftovers after a run, after its kill and after a host's kill."""
     with made(tmp_path / "whole") as whole:
         whole.backend = "docker"
         assert whole.start() == 0, whole.said
@@ -194,7 +194,7 @@ def poison(episode, container):
 """
 
 
-def test_a_task_that_kills_hosts_is_found(run: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+def test_a_task_that_kills_hosts_is_identified(run: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     (tmp_path / "poison.py").write_text(POISON)
     scored = ("env.scorers=[poison.poison]", "attempts=1", "concurrency=3")
     run.overrides = (*run.overrides, *scored, "executor.lost_per_attempt=2", "executor.episodes_per_host=8")
@@ -211,7 +211,7 @@ def test_a_task_that_kills_hosts_is_found(run: KilledRun, cluster: SmallCluster,
 CANARY = "canary-9b1f5c"
 
 
-def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_the_driver_calls_the_judge_and_keeps_keys(cluster: SmallCluster, tmp_path: Path) -> None:
     """The hosts have no key; what the judge said is on record in the run directory."""
     seen: list[str] = []
 
@@ -246,7 +246,7 @@ def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_pa
     assert CANARY not in "".join(seen)
 
 
-def test_a_run_that_no_node_can_run_is_refused(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_a_run_without_suitable_nodes_is_rejected(cluster: SmallCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ares_exp", "tracker=none", "hydra.run.dir=run"]
     refused = subprocess.run(
         [*command, *on(cluster, "executor.storage=stream", "snapshot=every_step")],

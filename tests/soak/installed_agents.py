@@ -92,7 +92,7 @@ def container(image: str, *agents: str) -> Container:
 
 @pytest.mark.parametrize("backend", ["local", "docker"])
 @pytest.mark.parametrize("agent", list(SCRIPTS))
-def test_it_solves_a_task_by_a_script_without_a_network(agent: str, backend: str) -> None:
+def test_an_agent_solves_a_task_without_a_network(agent: str, backend: str) -> None:
     more = []
     if agent == "mini_swe_agent":
         python = local_python()
@@ -106,13 +106,13 @@ def test_it_solves_a_task_by_a_script_without_a_network(agent: str, backend: str
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "opencode", "qwen_code"])
-async def test_packages_of_musl_on_a_glibc_system_are_no_reason_to_use_musl(roots: None, agent: str) -> None:
+async def test_a_glibc_system_with_musl_packages_uses_glibc(roots: None, agent: str) -> None:
     async with container(WITH_MUSL, agent) as box:
         assert (await box.exec("ls /lib/ld-musl-x86_64.so.1")).exit_code == 0
         assert (await fitting_build(box, PACKAGES[agent], builds(agent))).build.libc == "glibc"
 
 
-async def test_without_glibc_musl_is_used_and_what_is_missing_is_named(roots: None) -> None:
+async def test_musl_is_used_without_glibc_and_gaps_named(roots: None) -> None:
     async with container(STRIPPED, "claude_code", "qwen_code", "opencode", "codex") as box:
         claude, qwen = PACKAGES["claude_code"], PACKAGES["qwen_code"]
         placed = await fitting_build(box, claude, builds("claude_code"))
@@ -131,10 +131,8 @@ async def test_without_glibc_musl_is_used_and_what_is_missing_is_named(roots: No
 
 
 @pytest.mark.ray
-def test_a_node_without_its_package_fetches_it_and_the_run_needs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Node and run have empty caches, each its own: the package comes into that of the node, by its digest."""
+def test_a_node_fetches_a_package_missing_on_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node and run have separate empty caches: the package is stored in the node's cache, by its digest."""
     of_node, of_run = tmp_path / "of-node", tmp_path / "of-run"
     cluster = SmallCluster(0)
     try:
@@ -153,7 +151,7 @@ def test_a_node_without_its_package_fetches_it_and_the_run_needs_none(
     assert not (of_run / "ares_exp" / "agents").exists()
 
 
-def test_codex_needs_nothing_of_an_image_but_a_shell(roots: None) -> None:
+def test_codex_needs_only_a_shell(roots: None) -> None:
     where = task(STRIPPED)
     test = "cmp /tests/expected.txt /app/greeting.txt && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
     Path("tasks/write-greeting/tests/test.sh").write_text(f"#!/bin/sh\n{test}\n")
@@ -161,7 +159,7 @@ def test_codex_needs_nothing_of_an_image_but_a_shell(roots: None) -> None:
     check_solved("run", execute("run", "codex", "docker", "env=harbor", where, replies=replies))
 
 
-def test_agents_of_others_are_swept_beside_those_of_the_package() -> None:
+def test_third_party_agents_join_a_sweep() -> None:
     """As on the command line: `-m agent=shell,codex,claude_code`, with one endpoint for all."""
     write = "echo 'Hello, harbor!' > /app/greeting.txt"
 
@@ -189,7 +187,7 @@ def test_agents_of_others_are_swept_beside_those_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "codex"])
-def test_it_outlasts_a_policy_of_eight_seconds_with_a_limit_of_three(agent: str) -> None:
+def test_keepalives_outlast_an_idle_limit_below_latency(agent: str) -> None:
     more = {
         "claude_code": ["+agent.env.CLAUDE_STREAM_IDLE_TIMEOUT_MS='3000'"],
         "codex": ["agent.idle_timeout_ms=3000", "agent.extra_args=['-c','model_providers.ares.stream_max_retries=0']"],

@@ -1,9 +1,8 @@
 """Runs of the real agents that are killed at moments spread over them, and resumed until they are complete.
 
-`python -m tests.soak.killed_agents claude_code|codex COUNT [SEED] [BACKEND] [OVERRIDE …]` prints a line for each. What
-must hold of each is `tests.e2e.killed_run.check`: no turn is asked twice but for the call in progress, the reward,
-which tells what the agent's commands have done, is that of a run that was not killed, and no process or container is
-left.
+`python -m tests.soak.killed_agents claude_code|codex COUNT [SEED] [BACKEND] [OVERRIDE …]` prints a line for each.
+`tests.e2e.killed_run.check` checks each: no turn is requested twice except the call in progress, the reward equals the
+reward of a run that was not killed, and no process or container is left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Many runs that are killed at moments spread over them, and resumed until they are complete.
 
-`python -m tests.soak.kills BACKEND COUNT [SEED] [OVERRIDE …]` prints a line for each. What must hold of each is
-`tests.e2e.killed_run.check`: no turn paid twice but for the call in progress, nothing finished run again, no
-container and no partial file left.
+`python -m tests.soak.kills BACKEND COUNT [SEED] [OVERRIDE …]` prints a line for each.
+`tests.e2e.killed_run.check` checks each: no turn is paid twice except the call in progress, no finished episode is run
+again, and no container and no partial file is left.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ MUTANTS = [
       "a relay may send any amount of data that nobody reads", ("test_local_relays.py",)),
     # --- trajectories
     M("T01", "ending", "    if last is None:\n", "    if last is None or failure is not None:\n",
-      "an error after the LAST step replaces the reached outcome", ("test_records.py", "test_collecting_environment.py")),
+      "an error after the LAST step replaces the reached outcome", ("test_episode_file.py", "test_collecting_environment.py")),
     M("T02", "RequestComparison.compare", "            self._known.add(key)\n", "",
       "one difference is reported at every later step", ("test_request_diff.py",)),
     M("T03", "RequestComparison._is_same_spelt_otherwise", "\"origin\" not in recorded or \"origin\" not in asked", "\"origin\" not in recorded and \"origin\" not in asked",
@@ -98,7 +98,7 @@ MUTANTS = [
     M("T09", "RecordedResponses.next_for", "if name not in taken and queue and self.are_same", "if queue and self.are_same",
       "two conversations take the responses of one recorded conversation", ("test_request_diff.py", "test_resumable_policy.py")),
     M("T10", "WriterLock.release", "if not self._holders and self._descriptor is not None:", "if self._descriptor is not None:",
-      "the first of several writers that ends releases the lock of all", ("test_killed_writer.py", "test_collectors.py")),
+      "the first of several writers that ends releases the lock of all", ("test_jsonl_file.py", "test_collectors.py")),
 ]  # fmt: skip
 
 

@@ -34,12 +34,12 @@ def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingE
     assert "budget" in run.said
     asked = endpoint.asked.total()
     assert asked < whole.endpoint.asked.total()
-    run.kills += 1  # what was running was cancelled
+    run.kills += 1  # the running episode was cancelled
     assert run.resume(Moment(), "budget.tokens=100000") == 0, run.said
     check(run, whole)
 
 
-def test_a_stage_whose_time_was_up_ends_there_again_with_snapshots(tmp_path: Path) -> None:
+def test_a_timed_out_stage_ends_again_with_snapshots(tmp_path: Path) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=60, command=APPEND, snapshot="every_step")
 
 

@@ -23,6 +23,7 @@ FOREIGN = {
     "records/record_files.py": {"CSafeLoader"},  # of PyYAML, where it was built with it
     "records/secrets.py": {"_data"},  # of os.environ
     "records/terminal_text.py": {"encoding"},  # a stream
+    "training/skyrl.py": {"instance_id"},  # a trajectory id of SkyRL
     "wrappers/chat_text.py": {"messages", "system_prompt"},  # an observation of any environment's
     "wrappers/spaces.py": {"messages"},  # likewise
 }

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ares_exp.environment import TimeStep, restart, termination, transition
+from ares_exp.environment import TimeStep, restart, termination, transition, truncation
 from ares_exp.errors import (
+    ContextOverflowError,
     EndpointUnreachableError,
     MalformedResponseError,
     PolicyError,
@@ -144,6 +145,21 @@ async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:
 
     with pytest.raises(PolicyError, match="SystemExit"):
         await run_episode(ThreeSteps(), policy, EpisodeEvents())
+
+
+async def test_overflow_of_the_context_truncates_the_episode() -> None:
+    class Truncated(ThreeSteps):
+        async def truncate(self, limit: str) -> TimeStep[Any]:
+            return truncation({"context": 0.5}[limit])
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        raise ContextOverflowError("The prompt is too long.")
+
+    events = EpisodeEvents()
+    last = await run_episode(Truncated(), policy, events)
+    assert (last.step_type, last.reward, last.discount, events.last) == ("LAST", 0.5, 1.0, last)
+    with pytest.raises(ContextOverflowError):  # this environment cannot truncate
+        await run_episode(ThreeSteps(), policy)
 
 
 async def test_when_the_environments_time_is_up_it_gets_none_and_ends_the_episode() -> None:

@@ -1,1 +1,1 @@
-"""Agents of others: programs that run in the container and ask their LLM over HTTP, which this process answers."""
+"""Third-party agents: programs in the container whose LLM requests over HTTP are answered by this process."""

@@ -10,7 +10,7 @@ from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.toolbox.placing import Placed
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))
-"""The session of every episode: two runs with the same responses ask the same."""
+"""Session id of every episode. It is constant, so that runs with the same responses send the same requests."""
 _OF_THE_PROVIDER = ("WebSearch", "WebFetch")
 _SUBAGENTS = ("Agent", "Task", "Workflow")
 _MODELS = (
@@ -25,27 +25,27 @@ _SWITCHED_OFF = (
     "DISABLE_AUTOUPDATER",
     "DISABLE_TELEMETRY",
     "DISABLE_ERROR_REPORTING",
-    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS",  # with them, tools are deferred, and requests change their shape
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS",  # they defer tools, which changes the format of requests
     "CLAUDE_CODE_DISABLE_AUTO_MEMORY",
-    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK",  # would ask the same again, not streamed
+    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK",  # the fallback would repeat the request without streaming
     "CLAUDE_CODE_DISABLE_TERMINAL_TITLE",
     "CLAUDE_CODE_DISABLE_CRON",
 )
 
 
 class ClaudeCodeRecipe(PackagedRecipe):
-    """How Claude Code is started in its print mode."""
+    """Recipe that starts Claude Code in its print mode."""
 
     package_name = "claude_code"
     conversation_headers = ("x-claude-code-agent-id",)
     variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns its only file."""
+        """Returns the path of its executable."""
         return placed.path("claude")
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command: the instruction comes by stdin."""
+        """Returns the command. The instruction is passed via stdin."""
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else _SUBAGENTS))
         arguments = [
             *("--print", "--verbose", "--output-format=stream-json", "--permission-mode=bypassPermissions"),
@@ -56,7 +56,7 @@ class ClaudeCodeRecipe(PackagedRecipe):
             "ANTHROPIC_API_KEY": launch.key,
             **dict.fromkeys(_MODELS, launch.model),
             **dict.fromkeys(_SWITCHED_OFF, "1"),
-            "IS_SANDBOX": "1",  # without it permissions cannot be bypassed as root
+            "IS_SANDBOX": "1",  # required to bypass permissions as root
             "MCP_CONNECTION_NONBLOCKING": "false",
             "API_TIMEOUT_MS": str(LONGEST_WAIT_MS),
             "CLAUDE_CONFIG_DIR": f"{launch.directory}/claude",
@@ -66,6 +66,6 @@ class ClaudeCodeRecipe(PackagedRecipe):
 
 
 class ClaudeCodeFactory(PackagedAgentFactory):
-    """Makes agents that are Claude Code."""
+    """Creates Claude Code agents."""
 
     recipe_type = ClaudeCodeRecipe

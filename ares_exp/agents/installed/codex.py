@@ -47,11 +47,11 @@ enabled = {subagents}
 enabled = false
 """
 _STATE = "/tmp/ares_exp-codex"
-"""Where its databases go, which nobody reads again."""
+"""Directory of its databases, which are not used after the episode."""
 
 
 class CodexRecipe(PackagedRecipe):
-    """How `codex exec` is started."""
+    """Recipe that starts `codex exec`."""
 
     package_name = "codex"
     variables = ("model_providers.ares.base_url in $CODEX_HOME/config.toml",)
@@ -63,17 +63,17 @@ class CodexRecipe(PackagedRecipe):
     idle_timeout_ms = LONGEST_WAIT_MS
 
     def program(self, placed: Placed) -> str:
-        """Returns the program, whose folder bears the name of its platform."""
+        """Returns the executable, whose folder is named after the platform."""
         machine = {"x64": "x86_64", "arm64": "aarch64"}[placed.build.machine]
         return placed.path("vendor", f"{machine}-unknown-linux-musl", "bin", "codex")
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Every thread is a conversation; without agents of its own there is one."""
+        """Header that identifies conversations. Each thread is a conversation. Without subagents, there is only one."""
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command, and its configuration; the instruction comes by stdin."""
+        """Returns the command with its configuration. The instruction is passed via stdin."""
         home = f"{launch.directory}/codex"
         arguments = [
             *("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json"),
@@ -93,7 +93,7 @@ class CodexRecipe(PackagedRecipe):
 
 
 class CodexFactory(InstalledAgentFactory):
-    """Makes agents that are Codex."""
+    """Creates Codex agents."""
 
     @validate_call
     def __init__(
@@ -111,16 +111,16 @@ class CodexFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            model_name: The name of the model that it is told to ask for; any name works. It chooses its prompts and
+            model_name: Model name that Codex sends in its requests. Any name works, but Codex selects its prompts and
                 tools by the name. `None`: `policy`.
-            subagents: Whether it may start agents of its own (`agents.enabled`); each is a conversation.
-            idle_timeout_ms: How long it waits for an event of a response before it asks again
-                (`stream_idle_timeout_ms`); keepalives are such events.
-            extra_args: More arguments of `codex exec`, such as `-c key=value`.
-            env: More variables of it.
-            port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
-            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+            subagents: Whether Codex may start subagents (`agents.enabled`). Each subagent is a conversation.
+            idle_timeout_ms: Time in milliseconds that Codex waits for an event of a response before it repeats the
+                request (`stream_idle_timeout_ms`). Keepalives count as events.
+            extra_args: Additional arguments of `codex exec`, such as `-c key=value`.
+            env: Additional environment variables of Codex.
+            port: First port to try for the LLM in the container.
+            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """
         recipe = CodexRecipe(extra_args=extra_args or (), env=env)
         recipe.subagents = subagents

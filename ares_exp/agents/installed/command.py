@@ -1,4 +1,4 @@
-"""`agent=command`: any program of the user's, by its command, its environment and its files."""
+"""`agent=command`: a user-defined program, given by its command, environment variables and files."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ares_exp.errors import AgentExitError, ConfigError, PreflightError
 from ares_exp.trajectories.request_diff import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"
-"""Where the directory of `agent.mount` is in the container."""
+"""Path of the `agent.mount` directory in the container."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 class CommandRecipe:
-    """A recipe made of options; see `CommandAgentFactory`.
+    """A recipe made from options; see `CommandAgentFactory`.
 
     Attributes:
-        version: Digest of the files and the directory that the container gets; `None` where there are none.
+        version: Digest of the files and the mounted directory; `None` if there are none.
     """
 
     version: str | None = None
     supports: frozenset[str] = frozenset()
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
-    offers_tools = False  # it may be one that works by text alone
+    offers_tools = False  # the program may be an agent that uses only text
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class CommandRecipe:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """The directory of the user's, if there is one."""
+        """Mount of the user's directory, if set."""
         return self._mounts
 
     async def preflight(self) -> None:
         """Reads the files.
 
         Raises:
-            PreflightError: One is missing, or is no text.
+            PreflightError: A file is missing or is not text, or `agent.mount` is not a directory.
         """
         await in_thread(self._read)
 
@@ -90,11 +90,14 @@ class CommandRecipe:
             self.version = f"sha256:{whole.hexdigest()[:16]}"
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Finds the mounted directory; what is in it is the user's affair."""
+        """Returns the path of the mounted directory, or an empty string.
+
+        The contents of the directory are not checked.
+        """
         return MOUNT_TARGET if self._mounts else ""
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Fills the episode's values into the variables."""
+        """Returns the command, with the episode's values substituted in the environment variables."""
         known = launch.variables | ({"ARES_AGENT_MOUNT": launch.program} if launch.program else {})
         return LaunchedCommand(
             self._command,
@@ -104,7 +107,7 @@ class CommandRecipe:
         )
 
     def ended(self, result: ExecResult) -> None:
-        """Refuses every exit code but those that are said to be no failure."""
+        """Raises `AgentExitError` if the exit code is not in `ok_exit_codes`."""
         if result.exit_code not in self._ok_exit_codes:
             raise AgentExitError(
                 f"The command of the agent {self.name} ended with exit code {result.exit_code}. {last_lines(result)}"
@@ -112,7 +115,7 @@ class CommandRecipe:
 
 
 class CommandAgentFactory(InstalledAgentFactory):
-    """Makes agents that are a command of the user's."""
+    """Creates agents that run a user-defined command."""
 
     @validate_call
     def __init__(
@@ -135,23 +138,23 @@ class CommandAgentFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            command: Shell source, run in the container as the agent's user. Its standard input is the instruction; its
+            command: Shell source, run in the container as the agent's user. Its standard input is the instruction. Its
                 variables are `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`, `ARES_AGENT_DIR`
-                (kept as `files/<episode>/agent/`) and, with `mount`, `ARES_AGENT_MOUNT`.
-            env: More variables; `$ARES_LLM_URL` and the others stand for their values.
-            files: Text files that the container gets: path there → path here.
-            mount: A directory of this machine that the container sees, read-only, at `$ARES_AGENT_MOUNT`.
-            name: The agent's name in records.
-            model_name: The name of the model that it is told to ask for.
-            conversation_headers: Names of request headers whose values tell its conversations apart.
-            ok_exit_codes: Exit codes that are no failure; by default 0 alone.
-            normalise: What differs in what it asks whenever it is run again, beside what always may (times, process
-                ids): `{pattern, replacement}`. In resumes, branches and replays it does not count.
-            port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
-            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-            background_requests: What becomes of calls without tools that start conversations beside one with tools
-                (titles, summaries): `observe`: each is an observation like any other; `response`: the policy answers it
+                (saved as `files/<episode>/agent/`) and, with `mount`, `ARES_AGENT_MOUNT`.
+            env: Additional environment variables. `$ARES_LLM_URL` and the other variables are replaced by their values.
+            files: Text files to copy into the container: path in the container → path on the host.
+            mount: Host directory to mount read-only at `$ARES_AGENT_MOUNT`.
+            name: Name of the agent in records.
+            model_name: Model name that the agent sends in its requests.
+            conversation_headers: Names of request headers whose values identify the conversation.
+            ok_exit_codes: Exit codes that count as success. Default: only 0.
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones
+                (times, process ids): `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
+            port: First port to try for the LLM in the container.
+            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+            background_requests: Handling of calls without tools that start a new conversation next to one with tools
+                (titles, summaries). `observe` makes each call an ordinary observation. `answer` sends it to the policy
                 without a step.
         """
         wrong = [path for path in files or {} if not path.startswith("/")]
@@ -173,12 +176,12 @@ class CommandAgentFactory(InstalledAgentFactory):
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:
-    """Puts the episode's values in the place of their variables; other variables are left to the shell's own."""
+    """Replaces the variables of the episode by their values. Other variables are left for the shell."""
     return _VARIABLE.sub(lambda found: str(values.get(found[1] or found[2], found[0])), text)
 
 
 def _digest(folder: Path) -> str:
-    """Digests the names, modes and contents of a directory's files."""
+    """Returns a digest of the names, modes and contents of the files in a directory."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         digest.update(f"{path.relative_to(folder)}\0{path.lstat().st_mode:o}\0".encode(errors="surrogateescape"))

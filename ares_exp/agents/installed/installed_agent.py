@@ -1,4 +1,7 @@
-"""The agent that is a program in the container. Its LLM calls arrive by HTTP through a forwarded port."""
+"""An agent that runs a program in the container.
+
+The LLM calls of the program arrive over HTTP through a forwarded port.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,23 @@ if TYPE_CHECKING:
 INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
 OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
 SHOWN_BYTES = 4000
-"""So much of the end of what it printed is looked at when it has ended."""
+"""Number of bytes at the end of the program's output that are kept after its exit."""
 SHOWN_LINES = 20
 POLICY = "policy"
-"""The name of the model that an agent is told to ask for, if no other is known."""
+"""Model name for agents without a configured one."""
 _SETUP_SEC = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """How the LLM of an installed agent is served to it.
+    """Options of the LLM endpoint of an installed agent.
 
     Attributes:
-        model_name: The name of the model that it is told to ask for; any other is answered, too.
-        port: The port in the container that is tried first.
-        keepalive_sec: After how many seconds, each time, a client that waits for a response is sent something.
-        forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-        background_requests: What becomes of calls beside its work.
+        model_name: Model name that the agent sends in its requests. The endpoint accepts any name.
+        port: First port to try in the container.
+        keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+        forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+        background_requests: Handling of background requests.
     """
 
     model_name: str = POLICY
@@ -55,7 +58,10 @@ class EndpointOptions:
 
 
 class InstalledAgentFactory(AgentFactoryBase):
-    """Makes agents by a recipe. They cannot be run again from a journal: what they do is theirs."""
+    """Creates agents from a recipe.
+
+    These agents cannot be run again from a journal, because their programs are not controlled.
+    """
 
     deterministic = False
     can_be_restored = False
@@ -63,51 +69,51 @@ class InstalledAgentFactory(AgentFactoryBase):
     files_dir = AGENT_DIR
 
     def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:
-        """Keeps both.
+        """Keeps the recipe and the options.
 
         Args:
-            recipe: How the program is started.
-            options: How its LLM is served.
+            recipe: Recipe that starts the program.
+            options: Options of the LLM endpoint.
         """
         self.recipe = recipe
         self._endpoint_options = options or EndpointOptions()
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> InstalledAgent:
-        """Makes an agent."""
+        """Creates an agent."""
         return InstalledAgent(self.recipe, self._endpoint_options, container=container, llm_client=llm_client)
 
     @property
     def name(self) -> str:
-        """The recipe's."""
+        """Name of the recipe."""
         return self.recipe.name
 
     @property
     def supports(self) -> frozenset[str]:
-        """As the recipe."""
+        """Parts of `AgentContext` that the recipe supports."""
         return self.recipe.supports
 
     @property
     def responds_in_background(self) -> bool:
-        """As the options say."""
+        """Whether the options mark background requests."""
         return self._endpoint_options.background_requests == "answer"
 
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
-        """As the recipe."""
+        """Normalisers of the recipe."""
         return self.recipe.normalisers
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """As the recipe."""
+        """Mounts of the recipe."""
         return self.recipe.mounts
 
     async def preflight(self) -> None:
-        """As the recipe."""
+        """Runs the preflight of the recipe."""
         await self.recipe.preflight()
 
 
 class InstalledAgent:
-    """Starts the program, answers it until it ends, and judges how it ended."""
+    """An agent that starts the program, serves its LLM requests until it exits, and checks how it ended."""
 
     def __init__(
         self, recipe: AgentRecipe, options: EndpointOptions, *, container: AgentContainer, llm_client: LLMClient
@@ -120,12 +126,12 @@ class InstalledAgent:
         self._line: Line | None = None
 
     def set_context(self, context: AgentContext) -> None:
-        """As `ContextualAgent`: handed to the recipe."""
+        """Passes the context to the recipe, as a `ContextualAgent`."""
         self._context = context
 
     @property
     def facts(self) -> AgentFacts:
-        """What the program asked so far."""
+        """Facts about the requests of the program so far."""
         report = self._line.report if self._line is not None else LineReport()
         return AgentFacts(
             self._recipe.name,
@@ -138,14 +144,14 @@ class InstalledAgent:
         )
 
     async def run(self, task: str) -> None:
-        """Has the program work on `task` until it ends.
+        """Runs the program on `task` until it exits.
 
         Raises:
-            NoRequestError: It ended without a request.
-            AgentExitError: It ended with an exit code that says it failed.
-            AgentInstallError: It does not run in this container.
-            PortForwardingError: The container cannot have a forwarded port.
-            EndpointLostError: The way to its LLM broke.
+            NoRequestError: The program ended without a request.
+            AgentExitError: The exit code of the program counts as a failure.
+            AgentInstallError: The program does not run in this container.
+            PortForwardingError: The container cannot open a forwarded port.
+            EndpointLostError: The connection to the LLM was lost.
             ContainerError: The container failed.
         """
         program = await self._recipe.find_program(self._container)
@@ -165,7 +171,7 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a forwarded port to a line of its own; both are closed in the end."""
+        """Opens a line and a forwarded port to it, and closes both at the end."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):
@@ -190,7 +196,7 @@ class InstalledAgent:
             await finish(_close(forwarded_port, endpoint, line))
 
     async def _make_files(self, files: Mapping[str, str]) -> None:
-        """Makes files in the container that belong to the agent's user. What is in them is recorded nowhere."""
+        """Creates files in the container that belong to the agent's user. Their contents are not recorded."""
         staging = f"{AGENT_DIR}/.files"
         await self._succeed(f"mkdir -p {AGENT_DIR} && chmod 777 {AGENT_DIR}", user="root")
         with tempfile.TemporaryDirectory(prefix="ares_exp-agent-") as folder:
@@ -211,7 +217,7 @@ class InstalledAgent:
     async def _execute(
         self, launched: LaunchedCommand, variables: Mapping[str, str], forwarded_port: ForwardedPort
     ) -> ExecResult:
-        """Runs the command to its end, or until its forwarded port is lost.
+        """Runs the command until it ends or its forwarded port is lost.
 
         Raises:
             EndpointLostError: The forwarded port is lost.
@@ -233,7 +239,7 @@ class InstalledAgent:
             await finish(asyncio.wait({running, lost}))
 
     def _judge(self, result: ExecResult) -> None:
-        """Raises what the end of the program means."""
+        """Raises an error if the program failed or sent no request."""
         if self.facts.requests == 0:
             raise NoRequestError(
                 f"The agent {self._recipe.name} ended with exit code {result.exit_code} without one request to its "
@@ -243,7 +249,7 @@ class InstalledAgent:
 
 
 def last_lines(result: ExecResult) -> str:
-    """Says what a program printed last."""
+    """Returns a message with the last lines of a program's output."""
     lines = result.output.strip().splitlines()[-SHOWN_LINES:]
     return "It printed last:\n" + "\n".join(lines) if lines else "It printed nothing."
 

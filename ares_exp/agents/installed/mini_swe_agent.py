@@ -1,4 +1,4 @@
-"""`agent=mini_swe_agent`: mini-swe-agent, unmodified, run by the container's own Python."""
+"""`agent=mini_swe_agent`: unmodified mini-swe-agent, run by the container's own Python."""
 
 from __future__ import annotations
 
@@ -32,27 +32,30 @@ else:
         sys.argv[1:1] = ["--task", file.read()]
     app()
 """
-"""Its packages are found by this program alone: a variable would reach what the agent runs, too."""
+"""Launcher that adds the packages to `sys.path`.
+
+An environment variable would also affect the programs that the agent runs.
+"""
 _WAIT_SEC = 24 * 3600
 
 
 class MiniSweAgentRecipe(PackagedRecipe):
-    """How `mini` is started."""
+    """Recipe that starts `mini`."""
 
     package_name = "mini_swe_agent"
     variables = ("model.model_kwargs.api_base", "OPENAI_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns the interpreter, the launching program, and the directory of the packages."""
+        """Returns the interpreter, the launcher, and the directory of the packages."""
         return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
 
     def check(self, placed: Placed) -> str:
-        """Returns the command with a directory of its own: it makes one for its settings even then."""
+        """Returns the command with a separate settings directory, because `--version` also creates one."""
         quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
         return f"{quiet} {self.program(placed)} --version"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command; the instruction is read from its file."""
+        """Returns the command. The instruction is read from its file."""
         arguments = [
             *("--model", f"openai/{launch.model}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
             *("--output", f"{launch.directory}/mini.traj.json", "-c", "mini"),
@@ -73,7 +76,7 @@ class MiniSweAgentRecipe(PackagedRecipe):
 
 
 class MiniSweAgentFactory(InstalledAgentFactory):
-    """Makes agents that are mini-swe-agent."""
+    """Creates mini-swe-agent agents."""
 
     @validate_call
     def __init__(
@@ -91,16 +94,16 @@ class MiniSweAgentFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            model_name: The name of the model that it is told to ask for.
-            pythons: Minor versions of Python (`3.12`) that the images have, for which it is installed; by default what
-                is installed already, else the one that runs this.
-            extra_args: More arguments of `mini`, such as `-c` and a setting of its own.
-            env: More variables of it.
-            libc: The build to be installed: `glibc`, `musl` (for images without glibc), or `auto`: what is installed
-                already, else glibc's.
-            port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
-            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+            model_name: Model name that the agent sends in its requests.
+            pythons: Minor versions of Python in the images (`3.12`) to install the agent for. Default: the installed
+                versions, or the version of this process if none is installed.
+            extra_args: Additional arguments of `mini`, such as `-c` with a setting.
+            env: Additional environment variables of `mini`.
+            libc: Build to install: `glibc`, `musl` (for images without glibc), or `auto`, which uses the installed
+                builds, or installs the glibc build if there are none.
+            port: First port to try for the LLM in the container.
+            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """
         recipe = MiniSweAgentRecipe(extra_args=extra_args or (), env=env, libc=libc, pythons=pythons or ())
         super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))

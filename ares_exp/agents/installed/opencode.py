@@ -1,4 +1,4 @@
-"""`agent=opencode`: opencode, unmodified."""
+"""`agent=opencode`: unmodified opencode."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _OF_THE_PROVIDER = ("webfetch", "websearch")
 
 
 class OpencodeRecipe(PackagedRecipe):
-    """How `opencode run` is started."""
+    """Recipe that starts `opencode run`."""
 
     package_name = "opencode"
     conversation_headers = ("x-session-id",)
     variables = ("provider.ares.options.baseURL in OPENCODE_CONFIG_CONTENT",)
 
     def program(self, placed: Placed) -> str:
-        """Returns its only file."""
+        """Returns the path of its executable."""
         return placed.path("bin", "opencode")
 
     def check(self, placed: Placed) -> str:
-        """Returns the command with a home of its own: it makes directories even then."""
+        """Returns the command with a separate home, because `--version` also creates directories."""
         home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
         return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command: the instruction comes by stdin."""
+        """Returns the command. The instruction is passed via stdin."""
         arguments = ["run", "--format=json", "--dangerously-skip-permissions", *self.extra_args]
         home = f"{launch.directory}/opencode"
         env = {
@@ -52,7 +52,7 @@ class OpencodeRecipe(PackagedRecipe):
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else ("task",)))
         limit = {"context": 1_000_000, "output": 32_000}
         provider = {
-            "npm": "@ai-sdk/openai-compatible",  # comes with it
+            "npm": "@ai-sdk/openai-compatible",  # included in opencode
             "name": "ares",
             "options": {"baseURL": f"{launch.url}/v1", "apiKey": "{env:ARES_LLM_KEY}", "timeout": False},
             "models": {launch.model: {"name": launch.model, "limit": limit}},
@@ -74,6 +74,6 @@ _XDG = ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
 
 
 class OpencodeFactory(PackagedAgentFactory):
-    """Makes agents that are opencode."""
+    """Creates opencode agents."""
 
     recipe_type = OpencodeRecipe

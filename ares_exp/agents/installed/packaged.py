@@ -1,4 +1,4 @@
-"""Recipes whose program is a pinned package of the toolbox, and what their factories have in common."""
+"""Recipes whose program is a pinned package of the toolbox, and the common base of their factories."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ares_exp.errors import AgentExitError
 LibcChoice = Literal["auto", "glibc", "musl"]
 
 LONGEST_WAIT_MS = 24 * 3600 * 1000
-"""The time limits of agents' clients: a policy may think as long as the run's own limits let it."""
+"""Time limit of the agents' clients. A policy may take as long as the limits of the run allow."""
 
 
 class PackagedRecipe:
-    """A recipe of a pinned package. Subclasses say how its program is started.
+    """A recipe of a pinned package. Subclasses define how the program is started.
 
     Attributes:
         package_name: Name of the package.
-        ok_exit_codes: Exit codes that are no failure.
-        subagents: Whether it may start agents of its own, where it has any.
+        ok_exit_codes: Exit codes that count as success.
+        subagents: Whether the agent may start subagents, if it supports them.
     """
 
     package_name: ClassVar[str]
@@ -49,13 +49,14 @@ class PackagedRecipe:
         libc: LibcChoice = "auto",
         pythons: Sequence[str] = (),
     ) -> None:
-        """Touches nothing.
+        """Keeps the options without accessing any file.
 
         Args:
-            extra_args: More arguments of the program.
-            env: More variables of it, laid over the recipe's.
-            libc: Whose build is installed if it is not there; `"auto"`: those that are there, else glibc's.
-            pythons: Minor versions of Python for which it is installed if it is not there.
+            extra_args: Additional arguments of the program.
+            env: Additional environment variables, which take precedence over the variables of the recipe.
+            libc: C library of the build to install if it is missing. `"auto"` uses the installed builds, or installs
+                the glibc build if there are none.
+            pythons: Minor versions of Python to install the package for if their builds are missing.
         """
         self.extra_args = tuple(extra_args)
         self.env = dict(env or {})
@@ -71,56 +72,56 @@ class PackagedRecipe:
 
     @property
     def name(self) -> str:
-        """The package's."""
+        """Name of the package."""
         return self.package_name
 
     @property
     def version(self) -> str | None:
-        """The package's."""
+        """Version of the package."""
         return self.package.version
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Every build that is installed."""
+        """Mounts of all installed builds."""
         return self._mounts
 
     async def preflight(self) -> None:
-        """Installs the package if it is not there.
+        """Installs the package if it is missing.
 
         Raises:
-            ToolboxError: It cannot be installed; with the command to try again.
+            ToolboxError: The package cannot be installed. The message contains the command to try again.
         """
         installed = await ready_builds(self.package, libc=self._libc, pythons=self._pythons)
         self._builds = tuple(one.build for one in installed)
         self._mounts = tuple(one.mount for one in installed)
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Finds the build that fits the container, and sees that it runs there.
+        """Finds the build that fits the container, and checks that it runs there.
 
         Returns:
-            The program, as words of a shell.
+            Shell words that start the program.
 
         Raises:
-            AgentInstallError: None fits, or it does not run there.
+            AgentInstallError: No build fits, or the program does not run in the container.
         """
         placed = await fitting_build(container, self.package, self._builds)
         await check_runs(container, self.package, placed.build, self.check(placed))
         return self.program(placed)
 
     def program(self, placed: Placed) -> str:
-        """Returns the program in the container, as words of a shell."""
+        """Returns the shell words that start the program in the container."""
         raise NotImplementedError
 
     def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version, if the program runs in the container."""
+        """Returns a command that prints the version if the program runs in the container."""
         return f"{self.program(placed)} --version"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command of one episode."""
+        """Returns the command of one episode."""
         raise NotImplementedError
 
     def ended(self, result: ExecResult) -> None:
-        """Refuses every exit code but those that are no failure."""
+        """Raises `AgentExitError` if the exit code is not in `ok_exit_codes`."""
         if result.exit_code not in self.ok_exit_codes:
             raise AgentExitError(
                 f"{self.package.title} {self.version} ended with exit code {result.exit_code}. {last_lines(result)}"
@@ -128,10 +129,10 @@ class PackagedRecipe:
 
 
 class PackagedAgentFactory(InstalledAgentFactory):
-    """Makes agents of one package, with the options that most packages have.
+    """Creates agents of one package, with the options that most packages share.
 
     Attributes:
-        recipe_type: The recipe.
+        recipe_type: Class of the recipe.
     """
 
     recipe_type: ClassVar[type[PackagedRecipe]]
@@ -153,18 +154,18 @@ class PackagedAgentFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            model_name: The name of the model that it is told to ask for; any name works. It may choose its prompts and
-                tools by the name, and show it to the model. `None`: `policy`.
-            subagents: Whether it may start agents of its own; each is a conversation.
-            extra_args: More arguments of the program.
-            env: More variables of it.
-            libc: The build to be installed: `glibc`, `musl` (for images without glibc, where there is one), or `auto`:
-                what is installed already, else glibc's.
-            port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for a response.
-            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-            background_requests: What becomes of calls beside its work, which offer no tools (titles, summaries):
-                `observe`: each is an observation like any other; `response`: the policy answers it without a step.
+            model_name: Model name that the agent sends in its requests. Any name works, but the agent may select its
+                prompts and tools by the name, and show it to the model. `None`: `policy`.
+            subagents: Whether the agent may start subagents. Each subagent is a conversation.
+            extra_args: Additional arguments of the program.
+            env: Additional environment variables of the program.
+            libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the
+                installed builds, or installs the glibc build if there are none.
+            port: First port to try for the LLM in the container.
+            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+            background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
+                makes each call an ordinary observation. `answer` sends it to the policy without a step.
         """
         recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
         recipe.subagents = subagents

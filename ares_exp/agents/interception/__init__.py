@@ -1,5 +1,5 @@
-"""The endpoint that third-party agents ask instead of an LLM provider: wires, conversations, retries.
+"""The HTTP endpoint that replaces the LLM provider of third-party agents: wire formats, conversations, retries.
 
-An unmodified agent speaks HTTP to a provider. Here its requests become `LLMRequest`s of an `LLMClient`, and the
-responses go back in its own wire format.
+An unmodified agent sends HTTP requests to a provider. The endpoint converts them to `LLMRequest`s for an `LLMClient`,
+and returns the responses in the agent's wire format.
 """

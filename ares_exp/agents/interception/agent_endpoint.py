@@ -1,9 +1,9 @@
-"""The endpoint: an HTTP server that speaks the wires of LLM providers, on connections that forwarded ports hand over.
+"""The endpoint: an HTTP server with the wire formats of LLM providers, for connections from forwarded ports.
 
-It listens nowhere. An agent's request becomes a call of its episode's `Line`, and the response goes back in the wire
-that was used. While there is none, the client is kept from giving up: a stream starts at once and then has an event
-now and then; a whole response starts after half a minute, with blanks, which JSON ignores. What ends a response for the
-client is sent when the response is there, and so on record.
+The server does not listen on a port. An agent's request becomes a call of its episode's `Line`, and the response is
+returned in the wire format of the request. Until the response is available, the endpoint keeps the client from giving
+up. A stream starts immediately and sends an event at regular intervals. A response without streaming starts after half
+a minute with blanks, which JSON ignores. The end of a response is sent only when the response is recorded.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire())
-"""One of each."""
+"""All supported wire formats."""
 
 
 def wire_at(path: str) -> Wire | None:
-    """Returns the wire whose requests, or requests for counts, have this path; `None` where none has."""
+    """Returns the wire whose requests or token counts have this path, or `None`."""
     return next((wire for wire in WIRES if path in (wire.path, wire.count_path)), None)
 
 
 IDLE_SEC = 600.0
-"""How long a connection may be silent between requests, and how long the sending of a body may take."""
+"""Time limit in seconds for an idle connection, and for receiving a request body."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEAD_LINE_BYTES = 32 * 1024
 MAX_HEADERS = 128
@@ -54,12 +54,12 @@ _unused_log.disabled = True
 
 
 class Connection(web.RequestHandler):
-    """A connection.
+    """A connection from an agent.
 
     Attributes:
-        line: Whose it is.
-        served: The call whose response was the last thing that was written whole to it.
-        waits_for: The call whose response its client waits for.
+        line: Line of the agent.
+        served: Call whose response was the last one written completely to the connection.
+        waits_for: Call whose response the client waits for.
     """
 
     def __init__(self, server: web.Server, line: Line) -> None:
@@ -78,7 +78,7 @@ class Connection(web.RequestHandler):
 
     @contextmanager
     def waiting_for(self, turn: Turn) -> Iterator[None]:
-        """Counts its client as waiting for a response, as long as it is there."""
+        """Counts the client as waiting for a response until the context exits or the connection is lost."""
         self.waits_for = turn
         turn.waiting += 1
         try:
@@ -92,7 +92,7 @@ class Connection(web.RequestHandler):
             self.waits_for = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Notes that nobody waits any more, and, if the client cut it, that the last response may not have arrived."""
+        """Stops counting the client as waiting. If the connection was cut, marks the last response as not delivered."""
         self._wait_no_more()
         if exc is not None and self.served is not None:
             self.served.is_delivered = False
@@ -100,7 +100,7 @@ class Connection(web.RequestHandler):
 
 
 WHOLE_STARTS_SEC = 30.0
-"""After so long, a response that is not streamed starts with blanks."""
+"""Time in seconds after which a response without streaming starts with blanks."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
@@ -110,13 +110,13 @@ _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDicti
 
 
 class Endpoint:
-    """The server of one event loop."""
+    """The HTTP server of one event loop."""
 
     def __init__(self, *, whole_starts_sec: float = WHOLE_STARTS_SEC) -> None:
-        """Serves nothing yet.
+        """Creates a server without connections.
 
         Args:
-            whole_starts_sec: After how long a response that is not streamed starts with blanks.
+            whole_starts_sec: Time in seconds after which a response without streaming starts with blanks.
         """
         self._loop = asyncio.get_running_loop()
         self._whole_starts_sec = whole_starts_sec
@@ -132,7 +132,7 @@ class Endpoint:
         return endpoint
 
     async def serve(self, line: Line, client: socket.socket) -> None:
-        """Takes over a connection of an agent; returns when it is being served."""
+        """Takes over a connection of an agent. Returns when the server has accepted it."""
         connections = self._connections.setdefault(line, set())
         connections -= {one for one in connections if one.transport is None}
         made = Connection(self._server, line)
@@ -144,7 +144,7 @@ class Endpoint:
         connections.add(made)
 
     async def close(self, line: Line) -> None:
-        """Cuts the connections of a line, and gives its calls up. Idempotent."""
+        """Closes the connections of a line and cancels its calls. Idempotent."""
         await finish(self._close(line))
 
     async def _close(self, line: Line) -> None:
@@ -159,7 +159,7 @@ class Endpoint:
         return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=MAX_BODY_BYTES)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answers one request."""
+        """Responds to one HTTP request."""
         connection = request.protocol
         assert isinstance(connection, Connection)
         connection.served = None
@@ -201,7 +201,7 @@ class Endpoint:
 
 
 class _RefusedError(Exception):
-    """A request that gets no response but an error."""
+    """A request is rejected with an HTTP error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -209,7 +209,7 @@ class _RefusedError(Exception):
 
 
 class _Exchange:
-    """One request for a response, and the response on its way back."""
+    """One request for an LLM response, and the transfer of the response."""
 
     def __init__(self, request: web.BaseRequest, connection: Connection, wire: Wire, asked: Asked, turn: Turn) -> None:
         self._request = request
@@ -219,11 +219,11 @@ class _Exchange:
         self._turn = turn
 
     async def stream(self, keepalive_sec: float) -> web.StreamResponse:
-        """Answers by events.
+        """Sends the response as a stream of events.
 
         Raises:
-            ConnectionError: The client has gone.
-            LineClosedError: There is no response.
+            ConnectionError: The client has closed the connection.
+            LineClosedError: The line was closed before the response.
         """
         wire, asked = self._wire, self._asked
         out = web.StreamResponse(headers={"Content-Type": wire.content_type, "Cache-Control": "no-cache"})
@@ -242,7 +242,7 @@ class _Exchange:
         return out
 
     async def whole(self, starts_sec: float, keepalive_sec: float) -> web.StreamResponse:
-        """Answers by one JSON body; raises as `stream`."""
+        """Sends the response as one JSON body. Raises the same errors as `stream`."""
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
         response = await self._turn.respond(starts_sec)
         if response is not None:
@@ -269,7 +269,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the response. From now on it counts as delivered, until the client cuts the connection."""
+        """Ends the response. It then counts as delivered, unless the client cuts the connection."""
         await out.write_eof()
         if self._request.transport is not None:
             self._turn.is_delivered = True
@@ -277,7 +277,7 @@ class _Exchange:
 
 
 def _joined(events: list[bytes]) -> Iterator[bytes]:
-    """Joins small events to larger writes."""
+    """Joins small events into larger writes."""
     chunk: list[bytes] = []
     size = 0
     for event in events:
@@ -291,7 +291,7 @@ def _joined(events: list[bytes]) -> Iterator[bytes]:
 
 
 def _route(path: str) -> tuple[str, Wire | None]:
-    """Returns the path with `/v1`, which clients may leave out, and the wire that it belongs to."""
+    """Returns the path with `/v1`, which clients may omit, and its wire."""
     path = path.rstrip("/") or "/"
     if path != "/" and not path.startswith("/v1/"):
         path = f"/v1{path}"
@@ -299,10 +299,10 @@ def _route(path: str) -> tuple[str, Wire | None]:
 
 
 async def _body(request: web.BaseRequest) -> Any:
-    """Reads a JSON body, bounded in size and time.
+    """Reads a JSON body with bounded size and time.
 
     Raises:
-        _RefusedError: It is too large, too slow, or no JSON.
+        _RefusedError: The body is too large, too slow, or not JSON.
     """
     try:
         async with asyncio.timeout(IDLE_SEC):
@@ -330,7 +330,7 @@ def _json(body: bytes, *, status: int = 200) -> web.Response:
 
 
 def _models(name: str) -> bytes:
-    """Writes the list of models in a form that the clients of all wires read: there is one, by whatever name."""
+    """Returns a list with one model, under the requested name, in a format that the clients of all wires accept."""
     created = int(time.time())
     model = {
         "id": name or "policy",
@@ -348,7 +348,7 @@ def _models(name: str) -> bytes:
 
 
 def _cut(request: web.BaseRequest) -> web.StreamResponse:
-    """Ends a connection without a response: no error is made up to stop an agent."""
+    """Closes a connection without a response, so that the agent does not see an artificial error."""
     if request.transport is not None:
         request.transport.abort()
-    return web.Response()  # which is sent nowhere
+    return web.Response()  # this response is never sent

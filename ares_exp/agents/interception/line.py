@@ -1,20 +1,20 @@
-"""The line between one agent and its LLM: which of its requests are calls, and which ask for a response once more.
+"""The line between one agent and its LLM. It distinguishes new calls of the agent from retries of its HTTP client.
 
-Clients of providers send a request again when they did not get all of the response: after a timeout, a lost
-connection, a stream that ended early. What tells such a retry from a new call is not in their headers, so it is found
-out here:
+Clients of providers repeat a request if they did not get the complete response: after a timeout, a lost connection, or
+a stream that ended early. The headers do not always identify such a retry, so the line applies these rules:
 
 - While a call is pending, the same request in the same conversation waits for the same response.
-- A response that was not delivered is given to the same request again. It was delivered when the whole of it was
-  written and the client then ended the connection in order, or went on using it.
-- A response that was delivered is given again if the client says that it retries (`x-stainless-retry-count`). If not,
-  the agent asks anew, as it may, and that is a new call.
+- If a response was not delivered, the same request gets it again. A response is delivered if it was written completely
+  and the client then closed the connection properly or continued to use it.
+- If a response was delivered, the same request gets it again only if the client marks it as a retry
+  (`x-stainless-retry-count`). Otherwise the request is a new call.
 
-A call whose client has gone is kept until the agent asks something else in that conversation.
+A call without a client is kept until the agent sends another request in the same conversation.
 
-Agents run sub-agents, and ask for titles and summaries beside their work. If the client names the conversation in a
-header, that counts. Otherwise a request belongs to the conversation that it continues: the one with the longest list
-of messages that it starts with. A request that continues none starts one.
+Agents run subagents, and request titles and summaries in addition to their work. If the client names the conversation
+in a header, the header decides. Otherwise a request belongs to the conversation that it continues, which is the one
+with the longest list of messages that the request starts with. A request that continues no conversation starts a new
+one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ares_exp.records.secrets import EPISODE_KEY_PREFIX
 
 
 class LineClosedError(Exception):
-    """The agent gets no responses any more."""
+    """The line is closed, and the agent gets no more responses."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,10 +46,10 @@ class Turn:
     """One LLM call of the agent.
 
     Attributes:
-        request: What was asked.
-        call: Waits for its response, which is on record when it is there.
-        waiting: How many clients wait for the response, or are being given it.
-        is_delivered: Whether a client has got all of it.
+        request: Request of the call.
+        call: Task that waits for the response. The response is recorded before the task ends.
+        waiting: Number of clients that wait for the response or are receiving it.
+        is_delivered: Whether a client has received the complete response.
     """
 
     request: LLMRequest
@@ -58,10 +58,10 @@ class Turn:
     is_delivered: bool = False
 
     async def respond(self, timeout_sec: float | None = None) -> LLMResponse | None:
-        """Waits for the response, so long at most; `None` when it is not there by then.
+        """Waits for the response for at most `timeout_sec` seconds. Returns `None` after the timeout.
 
         Raises:
-            LineClosedError: There will be none: the agent's time is over.
+            LineClosedError: The line was closed or the episode has ended, so there will be no response.
         """
         await asyncio.wait({self.call}, timeout=timeout_sec)
         if not self.call.done():
@@ -72,18 +72,18 @@ class Turn:
 
 
 SIDE = "side"
-"""How the names of background conversations start."""
+"""Prefix of the names of background conversations."""
 
 
 @dataclass(eq=False, slots=True)
 class Conversation:
-    """One conversation.
+    """One conversation of an agent.
 
     Attributes:
-        name: `"main"`, or `sub-…` or `side-…` with the start of its first request's fingerprint: the same
-            conversations have the same names, in whatever order they start. A background conversation offers its LLM
-            no tools, although the main one does.
-        key: What the client named it; empty where it names none.
+        name: `"main"`, or `sub-…` or `side-…` with the start of its first request's fingerprint. The same conversations
+            have the same names, independent of their order. A background conversation (`side-…`) offers its LLM no
+            tools, although the main conversation does.
+        key: Name from the client; empty if the client sends none.
         has_tools: Whether its requests offer tools.
         last: Digests of its last request.
         turns: Its last calls, by the fingerprints of their requests.
@@ -97,41 +97,41 @@ class Conversation:
 
     @property
     def is_side(self) -> bool:
-        """Whether it is beside the work: a title, a summary, a check of a quota."""
+        """Whether the conversation is in the background, such as a title, a summary or a quota check."""
         return self.name.startswith(f"{SIDE}-")
 
 
 class Conversations:
-    """The conversations of one agent so far."""
+    """All conversations of one agent so far."""
 
     def __init__(self, *, offers_tools: bool = False) -> None:
-        """There is none yet.
+        """Starts without a conversation.
 
         Args:
-            offers_tools: Whether the agent's work always offers its LLM tools, so that a conversation without is a side
-                conversation even if it is the first. Otherwise the first is the main one.
+            offers_tools: Whether all requests of the agent's work offer tools. If so, a conversation without tools is a
+                background conversation even if it is the first. Otherwise the first conversation is the main one.
         """
         self._offers_tools = offers_tools
         self._conversations: list[Conversation] = []
         self._names: set[str] = set()
 
     def __iter__(self) -> Iterator[Conversation]:
-        """Iterates over them in the order in which they started."""
+        """Iterates over the conversations in the order in which they started."""
         return iter(self._conversations)
 
     def __len__(self) -> int:
-        """Counts them."""
+        """Returns the number of conversations."""
         return len(self._conversations)
 
     def find(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
-        """Finds the conversation of a request, which is its last one then.
+        """Finds or starts the conversation of a request, and makes the request its last one.
 
         Args:
-            request: The request.
-            key: What the client named the conversation; empty where it names none.
+            request: Request of the agent.
+            key: Name of the conversation from the client; empty if the client sends none.
             asked: Digests of the request.
         """
-        if key:  # a call without tools is another conversation than a conversation with tools
+        if key:  # a request without tools does not belong to a conversation with tools
             named = [conversation for conversation in self._conversations if conversation.key == key]
             fitting = [conversation for conversation in named if conversation.has_tools <= bool(request.tools)]
             conversation = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
@@ -159,14 +159,14 @@ class Conversations:
 
 
 def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Conversation | None:
-    """Finds the conversation whose last request is the longest start of the one that is asked."""
+    """Returns the conversation with the longest last request that the new request starts with."""
     longest: Conversation | None = None
     for conversation in conversations:
         length = len(conversation.last.messages)
         if len(asked.messages) < length or (longest is not None and length <= len(longest.last.messages)):
             continue
         if length and asked.messages[length - 1] != conversation.last.messages[-1]:
-            continue  # one comparison is enough for most conversations: they differ in the last message
+            continue  # most conversations differ in the last message, so one comparison is enough
         if asked.continues(conversation.last):
             longest = conversation
     return longest
@@ -174,11 +174,11 @@ def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Convers
 
 KEEPALIVE_SEC = 10.0
 BackgroundRequests = Literal["observe", "answer"]
-"""What becomes of calls beside the agent's work: observations like any other, or answered without a step."""
+"""Handling of background requests: as ordinary observations, or answered without a step."""
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""The conversation of a request without any of the headers that name conversations."""
+"""Conversation of a request without a header that names the conversation."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -187,21 +187,21 @@ _FORWARDED = {
     "top_p": "top_p",
     "top_k": "top_k",
 }
-"""Sampling parameters by their names on the wires → the field of an `LLMRequest`."""
+"""Names of sampling parameters on the wires → field of an `LLMRequest`."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LineReport:
-    """What came over a line.
+    """Counts and facts about the requests of a line.
 
     Attributes:
-        requests: Requests for a response, retries included.
-        retries: Those of them that asked for a response once more.
-        conversations: Names of the conversations, in the order in which they started.
-        dropped: What requests had that could not be carried, sorted.
-        background requests: Calls that were answered beside the steps.
+        requests: Number of requests for a response, including retries.
+        retries: Number of retries.
+        conversations: Names of the conversations in the order in which they started.
+        dropped: Sorted names of request fields that could not be converted.
+        background_requests: Number of calls that were answered without a step.
     """
 
     requests: int = 0
@@ -215,8 +215,8 @@ class Line:
     """The line of one episode.
 
     Attributes:
-        key: The secret that its requests must have. Its form is masked in all records.
-        keepalive_sec: After how many seconds, each time, a client that waits is sent something.
+        key: Secret that requests have to contain. Keys of this form are masked in all records.
+        keepalive_sec: Interval in seconds between keepalives to a waiting client.
     """
 
     def __init__(
@@ -229,15 +229,15 @@ class Line:
         background_requests: BackgroundRequests = "observe",
         offers_tools: bool = False,
     ) -> None:
-        """Asks nothing yet.
+        """Creates a line without calls.
 
         Args:
-            llm_client: Answers the calls.
-            conversation_headers: Names of headers, lower case, whose values name conversations.
-            forward_sampling: Whether calls have the agent's own sampling parameters.
-            keepalive_sec: After how many seconds, each time, a client that waits is sent something.
-            background_requests: Whether calls of background conversations are marked to be answered beside the steps.
-            offers_tools: As of `Conversations`; matters for such calls alone.
+            llm_client: Client that answers the calls.
+            conversation_headers: Lower-case names of the headers that name conversations.
+            forward_sampling: Whether calls include the agent's own sampling parameters.
+            keepalive_sec: Interval in seconds between keepalives to a waiting client.
+            background_requests: Whether calls of background conversations are marked to be answered without a step.
+            offers_tools: Same as in `Conversations`; used only if background requests are marked.
         """
         self.keepalive_sec = keepalive_sec
         self.key = f"{EPISODE_KEY_PREFIX}{secrets.token_hex(24)}"
@@ -255,25 +255,25 @@ class Line:
 
     @property
     def report(self) -> LineReport:
-        """What came over it so far."""
+        """Counts and facts about the requests so far."""
         conversations = tuple(conversation.name for conversation in self._conversations)
         return LineReport(
             self._requests, self._retries, conversations, tuple(sorted(self._dropped)), self._background_requests
         )
 
     def opens_for(self, key: str | None) -> bool:
-        """Returns whether `key` is the line's key, in a time that does not depend on it."""
+        """Returns whether `key` is the line's key, in constant time."""
         return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
 
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
-        """Takes a request: makes a call of it, or finds the call that it asks for again.
+        """Starts a call for a request, or returns the existing call if the request is a retry.
 
         Args:
-            request: With its origin, but for the conversation.
-            headers: Of HTTP; their names compare without case.
+            request: Request with an origin that lacks only the conversation.
+            headers: HTTP headers with case-insensitive names.
 
         Raises:
-            LineClosedError: The agent's time is over.
+            LineClosedError: The line is closed.
         """
         if self._is_closed:
             raise LineClosedError
@@ -289,7 +289,7 @@ class Line:
                 return turn
         conversation = self._conversations.find(request, key, asked)
         for digest, turn in list(conversation.turns.items()):
-            if not turn.waiting:  # the agent has moved on, and no client waits any more
+            if not turn.waiting:  # the agent has continued, and no client waits for this call
                 turn.call.cancel()
                 del conversation.turns[digest]
         origin = request.origin
@@ -313,10 +313,10 @@ class Line:
     def _ended(self, call: asyncio.Task[LLMResponse]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # told to the waiting clients, if there are any; asyncio would report it
+            call.exception()  # waiting clients get the error; without this call, asyncio would log it
 
     async def close(self) -> None:
-        """Gives up all calls. Idempotent."""
+        """Cancels all calls. Idempotent."""
         self._is_closed = True
         for call in list(self._calls):
             call.cancel()
@@ -330,5 +330,5 @@ async def _answered(llm_client: LLMClient, request: LLMRequest) -> LLMResponse:
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of an `LLMRequest` for what the agent's client asked of the engine."""
+    """Converts the sampling parameters of the agent's client to fields of an `LLMRequest`."""
     return {_FORWARDED[name]: value for name, value in asked.items() if name in _FORWARDED and value is not None}

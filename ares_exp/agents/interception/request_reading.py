@@ -1,4 +1,4 @@
-"""Reading of what agents' clients send: bytes to checked JSON, names of losses, and what no wire may carry."""
+"""Reading of requests from agents' clients: JSON parsing, names of dropped fields, and checks shared by all wires."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from ares_exp.llms.responses_tools import ToolForm
 from ares_exp.llms.wire import shorten, typed
 
 MAX_DEPTH = 100
-"""Of nested lists and objects in a body. Schemas of tools are the deepest; they stay below 20."""
+"""Maximum depth of nested lists and objects in a body.
+
+Tool schemas are nested the deepest, with fewer than 20 levels.
+"""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAME = re.compile(r"`([^`]+)`")
 
 
 def parse_body(raw: bytes) -> Any:
-    """Parses a JSON body. Halves of characters, which clients make when they cut texts, become U+FFFD.
+    """Parses a JSON body. Unpaired surrogates, which clients create when they cut texts, are replaced by U+FFFD.
 
     Raises:
-        WireFormatError: It is no JSON, nested too deeply, or has numbers that are none.
+        WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.
     """
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
@@ -39,11 +42,11 @@ def parse_body(raw: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
-    """Returns the value; with `mend`, without halves of characters."""
+    """Checks the depth and the numbers, and returns the value. With `mend`, unpaired surrogates are replaced."""
     if depth > MAX_DEPTH:
         raise WireFormatError(f"Expected a body of at most {MAX_DEPTH} levels, got more")
     if isinstance(value, dict):
@@ -60,28 +63,31 @@ def _whole(text: str) -> str:
 
 
 class Losses:
-    """Names of what a body has and an `LLMRequest` cannot hold, each once: the `report` of a reader."""
+    """Unique names of body fields that an `LLMRequest` cannot represent.
+
+    An instance is the `report` argument of a reader.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
 
     def __call__(self, text: str) -> None:
-        """Takes the text of a warning, which has the name in backquotes."""
+        """Adds the backquoted name in the text of a warning."""
         found = _NAME.search(text)
         self.add(found[1] if found else text)
 
     def add(self, name: str) -> None:
-        """Takes a name."""
+        """Adds a name."""
         self._names[name] = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, sorted: the order in which fields come is the client's whim."""
+        """Names in sorted order, because the order of fields depends on the client."""
         return tuple(sorted(self._names))
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the body without the fields of these names, and those of them that say something."""
+    """Splits a body: returns all fields except the named ones, and the named fields that have a non-empty value."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}
@@ -98,10 +104,10 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Puts together what a wire has read; the id of the response starts with `prefix`.
+    """Builds an `Asked` from the parts that a wire has read. The id of the response starts with `prefix`.
 
     Raises:
-        WireFormatError: The request refers to media that are not in it.
+        WireFormatError: The request refers to media that it does not contain.
     """
     refuse_remote_media(request)
     origin = Origin(wire, model=model or "", sampling=freeze(sampling), dropped=losses.names)
@@ -117,9 +123,9 @@ def make_asked(
 
 
 def _with_system_prompt(request: LLMRequest) -> LLMRequest:
-    """Returns the request with all system text at its start as the system prompt, whatever the client calls it.
+    """Returns the request with all leading system and developer messages merged into the system prompt.
 
-    Codex has several messages of role developer there, which the templates of many models do not know.
+    Codex starts with several messages of role developer, which the chat templates of many models do not support.
     """
     texts = [request.system_prompt or ""]
     messages = list(request.messages)
@@ -133,10 +139,10 @@ def _with_system_prompt(request: LLMRequest) -> LLMRequest:
 
 
 def refuse_remote_media(request: LLMRequest) -> None:
-    """Refuses media that the policy's endpoint would have to fetch: a way out of a container without a network.
+    """Rejects media that the policy's endpoint would have to fetch. They would bypass the container's network policy.
 
     Raises:
-        WireFormatError: There is one.
+        WireFormatError: The request refers to such media.
     """
     for message in request.messages:
         for part in parts_of(message):
@@ -157,10 +163,10 @@ def refuse_remote_media(request: LLMRequest) -> None:
 
 
 def estimate_tokens(body: Any) -> int:
-    """Estimates the tokens of a request's body: four characters each, and a fixed number for media.
+    """Estimates the tokens of a request body: one token per four characters, and a fixed number for each media file.
 
     Raises:
-        WireFormatError: It is no object.
+        WireFormatError: The body is not a JSON object.
     """
     return max(1, _characters(typed(body, "the request", Mapping)) // CHARS_PER_TOKEN)
 
@@ -168,7 +174,7 @@ def estimate_tokens(body: Any) -> int:
 CHARS_PER_TOKEN = 4
 MEDIA_CHARS = 1600 * CHARS_PER_TOKEN
 _DATA_CHARS = 20_000
-"""A text without blanks that is longer than this is taken for the bytes of media."""
+"""Length above which a text without blanks counts as media."""
 
 
 def _characters(value: Any) -> int:

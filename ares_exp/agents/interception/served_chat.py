@@ -1,18 +1,18 @@
-"""The chat-completions wire, from the server's side.
+"""The server side of the chat-completions wire.
 
-| in the request | here |
+| in the request | result |
 |---|---|
-| `messages` | as they are, without `cache_control`; system text at the start is the system prompt |
-| `tools` of type function, `tool_choice`, `stop` | carried |
-| `reasoning_content`, `reasoning`, `reasoning_details` of messages | carried |
-| images, audio and files in messages | carried where their bytes are in the request, refused where they are not |
-| `max_tokens`, `temperature`, `reasoning_effort` and the like (`SAMPLING`) | `origin.sampling` |
-| `stream`, `stream_options.include_usage`, `model` | answered accordingly |
-| `n` above 1 | refused |
-| other tools, `response_format`, `metadata`, and all else | named in `origin.dropped` |
+| `messages` | unchanged, without `cache_control`; leading system text becomes the system prompt |
+| `tools` of type function, `tool_choice`, `stop` | supported |
+| `reasoning_content`, `reasoning`, `reasoning_details` of messages | supported |
+| images, audio and files in messages | supported if the request contains their bytes, otherwise rejected |
+| `max_tokens`, `temperature`, `reasoning_effort` and similar fields (`SAMPLING`) | `origin.sampling` |
+| `stream`, `stream_options.include_usage`, `model` | determine the format of the response |
+| `n` above 1 | rejected |
+| other tools, `response_format`, `metadata`, and all other fields | listed in `origin.dropped` |
 
-The response has the reasoning as text in `reasoning_content`, and in `reasoning_details`, too, where it has more than
-one text. Token ids, log-probabilities, costs and times are no business of an agent's.
+The response contains the reasoning as text in `reasoning_content`. If the reasoning has more than one text, it is also
+in `reasoning_details`. Token ids, log-probabilities, costs and times are not sent to agents.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ SAMPLING = frozenset(
         "modalities",
     }
 )
-"""Fields that ask something of the engine."""
+"""Fields with options for the engine."""
 
 _CACHE_MARK = "cache_control"
 
 
 class ChatCompletionsWire:
-    """OpenAI's Chat Completions, as other engines and their clients speak it, too."""
+    """OpenAI's Chat Completions, which other engines and their clients also use."""
 
     name = "chat_completions"
     path = "/v1/chat/completions"
@@ -81,11 +81,11 @@ class ChatCompletionsWire:
     content_type = "text/event-stream"
 
     def key(self, headers: Mapping[str, str]) -> str | None:
-        """Finds the key: `Authorization: Bearer …`."""
+        """Returns the key from `Authorization: Bearer …`."""
         return bearer(headers)
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
-        """Reads a request."""
+        """Converts the body of a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if sampling.get("n", 1) != 1:
@@ -108,22 +108,23 @@ class ChatCompletionsWire:
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the response as one `chat.completion`."""
+        """Returns the response as one `chat.completion`."""
         return to_json(_completion(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
-        """Writes the first chunk, which has the role."""
+        """Returns the first chunk, which contains the role."""
         return _chunk(asked, {"role": "assistant"})
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Writes a comment without the blank line that would end an event: some clients parse an empty one.
+        """Returns a comment as a keepalive.
 
-        It is read as a part of the event that follows.
+        The blank line at the end of an event is missing, because some clients try to parse an empty event. Clients read
+        the comment as a part of the next event.
         """
         return b": keepalive\n"
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Writes chunks: reasoning, text, tool calls, the reason of the end, usage if wanted, and `[DONE]`."""
+        """Yields chunks with the reasoning, text, tool calls, finish reason, usage if requested, and `[DONE]`."""
         completion = _completion(asked, response)
         (choice,) = completion["choices"]
         for delta in _deltas(choice["message"]):
@@ -134,20 +135,20 @@ class ChatCompletionsWire:
         yield b"data: [DONE]\n\n"
 
     def count(self, body: Any) -> bytes | None:
-        """Returns `None`: the wire has no such request."""
+        """Returns `None`, because this wire has no requests for token counts."""
         return None
 
     def error(self, status: int, message: str) -> bytes:
-        """Writes an error."""
+        """Returns the JSON body of an error."""
         return to_json({"error": error_object(status, message)})
 
     def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Writes the chunk that clients take for an error, and the end."""
+        """Returns the chunk that clients treat as an error, and the end of the stream."""
         return event({"error": error_object(500, message)}) + b"data: [DONE]\n\n"
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Returns the fields about tools: only functions, and nothing at all of an empty list."""
+    """Returns the fields about tools. Only functions are kept, and an empty list of tools is omitted."""
     tools = []
     for tool in optional(body, "tools", list) or ():
         kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"
@@ -160,7 +161,7 @@ def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
 
 
 def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
-    """Returns a message without the marks of what a provider is to cache."""
+    """Returns a message without the marks for provider caches."""
     content = message.get("content")
     parts = [part for part in content if _CACHE_MARK in part] if isinstance(content, list) else []
     if not parts and _CACHE_MARK not in message:
@@ -173,7 +174,7 @@ def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
 
 
 def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
-    """Makes the response as a `chat.completion`; the borders and order of its pieces have no place in one."""
+    """Returns the response as a `chat.completion`. This format does not keep the boundaries and order of the parts."""
     shown = LLMResponse(
         with_call_ids(asked, response).data,
         usage=response.usage,
@@ -197,7 +198,7 @@ def _finish_reason(response: LLMResponse) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Returns the counts with both break-downs: some clients read them without looking whether they are there."""
+    """Returns the token counts with both breakdowns, because some clients require them."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,
@@ -231,12 +232,12 @@ def _chunk(asked: Asked, delta: Mapping[str, Any], finish_reason: str | None = N
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the changes that make up a message whose role is known."""
+    """Yields the deltas that build a message. The role is already known."""
     for name in ("reasoning_content", "content", "refusal"):
         if isinstance(text := message.get(name), str):
             yield from ({name: part} for part in slices(text))
     if "reasoning_details" in message:
-        yield {"reasoning_details": message["reasoning_details"]}  # at once: they have no index to be put together by
+        yield {"reasoning_details": message["reasoning_details"]}  # one chunk: without an index they cannot be merged
     for index, call in enumerate(message.get("tool_calls", ())):
         function = call["function"]
         head = {"name": function["name"], "arguments": ""}

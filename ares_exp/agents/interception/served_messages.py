@@ -1,17 +1,17 @@
-"""Anthropic's Messages wire, from the server's side.
+"""The server side of Anthropic's Messages wire.
 
-| in the request | here |
+| in the request | result |
 |---|---|
-| `system`, `messages` (of role system, too), `tools` with a schema, `tool_choice`, `stop_sequences` | carried, see \
+| `system`, `messages` (also of role system), `tools` with a schema, `tool_choice`, `stop_sequences` | supported, see \
 `llms.anthropic_messages` |
 | `thinking` and `redacted_thinking` blocks | reasoning of the message, verbatim |
-| images and documents in messages and tool results | carried where their bytes are in the request, refused where not |
-| `max_tokens`, `temperature`, `thinking`, `output_config` and the like (`SAMPLING`) | `origin.sampling` |
-| `stream`, `model` | answered accordingly |
-| tools of the provider (`web_search_…`), `cache_control`, `metadata`, `is_error`, and all else | named in \
+| images and documents in messages and tool results | supported with their bytes in the request, otherwise rejected |
+| `max_tokens`, `temperature`, `thinking`, `output_config` and similar fields (`SAMPLING`) | `origin.sampling` |
+| `stream`, `model` | determine the format of the response |
+| tools of the provider (`web_search_…`), `cache_control`, `metadata`, `is_error`, and all other fields | listed in \
 `origin.dropped` |
 
-Headers (`anthropic-version`, `anthropic-beta`) and the query are accepted whatever they are.
+All headers (`anthropic-version`, `anthropic-beta`) and queries are accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ares_exp.llms.wire import optional, typed
 SAMPLING = frozenset(
     {"max_tokens", "temperature", "top_p", "top_k", "thinking", "output_config", "service_tier", "speed"}
 )
-"""Fields that ask something of the engine."""
+"""Fields with options for the engine."""
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -52,11 +52,11 @@ class MessagesWire:
     content_type = "text/event-stream"
 
     def key(self, headers: Mapping[str, str]) -> str | None:
-        """Finds the key: `x-api-key`, or `Authorization: Bearer …`."""
+        """Returns the key from `x-api-key` or `Authorization: Bearer …`."""
         return headers.get("x-api-key") or bearer(headers)
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
-        """Reads a request."""
+        """Converts the body of a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if (optional(sampling, "output_config", Mapping) or {}).get("format"):
@@ -74,20 +74,20 @@ class MessagesWire:
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the response as one `message`."""
+        """Returns the response as one `message`."""
         return to_json(_message(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
-        """Writes `message_start`; its counts are replaced by those at the end."""
+        """Returns `message_start`. Its token counts are replaced at the end of the stream."""
         message = _message(asked, LLMResponse([])) | {"stop_reason": None, "usage": usage_to_wire(Usage())}
         return _event({"type": "message_start", "message": message})
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Writes a `ping`."""
+        """Returns a `ping`."""
         return _event({"type": "ping"})
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Writes the blocks one after the other, `message_delta` with counts and the reason, and `message_stop`."""
+        """Yields the blocks in order, `message_delta` with token counts and the stop reason, and `message_stop`."""
         message = _message(asked, response)
         for index, block in enumerate(message["content"]):
             start, deltas = _parts(block)
@@ -100,15 +100,15 @@ class MessagesWire:
         yield _event({"type": "message_stop"})
 
     def count(self, body: Any) -> bytes | None:
-        """Writes an estimate of the tokens of a request: without it, agents compact their history early."""
+        """Returns an estimate of the tokens of a request. Without it, agents compact their history early."""
         return to_json({"input_tokens": estimate_tokens(body)})
 
     def error(self, status: int, message: str) -> bytes:
-        """Writes an error."""
+        """Returns the JSON body of an error."""
         return to_json(_error(status, message))
 
     def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Writes the event `error`."""
+        """Returns the event `error`."""
         return _event(_error(500, message))
 
 
@@ -125,7 +125,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Returns the start of a block, and the changes that complete it."""
+    """Returns the start of a block, and the deltas that complete it."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, _deltas("text_delta", "text", block["text"])
     if block["type"] == "thinking":

@@ -1,19 +1,22 @@
-"""The wire of OpenAI's Responses, from the server's side.
+"""The server side of OpenAI's Responses wire.
 
-| in the request | here |
+| in the request | result |
 |---|---|
-| `instructions`, `input`: messages, calls of tools and their outputs | carried, see `llms.openai_responses`; messages \
-of role system or developer at the start belong to the system prompt |
+| `instructions`, `input`: messages, tool calls and their outputs | supported, see `llms.openai_responses`; leading \
+messages of role system or developer become the system prompt |
 | `reasoning` items | reasoning of the message, verbatim |
-| tools: functions, custom ones, namespaces, `local_shell`; `additional_tools` items | functions for the policy, whose \
-calls are answered in the tool's own form |
-| images and files | carried where their bytes are in the request, refused where not |
-| `max_output_tokens`, `temperature`, `reasoning`, `text` and the like (`SAMPLING`) | `origin.sampling` |
-| `stream`, `model` | answered accordingly |
-| `previous_response_id`, `conversation`, `prompt`, `item_reference`, `background` | refused: nothing is stored here |
-| tools of the provider (`web_search`), `text.format`, `metadata`, ids, and all else | named in `origin.dropped` |
+| tools: functions, custom ones, namespaces, `local_shell`; `additional_tools` items | functions for the policy; calls \
+are returned in the tool's own format |
+| images and files | supported if the request contains their bytes, otherwise rejected |
+| `max_output_tokens`, `temperature`, `reasoning`, `text` and similar fields (`SAMPLING`) | `origin.sampling` |
+| `stream`, `model` | determine the format of the response |
+| `previous_response_id`, `conversation`, `prompt`, `item_reference`, `background` | rejected, because nothing is \
+stored |
+| tools of the provider (`web_search`), `text.format`, `metadata`, ids, and all other fields | listed in \
+`origin.dropped` |
 
-Clients count events, not bytes, to find out whether a stream lives: a keepalive is `response.in_progress` once more.
+Clients check events and not bytes to see whether a stream is alive. Keepalives are therefore `response.in_progress`
+events.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ SAMPLING = frozenset(
         "truncation",
     }
 )
-"""Fields that ask something of the engine."""
+"""Fields with options for the engine."""
 
 _OPENING_EVENTS = 2
 
@@ -60,11 +63,11 @@ class ResponsesWire:
     content_type = "text/event-stream"
 
     def key(self, headers: Mapping[str, str]) -> str | None:
-        """Finds the key: `Authorization: Bearer …`."""
+        """Returns the key from `Authorization: Bearer …`."""
         return bearer(headers)
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
-        """Reads a request."""
+        """Converts the body of a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         rest, options = take(rest, ["stream_options", "background"])
@@ -86,19 +89,19 @@ class ResponsesWire:
         )
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the response as one `response`."""
+        """Returns the response as one `response` object."""
         return to_json(_response(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
-        """Writes `response.created` and `response.in_progress`."""
+        """Returns `response.created` and `response.in_progress`."""
         return _lifecycle(asked, "created", 0) + _lifecycle(asked, "in_progress", 1)
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Writes `response.in_progress` once more."""
+        """Returns another `response.in_progress`."""
         return _lifecycle(asked, "in_progress", _OPENING_EVENTS - 1 + number)
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Writes the items one after the other, and `response.completed` or `response.incomplete` with all of them."""
+        """Yields the items in order, and `response.completed` or `response.incomplete` with all items."""
         numbers = count(_OPENING_EVENTS + keepalives)
         body = _response(asked, response)
         for index, item in enumerate(body["output"]):
@@ -107,15 +110,15 @@ class ResponsesWire:
         yield _event(f"response.{body['status']}", next(numbers), {"response": body})
 
     def count(self, body: Any) -> bytes | None:
-        """Writes an estimate of the tokens of a request."""
+        """Returns an estimate of the tokens of a request."""
         return to_json({"object": "response.input_tokens", "input_tokens": estimate_tokens(body)})
 
     def error(self, status: int, message: str) -> bytes:
-        """Writes an error."""
+        """Returns the JSON body of an error."""
         return to_json({"error": error_object(status, message)})
 
     def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Writes `response.failed`. The connection is to be closed after it: clients wait for that."""
+        """Returns `response.failed`. The connection has to be closed after it, because clients wait for that."""
         error = {"code": "server_error", "message": message}
         failed = _empty(asked) | {"status": "failed", "error": error}
         return _event("response.failed", _OPENING_EVENTS + keepalives, {"response": failed})
@@ -148,7 +151,7 @@ def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the types and fields of the events that make up an item."""
+    """Yields the types and fields of the events that build an item."""
     started = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
     if item["type"] == "message":
         started["content"] = []

@@ -1,4 +1,4 @@
-"""The contract of a wire format from the server's side, and what all formats need to write bodies and events."""
+"""Contract of the server side of a wire format, and helpers to write bodies and events."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ares_exp.llms.responses_tools import ToolForm
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request as an agent's client sent it.
+    """One request as sent by an agent's client.
 
     Attributes:
-        request: The request, with its `origin` (but for the conversation, which the wire does not know).
-        streamed: Whether the response is to be a stream of events.
-        model: The name of the model that was asked for; the response repeats it.
-        response_id: The id of the response, made up when the request was read.
-        created: Epoch seconds at which the request was read.
-        wants_usage: Whether a stream is to end with token counts, where the wire leaves that to the client.
-        forms: How calls of tools that are no plain functions are written, by the names that the policy sees.
+        request: Request with its `origin`, which lacks only the conversation because the wire does not know it.
+        streamed: Whether to send the response as a stream of events.
+        model: Requested model name, which the response repeats.
+        response_id: Id of the response, created when the request was read.
+        created: Time at which the request was read, in epoch seconds.
+        wants_usage: Whether a stream ends with token counts, if the wire leaves the choice to the client.
+        forms: Formats of calls of special tools, by the names that the policy sees.
     """
 
     request: LLMRequest
@@ -37,13 +37,13 @@ class Asked:
 
 
 class Wire(Protocol):
-    """One wire format. Stateless: everything that a response needs to know of its request is in `Asked`.
+    """One wire format. Wires are stateless: `Asked` contains everything about the request that a response needs.
 
     Attributes:
         name: `"chat_completions"`, `"responses"` or `"messages"`.
-        path: The path of its requests below the endpoint, such as `/v1/messages`.
-        count_path: The path of requests for `count`; `None` where the wire has none.
-        content_type: Of a stream.
+        path: Path of its requests below the endpoint, such as `/v1/messages`.
+        count_path: Path of requests for token counts; `None` if the wire has none.
+        content_type: Content type of a stream.
     """
 
     name: str
@@ -52,82 +52,83 @@ class Wire(Protocol):
     content_type: str
 
     def key(self, headers: Mapping[str, str]) -> str | None:
-        """Finds the client's key in the headers (their names compare without case), or `None`."""
+        """Returns the client's key from the headers, whose names are case-insensitive, or `None`."""
         ...
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
-        """Reads a JSON body as `parse_body` gives it.
+        """Converts a JSON body from `parse_body`.
 
-        What the body has and an `LLMRequest` cannot hold is named in `request.origin.dropped`.
+        `request.origin.dropped` lists the body fields that an `LLMRequest` cannot represent.
 
         Raises:
-            WireFormatError: It is malformed, or has what cannot be left out; the endpoint answers 400 with the text.
+            WireFormatError: The body is malformed, or has an unsupported field that cannot be dropped. The endpoint
+                responds with status 400 and the message.
         """
         ...
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
-        """Writes the whole response: a JSON body."""
+        """Returns the complete response as a JSON body."""
         ...
 
     def opening(self, asked: Asked) -> bytes:
-        """Writes the events that a stream starts with, before there is a response."""
+        """Returns the events that start a stream, before the response is available."""
         ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Writes what keeps a client from giving up while there is no response yet; `number` counts from 1."""
+        """Returns bytes that keep the client from giving up before the response is available; `number` starts at 1."""
         ...
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Writes the response as events that go on from `opening` and as many `keepalives`.
+        """Yields the events of the response, which follow `opening` and the given number of keepalives.
 
-        The last item ends the response for the client, and is to be sent only when the response is on record.
+        The last item ends the response for the client. It may be sent only when the response is recorded.
         """
         ...
 
     def count(self, body: Any) -> bytes | None:
-        """Answers a request for the number of tokens of a body, with an estimate; `None` without a `count_path`.
+        """Returns an estimated token count for a body, or `None` if the wire has no `count_path`.
 
         Raises:
-            WireFormatError: It is no object.
+            WireFormatError: The body is not a JSON object.
         """
         ...
 
     def error(self, status: int, message: str) -> bytes:
-        """Writes a JSON error body in the wire's own shape."""
+        """Returns a JSON error body in the format of the wire."""
         ...
 
     def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Writes the events that end a stream with an error."""
+        """Returns the events that end a stream with an error."""
         ...
 
 
 DELTA_CHARS = 16_384
-"""A longer text is sent in several events: some clients bound the length of a line."""
+"""Length above which a text is sent in several events, because some clients limit the length of a line."""
 
 
 def to_json(value: Any) -> bytes:
-    """Writes compact JSON, in ASCII: halves of characters that a model wrote stay what they are."""
+    """Returns compact ASCII JSON, which preserves unpaired surrogates in a model's text."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """Writes one server-sent event."""
+    """Returns one server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(value) + b"\n\n"
 
 
 def slices(text: str) -> Iterator[str]:
-    """Yields a text in pieces; an empty one as one piece."""
+    """Yields a text in pieces. An empty text is one piece."""
     yield text[:DELTA_CHARS]
     for start in range(DELTA_CHARS, len(text), DELTA_CHARS):
         yield text[start : start + DELTA_CHARS]
 
 
 def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
-    """Returns the response with ids that its tool calls share with no other of the conversation.
+    """Returns the response with tool call ids that are unique in the conversation.
 
-    Agents find the result of a call by its id; policies may leave it empty, or start to count anew in each response.
-    The same answer to the same conversation gets the same ids.
+    Agents find the result of a call by its id, but policies may send no id or count from the start in each response.
+    The same response to the same conversation gets the same ids.
     """
     if not any(isinstance(piece, ToolCallData) for piece in response.data):
         return response
@@ -141,7 +142,8 @@ def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
     for piece in response.data:
         if isinstance(piece, ToolCallData):
             if piece.id in used or not piece.id:
-                # Not made of another id: Claude Code takes `X_2` for a copy of `X`, and loses its result.
+                # The id is not derived from another id, because Claude Code treats `X_2` as a copy of `X` and loses its
+                # result.
                 free = next(name for number in count(len(used)) if (name := f"call-{number}") not in used)
                 piece = replace(piece, id=free)
             used.add(piece.id)

@@ -1,8 +1,8 @@
-"""The event loop of a code agent: small, without sockets, and the same every time.
+"""A small deterministic event loop for code agents, without sockets.
 
-It runs only when it is pumped, and then until nothing is ready. Whoever owns it delivers one completion at a time and
-pumps; so the order of deliveries decides everything that the agent does, and delivering the same completions in the
-same order again makes it do the same again.
+The loop runs only when its owner pumps it, until no callback is ready. The owner delivers one completion at a time and
+then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the same
+completions are delivered in the same order, the agent does the same again.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""So many callbacks may follow each other without the agent waiting for the world: some tenths of a second."""
+"""Maximum number of consecutive callbacks without waiting for an outside event; some tenths of a second."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
-    """An event loop with tasks, futures and timers, and nothing else.
+    """An event loop that supports only tasks, futures and timers.
 
     Attributes:
-        now: The value of `time()`, seconds since the agent started; moved by the owner.
+        now: Value of `time()` in seconds since the agent started, set by the owner.
         is_pumping: Whether agent code is running.
-        ran_away: Whether the agent was stopped because it ran without ever waiting for anything.
-        tasks: Its tasks that are still referenced.
+        ran_away: Whether the agent was stopped because it ran without ever waiting.
+        tasks: Tasks that are still referenced.
     """
 
     def __init__(self, owner: AgentRuntime) -> None:
-        """Keeps the owner, which carries out everything that depends on the world outside."""
+        """Keeps the owner, which performs all operations outside the loop."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
@@ -51,14 +51,15 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
 
     def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
-        """Runs what is ready, and what becomes ready by that, until nothing is; `MAX_CALLBACKS` at most.
+        """Runs callbacks until none is ready, at most `MAX_CALLBACKS`.
 
         Args:
-            clock_and_random: Entered while agent code runs.
+            clock_and_random: Context to enter while agent code runs.
         """
         ready, left = self._ready, MAX_CALLBACKS
         outer = asyncio.events._get_running_loop()
-        # Since Python 3.14 a thread has one current task, not one per loop: the tasks of this loop need its place.
+        # Since Python 3.14 a thread has one current task, not one per loop. It is removed so that tasks of this loop
+        # can run.
         outer_task = None if outer is None else asyncio.current_task(outer)
         generators = sys.get_asyncgen_hooks()
         if outer is not None and outer_task is not None:
@@ -79,7 +80,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                         try:
                             handle._run()
                         except SystemExit:
-                            continue  # its task has it as its exception
+                            continue  # the task stores the exception
         finally:
             self.is_pumping = False
             sys.set_asyncgen_hooks(*generators)
@@ -88,21 +89,27 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Releases the agent that has ended, so that all its objects are freed at once. Nothing is carried out now."""
+        """Releases the agent after its end, so that all its objects are freed immediately.
+
+        Later operations are not performed.
+        """
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Closes an asynchronous generator that the agent has dropped half read; the loop outside would, otherwise."""
+        """Closes an asynchronous generator that the agent has not exhausted.
+
+        Otherwise, the outer loop would close it.
+        """
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def run_soon(self, handle: asyncio.Handle) -> None:
-        """Makes a handle ready, such as that of a timer whose time has come."""
+        """Makes a handle ready, for example the handle of an expired timer."""
         self._ready.append(handle)
 
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """As any event loop."""
+        """Schedules a callback, as in any event loop."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -114,7 +121,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As any event loop."""
+        """Schedules a callback after a delay, as in any event loop."""
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(
@@ -124,7 +131,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As any event loop."""
+        """Schedules a callback at a time, as in any event loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if self._owner is not None:
             self._owner.set_timer(handle)
@@ -135,48 +142,48 @@ class AgentLoop(asyncio.AbstractEventLoop):
             self._owner.drop_timer(handle)
 
     def time(self) -> float:
-        """Seconds since the agent started, as of the last completion."""
+        """Returns the seconds since the agent started, as of the last completion."""
         return self.now
 
     def create_future(self) -> asyncio.Future[Any]:
-        """As any event loop."""
+        """Creates a future, as in any event loop."""
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        """As any event loop."""
+        """Creates a task, as in any event loop."""
         task = asyncio.Task(coro, loop=self, **options)
         self.tasks.add(task)
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Runs a function, which has to be pure, in a thread; `executor` has no effect."""
+        """Runs a function in a thread. The function has to be pure, and `executor` has no effect."""
         if self._owner is None:
             raise EpisodeStateError("The agent phase is over: no more threads.")
         return self._owner.run_in_thread(func, args)
 
     def is_running(self) -> bool:
-        """As any event loop."""
+        """Returns whether agent code is running."""
         return self.is_pumping
 
     def is_closed(self) -> bool:
-        """As any event loop."""
+        """Returns `False`, because the loop is never closed."""
         return False
 
     def close(self) -> None:
         """Does nothing."""
 
     def get_debug(self) -> bool:
-        """As any event loop."""
+        """Returns `False`, because there is no debug mode."""
         return False
 
     def set_debug(self, enabled: bool) -> None:
         """Has no effect."""
 
     def get_task_factory(self) -> None:
-        """Returns `None`: there is no task factory."""
+        """Returns `None`, because there is no task factory."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """As any event loop."""
+        """Passes the context of an exception to the owner."""
         if self._owner is not None:
             self._owner.report(context)
 

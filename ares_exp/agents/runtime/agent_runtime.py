@@ -1,9 +1,11 @@
-"""The agent runtime: runs one agent's coroutine, carries out its calls, and keeps the journal.
+"""The agent runtime, which runs one agent's coroutine, executes its calls and writes the journal.
 
-The agent runs on its own `AgentLoop`. Work is carried out on the event loop outside; each completion is written down,
-delivered by itself, and the agent is run until it waits again. `replay` does the same from a journal instead.
+The agent runs on its own `AgentLoop`. The outer event loop executes its calls. Each completion is recorded and
+delivered separately, and then the agent runs until it waits again. `replay` takes the completions from a journal
+instead.
 
-All of an agent's life is in this one class, although it is long: each half would have to know the other's state.
+One class contains the whole life cycle of an agent, although it is long, because each half would need the other's
+state.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ if TYPE_CHECKING:
     from ares_exp.agents.runtime.replayed_calls import JournalReplay
 
 AgentStart = Callable[[], Coroutine[Any, Any, None]]
-"""Makes the coroutine of an agent."""
+"""Function that returns the coroutine of an agent."""
 
 
 class AgentRuntime:
-    """One agent at work.
+    """The execution of one agent.
 
     Attributes:
-        journal: What happened so far; `None` for an agent that is not deterministic.
-        task: The agent's own task; `None` until it is started.
-        refused: The first thing that the agent asked its event loop for and was refused.
+        journal: Events so far; `None` for an agent that is not deterministic.
+        task: Main task of the agent; `None` before the start.
+        refused: Error for the first event loop operation that was rejected.
     """
 
     def __init__(
@@ -47,10 +49,10 @@ class AgentRuntime:
         """Prepares the agent's event loop.
 
         Args:
-            journal: Where to write down what happens: empty, or what `replay` is to follow. `None`: the agent needs the
-                whole event loop, and cannot be run again.
-            on_llm: Called with each LLM call, which waits for `response`.
-            on_change: Called whenever the agent has run, or may have.
+            journal: Journal to write to: empty, or the journal for `replay` to follow. `None` if the agent needs the
+                full event loop, and cannot be run again.
+            on_llm: Callback for each LLM call, which waits for `response`.
+            on_change: Callback after each time that the agent has run, or may have run.
         """
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
@@ -60,7 +62,7 @@ class AgentRuntime:
         self._loop: asyncio.AbstractEventLoop = self._outer
         self._clock_and_random: VirtualClockAndRandom | nullcontext[None] = nullcontext()
         if journal is not None:
-            loop = self._loop = self._agent_loop = AgentLoop(self)  # type: ignore[abstract]  # the rest it refuses
+            loop = self._loop = self._agent_loop = AgentLoop(self)  # type: ignore[abstract]  # the rest is rejected
             self._clock_and_random = VirtualClockAndRandom(
                 seed=journal.seed, started_at=journal.started_at, now=loop.time
             )
@@ -80,22 +82,22 @@ class AgentRuntime:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the agent started; what passed while it was on disk does not count."""
+        """Seconds since the agent started, without the time that it spent on disk."""
         return self._outer.time() - self._started
 
     @property
     def in_flight(self) -> list[Call]:
-        """Calls that are being carried out: not those that wait for the policy, and no timers."""
+        """Calls that are being executed, without timers and without calls that wait for the policy."""
         return [call for call in self._open.values() if call.kind not in ("llm", "timer")]
 
     @property
     def open_calls(self) -> list[int]:
-        """Numbers of the calls that the agent waits for."""
+        """Numbers of the calls that the agent waits for, sorted."""
         return sorted(self._open)
 
     @property
     def blocked(self) -> str | None:
-        """Why the agent can never make another call, in a sentence; `None` if it can, or has ended."""
+        """Reason why the agent can never make another call, as a sentence; `None` if it can, or has ended."""
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
@@ -106,15 +108,15 @@ class AgentRuntime:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the agent has returned, raised or been cancelled; or was never started."""
+        """Whether the agent has returned, raised or been cancelled, or was never started."""
         return self.task is None or self.task.done()
 
     def start(self, agent: AgentStart, *, elapsed_sec: float = 0.0) -> None:
         """Starts the agent and runs it until it waits.
 
         Args:
-            agent: The agent.
-            elapsed_sec: Start value of `elapsed_sec`, for an agent that continues from its own state.
+            agent: Function that returns the agent's coroutine.
+            elapsed_sec: Initial value of `elapsed_sec`, for an agent that continues from its own state.
         """
         self._started = self._outer.time() - elapsed_sec
         self._start(agent)
@@ -128,13 +130,13 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Asks, from inside the agent, for something of the world outside; see `Call` for the arguments.
+        """Executes a call for the agent, which awaits the outcome. See `Call` for the arguments.
 
         Raises:
-            EpisodeStateError: The agent phase is over: what the agent left running may touch nothing any more.
+            EpisodeStateError: The agent phase is over, so leftover tasks of the agent may not make calls.
         """
         if self._closed:
-            await asyncio.sleep(0)  # an agent that asks again and again lets others run
+            await asyncio.sleep(0)  # yields, so that a loop of calls does not block other tasks
             raise EpisodeStateError(f"The agent phase is over: no more {kind} calls.")
         call = self._ask(kind, arguments, perform, again)
         assert call.future is not None
@@ -145,17 +147,17 @@ class AgentRuntime:
             raise
 
     def reseed(self, seed: int) -> None:
-        """Reseeds the random values that the agent draws from now on."""
+        """Reseeds the random generators of the agent."""
         if self.journal is not None and isinstance(self._clock_and_random, VirtualClockAndRandom):
             self.journal.entries.append(SeedEntry(seed))
             self._clock_and_random.reseed(seed)
 
     def hold(self) -> None:
-        """Keeps completions and new calls back until `release`, so that nothing changes."""
+        """Defers completions and new calls until `release`, so that nothing changes."""
         self._held = []
 
     def release(self) -> None:
-        """Delivers, and has carried out, what was kept back."""
+        """Delivers the deferred completions and executes the deferred calls."""
         held, self._held = self._held or [], None
         for deliver in held:
             self._outer.call_soon(deliver)
@@ -163,7 +165,7 @@ class AgentRuntime:
             self._outer.call_soon(self._dispatch)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Closes the forwarded port, cancels the agent, and waits with a bound until its commands are dead."""
+        """Rejects new calls, cancels the agent, and waits for a bounded time until its commands have ended."""
         self._closed = True
         self.release()
         for task in list(self._agent_loop.tasks) if self._agent_loop is not None else [self.task]:
@@ -173,7 +175,7 @@ class AgentRuntime:
         self._dispatch()
         deadline = self._outer.time() + grace_sec
         while (left := deadline - self._outer.time()) > 0:
-            self._works = {work for work in self._works if not work.done()}  # one that never started does not see to it
+            self._works = {work for work in self._works if not work.done()}  # unstarted tasks stay in the set
             if not self._works and (self.has_ended or self.blocked is not None):
                 break
             self._ran = self._outer.create_future()
@@ -182,12 +184,12 @@ class AgentRuntime:
             if isinstance(call.work, asyncio.TimerHandle):
                 call.work.cancel()
         if self.task is not None and self.task.done() and not self.task.cancelled():
-            self.task.exception()  # seen here: asyncio would report it again as never retrieved
+            self.task.exception()  # marks it as retrieved, so that asyncio does not log it
         if self.has_ended and not self._works:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Breaks the circles of references, so that the whole episode is freed without the garbage collector."""
+        """Breaks reference cycles, so that the whole episode is freed without the garbage collector."""
         self._on_llm, self._on_change = lambda _: None, lambda: None
         if self._agent_loop is not None:
             self._agent_loop.let_go()
@@ -195,18 +197,20 @@ class AgentRuntime:
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None
     ) -> None:
-        """Starts the agent and gives it the journal's completions, up to their end; then continues normally.
+        """Starts the agent and delivers the completions of the journal.
 
-        Nothing is carried out.
+        After the last one, the agent continues normally.
+
+        No call is executed during the replay.
 
         Args:
-            agent: As for `start`.
-            elapsed_sec: Value of `elapsed_sec` at the journal's end.
-            originals: See `JournalReplay`.
+            agent: Function that returns the agent's coroutine.
+            elapsed_sec: Value of `elapsed_sec` at the end of the journal.
+            originals: Recorded requests; see `JournalReplay`.
 
         Raises:
-            DivergenceError: The agent did something else than recorded.
-            JournalError: The journal cannot be followed.
+            DivergenceError: The agent does not make the recorded calls.
+            JournalError: The journal cannot be replayed.
         """
         self._rerun(agent, originals)
         self._started = self._outer.time() - elapsed_sec
@@ -216,10 +220,12 @@ class AgentRuntime:
         self._dispatch()
 
     def rerun_finished_stage(self, agent: AgentStart) -> None:
-        """Replays the finished stage of an agent, so that its requests are in the journal again. To be cancelled.
+        """Replays the finished stage of an agent to restore its requests in the journal.
+
+        The runtime has to be cancelled after it.
 
         Raises:
-            JournalError: As `replay`.
+            JournalError: The journal cannot be replayed, or the agent does not make the recorded calls.
         """
         self.hold()
         self._rerun(agent, None)
@@ -272,7 +278,7 @@ class AgentRuntime:
             self._has_run()
 
     def _has_run(self) -> None:
-        """Wakes `cancel`, which waits for the agent's end."""
+        """Wakes `cancel`, which waits for the end of the agent."""
         if self._ran is not None and not self._ran.done():
             self._ran.set_result(None)
 
@@ -283,7 +289,7 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Call:
-        """Writes a call down, or finds it in the journal. One that is not there waits indefinitely."""
+        """Records a call, or matches it with the journal. A call that is not in the journal waits indefinitely."""
         future = None if kind == "timer" else self._loop.create_future()
         if self._replay is None:
             call = Call(self._next_id, kind, arguments, perform, again, future)
@@ -304,7 +310,7 @@ class AgentRuntime:
         return call
 
     def _dispatch(self) -> None:
-        """Starts to carry out the new calls, and tells the environment."""
+        """Starts the new calls and notifies the environment."""
         if self._new and self._replay is None and self._held is None:
             new, self._new = self._new, []
             for call in new:
@@ -324,7 +330,7 @@ class AgentRuntime:
         try:
             value = await perform()
         except asyncio.CancelledError:
-            if (work := asyncio.current_task()) is not None and not work.cancelling():  # not by us: the agent waits
+            if (work := asyncio.current_task()) is not None and not work.cancelling():  # the agent still waits
                 self.deliver(call, None, RuntimeError(f"the {call.kind} was cancelled"))
             raise
         except (Exception, SystemExit) as error:
@@ -336,7 +342,10 @@ class AgentRuntime:
             self._works.discard(call.work)
 
     def deliver(self, call: Call, value: Any, error: BaseException | None = None) -> None:
-        """Writes a completion down, tells the agent, and runs it. Does nothing if the agent gave the call up."""
+        """Records a completion, passes it to the agent, and runs the agent.
+
+        Does nothing if the agent has cancelled the call.
+        """
         if self._held is not None:
             self._held.append(functools.partial(self.deliver, call, value, error))
             return
@@ -346,7 +355,7 @@ class AgentRuntime:
         if self.journal is not None:
             assert self._agent_loop is not None
             now = self._agent_loop.now = round(max(self._agent_loop.now, self._outer.time() - self._started), 6)
-            if call.kind == "thread":  # the function is run again: what it returns need not be JSON-ready
+            if call.kind == "thread":  # replays run the function again, so its result need not be JSON-ready
                 self.journal.entries.append(DoneEntry(call.call_id, now))
             else:
                 self.journal.entries.append(DoneEntry(call.call_id, now, value, error))
@@ -368,7 +377,7 @@ class AgentRuntime:
             call.future.set_exception(error)
 
     def _give_up(self, call: Call) -> None:
-        """Gives up a call that the agent no longer waits for: whatever is being carried out for it ends."""
+        """Cancels a call that the agent no longer waits for, together with its execution."""
         if self._open.pop(call.call_id, None) is None:
             return
         call.is_open = False
@@ -376,22 +385,22 @@ class AgentRuntime:
             call.work.cancel()
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Makes `AgentLoop.run_soon(handle)` and a pump follow when its time has come."""
+        """Schedules `AgentLoop.run_soon(handle)` and a pump for the time of the handle."""
         assert self._agent_loop is not None
         call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
         call.handle = handle
         self._timers[id(handle)] = call
 
     def drop_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Drops a timer that was cancelled."""
+        """Removes a cancelled timer."""
         call = self._timers.pop(id(handle), None)
         if call is not None:
             self._give_up(call)
 
     def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Runs a function outside the loop; returns a future of the loop.
+        """Runs a function in a thread and returns a future of the agent's loop.
 
-        When the agent is run again, so is the function, at the point where it had ended.
+        If the agent is run again, the function also runs again, at the point of its recorded completion.
         """
         perform = functools.partial(asyncio.to_thread, function, *arguments)
         call = self._ask("thread", _name_of(function), perform, lambda _: function(*arguments))
@@ -405,7 +414,7 @@ class AgentRuntime:
             self._outer.call_exception_handler(context)
 
     def note_refusal(self, error: NondeterministicCallError) -> None:
-        """Notes an operation that the loop refused, in any thread; the loop raises `error` there."""
+        """Records, from any thread, an operation that the loop has rejected. The loop raises `error` there."""
         self.refused = self.refused or error
         self._outer.call_soon_threadsafe(self._on_change)
 
@@ -422,12 +431,12 @@ def _recorded_outcome(call: Call, done: DoneEntry) -> tuple[Any, BaseException |
 
 
 def _for_the_agent(error: BaseException) -> BaseException:
-    """Returns the exception to raise into the agent: a `sys.exit()` in one of its threads must not end the run."""
+    """Returns the exception to raise in the agent. A `sys.exit()` in one of its threads must not end the run."""
     return RuntimeError(f"sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Names a function, also a wrapped one: `asyncio.to_thread` makes it `partial(context.run, function)`."""
+    """Returns the name of a function, also if `asyncio.to_thread` wraps it as `partial(context.run, function)`."""
     wrapped = next(iter(getattr(function, "args", ())), None)
     named = wrapped if callable(wrapped) else function
     return str(getattr(named, "__qualname__", type(named).__name__))

@@ -1,19 +1,16 @@
-r"""Journal entries as JSON lines, and back. Lines come from disk and are checked before they are used.
+r"""Encoding of journal entries as JSON lines, and decoding. Lines from disk are validated before use.
 
-```
-{"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}}
-{"t": "call", "id": 8, "k": "llm", "s": SETTINGS, "keep": 3, "m": [DIGEST, …]}
-{"t": "done", "id": 7, "at": 1.25, "v": {"output": "a\n", "exit_code": 0, "duration_sec": 0.1}}
-{"t": "done", "id": 8, "at": 1.27, "o": "$ ", "new": true}
-{"t": "done", "id": 9, "at": 1.31, "e": ["TimeoutError", ["too slow"]]}
-{"t": "unheard", "id": 8, "r": RESPONSE}
-{"t": "seed", "seed": 7}
-{"t": "step", "id": 8, "time": 1790000000.5, "reward": 0.0, "sec": [0.5, 0.2, 0.1], "commands": [["ls", 0, 0.1, false]]}
-```
+``` {"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}} {"t": "call", "id": 8, "k": "llm", "s": SETTINGS,
+"keep": 3, "m": [DIGEST, …]} {"t": "done", "id": 7, "at": 1.25, "v": {"output": "a\n", "exit_code": 0, "duration_sec":
+0.1}} {"t": "done", "id": 8, "at": 1.27, "o": "$ ", "new": true} {"t": "done", "id": 9, "at": 1.31, "e":
+["TimeoutError", ["too slow"]]} {"t": "unheard", "id": 8, "r": RESPONSE} {"t": "seed", "seed": 7} {"t": "step", "id": 8,
+"time": 1790000000.5, "reward": 0.0, "sec": [0.5, 0.2, 0.1], "commands": [["ls", 0, 0.1, false]]} ```
 
-`keep`: so many messages are those of the request before. `m`: digests of the others. `s`: a digest of all else in it.
-`o`: what a terminal printed; `new`: it is a fresh one.
-Of a download, `f` has the files; of an upload, `d` has a digest of them. Of timers and threads only the end is kept.
+- `keep` is the number of leading messages that are the same as in the previous request.
+- `m` contains digests of the other messages, and `s` a digest of everything else in the request.
+- `o` is the output of a terminal, and `new` marks a new terminal.
+- `f` contains the files of a download, and `d` a digest of the files of an upload.
+- Timers and threads have no value, only an end.
 """
 
 from __future__ import annotations
@@ -52,18 +49,18 @@ MAX_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HostFiles:
-    """The content of a file (its only name is empty) or of a directory.
+    """The content of a file (with an empty name) or of a directory.
 
     Attributes:
-        files: Relative path, permission bits, content. Symbolic links and empty directories are left out. `None` when
-            they are more than is kept.
+        files: Relative path, permission bits and content of each file, without symbolic links and empty directories.
+            `None` if the files are larger than the limit.
     """
 
     files: tuple[tuple[str, int, bytes], ...] | None
 
     @classmethod
     def read(cls, path: Path) -> HostFiles:
-        """Reads the files at `path`, unless they are more than `MAX_BYTES`. Blocking."""
+        """Reads the files at `path`, unless they are larger than `MAX_BYTES`. Blocking."""
         total, found = 0, []
         for one in [path] if path.is_file() else sorted(path.rglob("*")):
             if one.is_symlink() or not one.is_file():
@@ -76,11 +73,11 @@ class HostFiles:
         return cls(tuple(found))
 
     def to_keep(self) -> tuple[tuple[str, int, bytes], ...]:
-        """Returns the files in the journal's form.
+        """Returns the files in the format of the journal.
 
         Raises:
-            SnapshotUnsupportedError: They were too much.
-            CaptureError: One holds the value of a secret.
+            SnapshotUnsupportedError: The files were larger than `MAX_BYTES`.
+            CaptureError: A file contains the value of a secret.
         """
         if self.files is None:
             raise SnapshotUnsupportedError(
@@ -97,10 +94,10 @@ class HostFiles:
         return self.files
 
     def write(self, path: Path) -> None:
-        """Makes them at `path` again.
+        """Writes the files to `path`.
 
         Raises:
-            SnapshotUnsupportedError: A name leads out of it.
+            SnapshotUnsupportedError: The name of a file leads out of `path`.
         """
         for name, mode, data in self.to_keep():
             target = path / name if name else path
@@ -112,10 +109,10 @@ class HostFiles:
 
 
 def digest_of(path: Path) -> str:
-    """Computes a digest of a file, or of a directory's files with their names. Blocking.
+    """Returns a digest of a file, or of the names and contents of the files in a directory. Blocking.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: A file cannot be read.
     """
     total = hashlib.sha256()
     for one in [path] if path.is_file() else sorted(path.rglob("*")):
@@ -128,7 +125,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Bound on the messages of all requests together: an episode of 5000 steps has as many."""
+"""Upper bound on the messages of all requests together, which is reached by an episode of 5000 steps."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),
@@ -138,14 +135,14 @@ _PYTHONS: tuple[type[Exception], ...] = (
 )
 _OURS = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AresExpError))
 _RAISABLE = {kind.__name__: kind for kind in (*_PYTHONS, *_OURS)}
-"""Exceptions that a journal may raise into an agent: common ones of Python, and ours."""
+"""Exceptions that a journal may raise in an agent: common Python exceptions and the exceptions of this package."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(slots=True)
 class JournalEncoder:
-    """Encodes the entries of one journal; those that it has encoded already cost nothing."""
+    """Encodes the entries of one journal. Each entry is encoded only once."""
 
     lines: list[bytes] = field(default_factory=list)
     _identities: CallIdentities = field(default_factory=CallIdentities)
@@ -153,10 +150,10 @@ class JournalEncoder:
     _encoded: int = 0
 
     def update(self, journal: Journal) -> list[bytes]:
-        """Returns all entries so far, a line each.
+        """Returns all entries so far, one line per entry.
 
         Raises:
-            SnapshotUnsupportedError: The agent got something that no file can hold.
+            SnapshotUnsupportedError: The agent received a value that cannot be encoded.
         """
         for entry in journal.entries[self._encoded :]:
             self.lines.append(dump_json(self._encode(entry)).encode())
@@ -210,7 +207,7 @@ def _encode_value(value: Any) -> dict[str, Any]:
 def _encode_error(error: BaseException) -> dict[str, Any]:
     name, given = type(error).__name__, error.args
     if isinstance(error, OSError) and error.filename is not None:
-        given = (*given[:2], str(error.filename))  # `args` lacks it
+        given = (*given[:2], str(error.filename))  # `args` does not include the file name
     if _RAISABLE.get(name) is not type(error) or not all(isinstance(one, _PLAIN) for one in given):
         raise SnapshotUnsupportedError(
             f"The agent was told of a {type(error).__qualname__} ({error}), which cannot be made again from a file: it "
@@ -220,10 +217,11 @@ def _encode_error(error: BaseException) -> dict[str, Any]:
 
 
 def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, where: str) -> Journal:
-    """Reads the journal that `lines` hold.
+    """Decodes a journal from its lines.
 
     Raises:
-        SnapshotMetadataError: They hold something else; with the line.
+        SnapshotMetadataError: A line is malformed, or there are too many lines. The message contains the number of the
+            line.
     """
     journal = Journal(started_at=started_at, seed=seed)
     decoder = _Decoder()
@@ -240,7 +238,7 @@ def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, wher
 
 
 class _Decoder:
-    """Knows which calls there were, and what each completion has to be."""
+    """Decoder that tracks calls, to check the type of each completion."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, CallKind] = {}

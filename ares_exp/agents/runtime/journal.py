@@ -1,4 +1,4 @@
-"""The journal of one episode, in memory: every call of the agent, every completion, every time step, in order."""
+"""The in-memory journal of one episode: every call of the agent, every completion and every time step, in order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CallKind = Literal["llm", "exec", "upload", "download", "terminal", "timer", "th
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """The agent asked for something.
+    """A call of the agent.
 
     Attributes:
-        call_id: Number of the call, from 0.
-        kind: What it asked for.
-        arguments: Of `llm` the `LLMRequest`; of `exec` the command and its options; of `upload` and `download` the
-            path in the container; of `terminal` the keys, the seconds and the size; of a
-            `timer` the seconds; of a `thread` the function's name. Nothing that can change.
+        call_id: Number of the call, starting at 0.
+        kind: Kind of the call.
+        arguments: Immutable arguments. `llm`: the `LLMRequest`; `exec`: the command and its options; `upload` and
+            `download`: the path in the container; `terminal`: the keys, the seconds and the size; `timer`: the seconds;
+            `thread`: the name of the function.
     """
 
     call_id: int
@@ -36,9 +36,9 @@ class DoneEntry:
 
     Attributes:
         call_id: Number of the call.
-        at: The agent's clock then, seconds since it started.
-        value: The outcome: an `LLMResponse`, an `ExecResult`, …; `None` of timers and threads.
-        error: What was raised instead.
+        at: Time on the agent's clock, in seconds since it started.
+        value: Outcome, such as an `LLMResponse` or an `ExecResult`; `None` for timers and threads.
+        error: Exception that was raised instead.
     """
 
     call_id: int
@@ -49,16 +49,16 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """The environment showed an LLM call as its observation.
+    """A time step: the environment returned an LLM call as its observation.
 
     Attributes:
         call_id: Number of the call.
-        timestamp: Epoch seconds.
-        reward: Of that time step; `None` on FIRST.
-        policy_sec: Seconds from the time step before to its response; `None` on FIRST.
-        environment_sec: Seconds that the time step took.
-        container_sec: Seconds of the container's in them.
-        commands: What the agent ran in them.
+        timestamp: Time in epoch seconds.
+        reward: Reward of the time step; `None` on FIRST.
+        policy_sec: Seconds from the previous time step to its response; `None` on FIRST.
+        environment_sec: Duration of the time step in seconds.
+        container_sec: Part of the duration that was spent in the container.
+        commands: Commands that the agent ran during the time step.
     """
 
     call_id: int
@@ -72,10 +72,10 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class SeedEntry:
-    """From here on the agent drew other values: it went on as one of several branches.
+    """A change of the seed: from here on, the agent continued as one of several branches.
 
     Attributes:
-        seed: With this seed.
+        seed: New seed.
     """
 
     seed: int
@@ -83,11 +83,11 @@ class SeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """A response of the policy to an LLM call that the agent had given up meanwhile.
+    """A response of the policy to an LLM call that the agent had already cancelled.
 
     Attributes:
         call_id: Number of the call.
-        response: The response.
+        response: Response of the policy.
     """
 
     call_id: int
@@ -102,9 +102,9 @@ class Journal:
     """The events of an episode so far.
 
     Attributes:
-        started_at: Epoch seconds at which the agent started.
-        seed: Seed of what the agent draws, at first.
-        entries: In order.
+        started_at: Start time of the agent in epoch seconds.
+        seed: Initial seed of the agent's random generators.
+        entries: Entries in order.
     """
 
     started_at: float
@@ -112,24 +112,25 @@ class Journal:
     entries: list[Entry] = field(default_factory=list)
 
     def steps(self) -> Iterator[StepEntry]:
-        """Returns the time steps, in order."""
+        """Returns an iterator over the time steps, in order."""
         return (entry for entry in self.entries if isinstance(entry, StepEntry))
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Something that the agent asked for.
+    """A call of the agent, with its execution.
 
     Attributes:
-        call_id: Its number in the journal.
-        kind: What the agent asked for.
-        arguments: What identifies it; see `CallEntry`.
-        perform: Carries it out, on the event loop outside. An LLM call has none, and waits for its response.
-        again: Takes the place of that when the agent is run again: from the recorded outcome to the outcome.
-        future: What the agent awaits; `None` of a timer.
-        handle: Of a timer, what is to be run.
-        work: What carries it out at the moment.
-        is_open: Whether the agent waits for it.
+        call_id: Number in the journal.
+        kind: Kind of the call.
+        arguments: Arguments that identify the call; see `CallEntry`.
+        perform: Function that executes the call on the outer event loop. `None` for an LLM call, which waits for its
+            response.
+        again: Function that replaces `perform` when the agent is run again, from the recorded outcome to the outcome.
+        future: Future that the agent awaits; `None` for a timer.
+        handle: Handle to run, for a timer.
+        work: Current execution of the call.
+        is_open: Whether the agent waits for the call.
     """
 
     call_id: int

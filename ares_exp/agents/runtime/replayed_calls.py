@@ -1,4 +1,4 @@
-"""The identity of an agent's calls, and the matching with those in its journal when the agent is run again."""
+"""Identities of an agent's calls, and matching of calls with the journal when the agent is run again."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SHOWN_CHARS = 160
 
 @dataclass(frozen=True, slots=True)
 class RequestPrint:
-    """The identity of an LLM request: a digest of each message, and one of everything else."""
+    """The identity of an LLM request: a digest of each message, and a digest of everything else."""
 
     settings: str
     messages: tuple[str, ...]
 
 
 class CallIdentities:
-    """Computes identities; each message is read once, however often it is repeated."""
+    """Computes identities of calls. Repeated messages are read only once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, Any], ...], str] = {}
         self._known_objects: dict[int, tuple[Mapping[str, Any], str]] = {}
 
     def of(self, kind: CallKind, arguments: Any) -> Any:
-        """Returns the identity of a call: a `RequestPrint` of an LLM request, JSON-ready data of anything else."""
+        """Returns the identity of a call: a `RequestPrint` for an LLM request, otherwise JSON-ready data."""
         if kind == "llm":
             return self.of_request(arguments)
         if kind in ("timer", "thread"):
@@ -41,7 +41,7 @@ class CallIdentities:
         return _plain(arguments)
 
     def of_request(self, request: LLMRequest) -> RequestPrint:
-        """Returns the identity of a request."""
+        """Returns the identity of an LLM request."""
         settings = {
             name: getattr(request, name)
             for name in request.__dataclass_fields__
@@ -58,13 +58,13 @@ class CallIdentities:
             digest = self._known.get(key)
             if digest is None:
                 digest = self._known[key] = _digest(message)
-        except TypeError:  # content in parts: not hashable
+        except TypeError:  # content in parts is not hashable
             digest = _digest(message)
         self._known_objects[id(message)] = (message, digest)
         return digest
 
     def shown(self, kind: CallKind, arguments: Any) -> str:
-        """Describes a call in a few words."""
+        """Returns a short description of a call."""
         if kind == "llm":
             last = arguments.messages[-1] if arguments.messages else None
             return f"an LLM request with {len(arguments.messages)} messages, the last {_masked(last)[:SHOWN_CHARS]}"
@@ -73,13 +73,13 @@ class CallIdentities:
     def difference(
         self, expected: CallEntry, kind: CallKind, arguments: Any, original: LLMRequest | None = None
     ) -> str:
-        """Describes the difference between a call and the recorded one, as a clause.
+        """Describes the difference between a call and the recorded call, as a clause.
 
         Args:
-            expected: The recorded call.
-            kind: What is asked for now.
-            arguments: What identifies that.
-            original: The request that was recorded, where it is still known: a journal on disk has only digests.
+            expected: Recorded call.
+            kind: Kind of the new call.
+            arguments: Arguments that identify the new call.
+            original: Recorded request, if available; a journal on disk contains only digests.
         """
         if expected.kind != kind:
             return f"recorded was {recorded(expected)}, now {self.shown(kind, arguments)}"
@@ -99,21 +99,21 @@ class CallIdentities:
 
 
 def recorded(entry: CallEntry) -> str:
-    """Describes a call of a journal in a few words."""
+    """Returns a short description of a recorded call."""
     if isinstance(entry.arguments, RequestPrint):
         return f"an LLM request with {len(entry.arguments.messages)} messages"
     return f"a call for {entry.kind} {_text(entry.arguments)[:SHOWN_CHARS]}"
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Cuts both texts to start shortly before they differ."""
+    """Shortens both texts to start shortly before their first difference."""
     start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
     dots = "…" if start else ""
     return f"{dots}{was}", f"{dots}{now}"
 
 
 def _plain(data: Any) -> Any:
-    """Makes a value JSON-ready, with secrets masked."""
+    """Converts a value to JSON-ready data with masked secrets."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -136,13 +136,13 @@ def _digest(data: Any) -> str:
 
 
 class JournalReplay:
-    """Walks through a journal's entries.
+    """The position in a journal during a replay.
 
-    Calls that were made between two completions may come in any order: asyncio starts the members of a set, as
-    `as_completed` and `wait` hold them, in the order of their addresses.
+    Calls between two completions may come in any order. asyncio starts the members of a set, such as those passed to
+    `as_completed` and `wait`, in the order of their addresses.
 
     Attributes:
-        error: The first divergence. It is kept here, not raised into the agent, which might swallow it.
+        error: First divergence. It is stored and not raised in the agent, which might swallow it.
         last_call: Number of the last call in the journal.
     """
 
@@ -150,8 +150,8 @@ class JournalReplay:
         """Starts at the first entry.
 
         Args:
-            entries: As they were read back.
-            originals: Recorded requests, where they are still known, by their calls: for messages about divergences.
+            entries: Decoded entries of the journal.
+            originals: Recorded requests by the numbers of their calls, if available, for error messages.
         """
         self.error: DivergenceError | None = None
         self._entries = [entry for entry in entries if isinstance(entry, CallEntry | DoneEntry | SeedEntry)]
@@ -162,7 +162,7 @@ class JournalReplay:
         self.last_call = max((entry.call_id for entry in self._entries if isinstance(entry, CallEntry)), default=-1)
 
     def match(self, kind: CallKind, arguments: Any) -> int | None:
-        """Returns the recorded number of a call that the agent makes now; `None` (and `error`) when there is none."""
+        """Returns the recorded number of a new call. If no recorded call matches, sets `error` and returns `None`."""
         if self.error is not None:
             return None
         identity = self._identities.of(kind, arguments)
@@ -181,13 +181,13 @@ class JournalReplay:
         return None
 
     def next_event(self, *, finished: bool) -> DoneEntry | SeedEntry | None:
-        """Returns the next completion to deliver, or seed to set; `None` at the end of the journal.
+        """Returns the next completion to deliver or seed to set, or `None` at the end of the journal.
 
         Args:
             finished: Whether the agent has returned.
 
         Raises:
-            DivergenceError: The agent has not made a call that it made then, or has made another one.
+            DivergenceError: The agent has not made a recorded call, or has made a different call.
         """
         self._load_burst()
         if self.error is None and self._burst:
@@ -204,7 +204,7 @@ class JournalReplay:
         return event
 
     def given_up(self, entry: DoneEntry) -> DivergenceError:
-        """Makes the error for a completion of a call that the agent no longer waits for."""
+        """Returns the error for a completion of a call that the agent no longer waits for."""
         self._fail(self._position - 1, f"it had given up call {entry.call_id}, which it waited for then")
         assert self.error is not None
         return self.error

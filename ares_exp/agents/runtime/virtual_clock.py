@@ -1,8 +1,10 @@
-"""The clock and the randomness of an agent: a clock that moves only with its journal, and seeded generators.
+"""The virtual clock and random generators of an agent.
 
-Functions of `time`, `random` and `uuid` are exchanged while agent code runs, in its thread only. Names that an agent
-has imported (`from time import time`), unseeded generators of its own (`random.Random()`), `datetime.now()`,
-`os.urandom` and `secrets` are out of reach: an agent that lets such a value reach a command or a prompt diverges when
+The clock moves only with the journal, and the generators are seeded.
+
+While agent code runs, functions of `time`, `random` and `uuid` are replaced, only in its thread. Some sources cannot be
+replaced: imported names (`from time import time`), the agent's own unseeded generators (`random.Random()`),
+`datetime.now()`, `os.urandom` and `secrets`. If an agent uses such a value in a command or a prompt, it diverges when
 it is run again, and the divergence is reported.
 """
 
@@ -18,18 +20,18 @@ from operator import itemgetter
 from typing import Any
 
 _lock = threading.RLock()
-"""Held while agent code runs anywhere in this process: all threads share the modules."""
+"""Lock that is held while agent code runs in any thread, because all threads share the modules."""
 
-# A forked process has neither a lock whose owner is gone, nor the functions of another thread.
+# A forked process does not inherit a locked lock without an owner, or the replaced functions of another thread.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class VirtualClockAndRandom:
-    """A context manager: inside, this thread has the clock and the randomness of one agent.
+    """A context manager that gives the current thread the clock and the random generators of one agent.
 
     Attributes:
-        started_at: Epoch seconds at which the agent started.
-        now: Returns the seconds since then, as the agent sees them.
+        started_at: Start time of the agent in epoch seconds.
+        now: Function that returns the seconds since the start on the agent's clock.
     """
 
     __slots__ = ("_around", "_generators", "_seed", "now", "started_at")
@@ -40,30 +42,30 @@ class VirtualClockAndRandom:
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Reseeds the values that the agent draws from now on."""
+        """Reseeds the random generators."""
         self._seed = seed
-        self._generators: tuple[random.Random, random.Random] | None = None  # 5 kB, and most agents draw nothing
+        self._generators: tuple[random.Random, random.Random] | None = None  # 5 kB, unused by most agents
 
     @property
     def generators(self) -> tuple[random.Random, random.Random]:
-        """The generators of the agent's values, and of its UUIDs."""
+        """Generators for the agent's random values and for its UUIDs."""
         if self._generators is None:
             self._generators = random.Random(self._seed), random.Random(self._seed ^ 0x5EED)
         return self._generators
 
     def __enter__(self) -> None:
-        """Exchanges the functions."""
+        """Replaces the functions."""
         _lock.acquire()
         self._around, _here.inside = _here.inside, self
         if self._around is None:
             for one in _exchanges:
                 theirs = one.read(one.names)
-                if theirs != one.theirs:  # most often they are the same as the time before
+                if theirs != one.theirs:  # usually the same as the time before
                     one.theirs, one.before = theirs, dict(zip(one.ours, theirs, strict=True))
                 one.names.update(one.ours)
 
     def __exit__(self, *_: object) -> None:
-        """Puts back what was there."""
+        """Restores the previous functions."""
         if self._around is None:
             for one in _exchanges:
                 one.names.update(one.before)
@@ -72,7 +74,7 @@ class VirtualClockAndRandom:
 
 
 class _Here(threading.local):
-    """The clock and randomness of the agent that this thread runs."""
+    """The clock and random generators of the agent that runs in this thread."""
 
     inside: VirtualClockAndRandom | None = None
 
@@ -81,14 +83,14 @@ _here = _Here()
 
 
 class _Exchange:
-    """Functions that replace the functions of one module.
+    """Replacements for functions of one module.
 
     Attributes:
-        names: The names of the module.
-        ours: The replacements.
-        read: Returns the current functions of these names.
-        theirs: The functions that were last replaced.
-        before: The same by name.
+        names: Namespace of the module.
+        ours: Replacements by name.
+        read: Function that returns the current functions with these names.
+        theirs: Functions that were replaced last.
+        before: Functions that were replaced last, by name.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")
@@ -101,7 +103,7 @@ class _Exchange:
         self.before: dict[str, Any] = dict(zip(ours, self.theirs, strict=True))
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """Makes a function that other threads find unchanged meanwhile."""
+        """Returns a function that uses the replacement only in threads that run an agent."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             inside = _here.inside
@@ -141,7 +143,7 @@ def _clock_functions() -> Mapping[str, Callable[..., Any]]:
 
 
 def _draw_functions() -> Mapping[str, Callable[..., Any]]:
-    """Replaces those functions of `random` that draw from the shared generator, or set it."""
+    """Returns replacements for the functions of `random` that use or set the shared generator."""
 
     def draw(name: str) -> Callable[..., Any]:
         return lambda there, *args, **kwargs: getattr(there.generators[0], name)(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""The toolbox: pinned packages of agents, fetched once by the user's machine and mounted into containers, read-only."""
+"""The toolbox: pinned packages of agents, downloaded once and mounted read-only into containers."""

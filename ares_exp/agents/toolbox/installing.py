@@ -1,6 +1,6 @@
-"""Installing a build: its parts are downloaded, checked against their digests, and kept in the store.
+"""Installation of a build: its parts are downloaded, checked against their digests, and kept in the store.
 
-Neither npm nor Node is needed, and no code of a package is run.
+Installation does not need npm or Node.js, and does not run code of a package.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ares_exp.records.terminal_text import format_size
 REGISTRY = "https://registry.npmjs.org"
 REGISTRY_VARIABLE = "npm_config_registry"
 WAITS_SEC = (0.0, 0.5, 1.5, 3.5)
-"""Seconds before each try of a download."""
+"""Wait in seconds before each try of a download."""
 _CHUNK = 256 * 1024
 _MAX_FILES = 20_000
 _SILENCE_SEC = 60.0
@@ -50,20 +50,20 @@ _POLL_SEC = 0.2
 _SHOWN_BYTES = 2000
 _MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
 _ANY_PYTHON = "3.12"
-"""Named where a wheel is for every Python."""
+"""Python version to request for wheels that support every version."""
 
 
 def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: threading.Event) -> None:
-    """Fetches, checks and unpacks a tarball from the registry `npm_config_registry`, by default npm's own.
+    """Downloads, checks and unpacks a tarball. The registry is `npm_config_registry`, by default npm's.
 
     Args:
-        tarball: The pinned tarball.
-        target: The directory that its files go to.
-        scratch: A directory for the download.
-        stop: When it is set, the download ends.
+        tarball: Pinned tarball.
+        target: Directory for its files.
+        scratch: Directory for the download.
+        stop: Event that stops the download.
 
     Raises:
-        ToolboxError: The tarball cannot be downloaded, or has another digest.
+        ToolboxError: The tarball cannot be downloaded or unpacked, or has a different digest.
     """
     registry = (os.environ.get(REGISTRY_VARIABLE) or REGISTRY).rstrip("/")
     if not registry.startswith(("https://", "http://")):
@@ -75,7 +75,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
     try:
         with gzip.open(file, "rb") as stream:
             unpack_directory(
-                stream,  # type: ignore[arg-type]  # read(size) is all it needs
+                stream,  # type: ignore[arg-type]  # only read(size) is needed
                 target,
                 strip_root=True,
                 max_bytes=tarball.unpacked,
@@ -93,7 +93,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
 
 
 def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Event) -> None:
-    """Downloads a tarball, again after a connection that broke; refuses everything but the pinned bytes."""
+    """Downloads a tarball and checks its digest. Lost connections and server errors are retried."""
     what, problem = f"{tarball.package} {tarball.version}", ""
     for wait in WAITS_SEC:
         if stop.wait(wait):
@@ -121,10 +121,10 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
 
 
 def _download_once(address: str, file: Path, expected: int, stop: threading.Event) -> str:
-    """Downloads a file of `expected` bytes; returns its digest. At most one byte more is read.
+    """Downloads a file of `expected` bytes and returns its digest. Reads at most one byte more.
 
     Raises:
-        OSError, http.client.HTTPException: The connection broke, or it ended early.
+        OSError, http.client.HTTPException: The connection was lost or ended early.
     """
     request = urllib.request.Request(address, headers={"User-Agent": "ares-exp", "Accept-Encoding": "identity"})
     digest, size = hashlib.sha512(), 0
@@ -141,17 +141,17 @@ def _download_once(address: str, file: Path, expected: int, stop: threading.Even
 
 
 def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, stop: threading.Event) -> None:
-    """Fetches wheels by pip, or uv, from the index that it is configured for, for the build's Python and C library.
+    """Downloads wheels with pip or uv from the configured index, for the build's Python and C library.
 
     Args:
-        wheels: The pinned wheels.
-        build: The build that they are part of.
-        target: The directory that they are unpacked to.
-        scratch: A directory for the list of requirements.
-        stop: When it is set, the installer is killed.
+        wheels: Pinned wheels.
+        build: Build that contains the wheels.
+        target: Directory to unpack the wheels to.
+        scratch: Directory for the list of requirements.
+        stop: Event that kills the installer.
 
     Raises:
-        ToolboxError: A wheel cannot be downloaded or has another digest, or there is neither pip nor uv.
+        ToolboxError: A wheel cannot be downloaded or has a different digest, or pip and uv are missing.
     """
     python = build.python or _ANY_PYTHON
     requirements = scratch / "requirements.txt"
@@ -162,16 +162,16 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     program = sys.executable if build.python == ours else shutil.which(f"python{build.python}")
     if build.python is not None and program is not None:
-        # Containers cannot write to the directory, and would compile its modules every time.
+        # Containers cannot write to the directory, and would compile its modules in every episode.
         options = ["-q", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
         with suppress(ToolboxError):
             _run([program, "-I", "-m", "compileall", *options, str(target)], build, stop)
 
 
 def requirement_lines(wheels: Wheels, python: str) -> str:
-    """Returns the requirements that a minor version of Python has, without markers.
+    """Returns the requirements for a minor version of Python, without markers.
 
-    pip evaluates markers for the Python that runs it, not for the one that it is told to install for.
+    pip evaluates markers for the Python that runs pip, not for the Python to install for.
     """
     text = wheels.lock
     if text.endswith(".lock"):
@@ -211,7 +211,7 @@ def _installer(build: Build, python: str, requirements: Path, target: Path) -> l
 
 
 def _run(command: Sequence[str], build: Build, stop: threading.Event) -> None:
-    """Runs a program that ends with this process, whatever ends that."""
+    """Runs a program that is killed when this process ends for any reason."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             while_we_live(command),
@@ -244,7 +244,7 @@ def _run(command: Sequence[str], build: Build, stop: threading.Event) -> None:
 
 
 _WAIT_SEC = 3600.0
-"""Bound on waiting for another process that installs the same build."""
+"""Upper bound in seconds on the wait for another process that installs the same build."""
 
 
 def install(
@@ -254,16 +254,16 @@ def install(
     store: AgentStore | None = None,
     stop: threading.Event | None = None,
 ) -> Installed:
-    """Returns a build, fetched if it is not there. Blocking, for minutes.
+    """Returns an installed build. If it is missing, installs it, which blocks for minutes.
 
     Args:
-        build: The build.
-        say: Takes a sentence before something is fetched.
-        store: Where it is kept; by default in the user's cache.
-        stop: When it is set, the installation ends.
+        build: Build to install.
+        say: Function that receives a message before a download.
+        store: Store for the build; defaults to the store in the user's cache.
+        stop: Event that stops the installation.
 
     Raises:
-        ToolboxError: It cannot be installed; with the remedy.
+        ToolboxError: The build cannot be installed. The message suggests a fix.
     """
     store, stop = store or AgentStore(), stop or threading.Event()
 
@@ -276,10 +276,10 @@ def install(
 
 
 async def ensure(builds: Sequence[Build]) -> list[Installed]:
-    """Installs builds for this process, those that are not there, and says so on stderr; they stay while it lives.
+    """Installs the missing builds and announces each download on stderr. The builds are kept while this process lives.
 
     Raises:
-        ToolboxError: One cannot be installed; with the command to try again.
+        ToolboxError: A build cannot be installed. The message contains the command to try again.
     """
     stop, store = threading.Event(), AgentStore()
 
@@ -301,7 +301,7 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
 
 
 def _make(build: Build, target: Path, stop: threading.Event) -> None:
-    """Fetches every part of a build into `target`."""
+    """Downloads every part of a build into `target`."""
     scratch = target.with_name("scratch")
     scratch.mkdir()
     for part in build.parts:

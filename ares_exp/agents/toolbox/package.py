@@ -1,7 +1,7 @@
-"""The pinned packages of agents: version, builds for machines and C libraries, and their digests.
+"""The pinned packages of agents: versions, builds for machines and C libraries, and digests.
 
-Digests of tarballs are `dist.integrity` of the npm registry, digests of wheels the index's sha256. To take another
-version, change it here with its digests, and run the tests with the marker `npm`.
+Digests of tarballs are `dist.integrity` of the npm registry. Digests of wheels are the sha256 of the package index. To
+use another version, change it here together with its digests, and run the tests with the marker `npm`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from ares_exp.errors import ConfigError, close_matches
 
 Libc = Literal["glibc", "musl", "any"]
-"""The C library that a build needs; `"any"` of what is linked statically, or is no machine code."""
+"""C library that a build needs; `"any"` for statically linked builds and builds without machine code."""
 
 MOUNT_ROOT = "/opt/ares_exp"
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
@@ -22,16 +22,16 @@ _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm6
 
 @dataclass(frozen=True, slots=True)
 class NpmTarball:
-    """The tarball of one package version, as the npm registry has it.
+    """The tarball of one package version in the npm registry.
 
     Attributes:
-        package: Its name, with its scope.
-        version: Its version.
+        package: Name with its scope.
+        version: Version of the package.
         integrity: `sha512-` and the digest in base64: `dist.integrity` of the registry.
-        size: Bytes of the tarball.
-        unpacked: Bound on the bytes in it.
-        executables: Files that are made executable; npm's tarballs leave that to npm.
-        left_out: Files and directories in it that are not kept.
+        size: Size of the tarball in bytes.
+        unpacked: Upper bound on the unpacked size in bytes.
+        executables: Files to make executable, because npm does this only during an installation.
+        left_out: Files and directories of the tarball to delete.
     """
 
     package: str
@@ -48,10 +48,11 @@ class Wheels:
     """Wheels of a Python package index, unpacked into one directory.
 
     Attributes:
-        lock: Requirements with digests: lines of a requirements file, or the name of one in this folder (`….lock`).
-        size: Bytes that are fetched, about.
-        into: The directory in the build.
-        left_out: Files and directories in it that are not kept.
+        lock: Requirements with digests: lines of a requirements file, or the name of such a file in this folder
+            (`….lock`).
+        size: Approximate size of the downloads in bytes.
+        into: Directory in the build.
+        left_out: Files and directories to delete after unpacking.
     """
 
     lock: str
@@ -62,15 +63,15 @@ class Wheels:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build of an agent, a directory.
+    """One build of an agent, which is a directory.
 
     Attributes:
-        name: The agent, as in `agent=NAME`.
-        version: Its version.
-        machine: `"x64"` or `"arm64"`.
-        libc: The C library that it needs.
-        python: The minor version of Python that it needs, such as `"3.12"`; `None`: none.
-        parts: What it is made of.
+        name: Name of the agent, as in `agent=NAME`.
+        version: Version of the agent.
+        machine: Architecture, `"x64"` or `"arm64"`.
+        libc: Required C library.
+        python: Required minor version of Python, such as `"3.12"`; `None` if the build needs no Python.
+        parts: Tarballs and wheels of the build.
     """
 
     name: str
@@ -82,38 +83,38 @@ class Build:
 
     @property
     def variant(self) -> str:
-        """What tells it apart from other builds for this machine: `"glibc"`, `"musl-py3.12"`."""
+        """Identifier among the builds for the same machine: `"glibc"`, `"musl-py3.12"`."""
         return self.libc if self.python is None else f"{self.libc}-py{self.python}"
 
     @property
     def key(self) -> str:
-        """Its name in the cache."""
+        """Name of the build in the cache."""
         return f"{self.name}-{self.version}-linux-{self.machine}-{self.variant}"
 
     @property
     def target(self) -> str:
-        """Where it is in containers."""
+        """Path of the build in containers."""
         return f"{MOUNT_ROOT}/{self.name}/{self.variant}"
 
     @property
     def size(self) -> int:
-        """Bytes that are fetched for it, about."""
+        """Approximate size of the downloads in bytes."""
         return sum(part.size for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentPackage:
-    """One agent.
+    """The pinned package of one agent.
 
     Attributes:
-        name: As in `agent=NAME`.
-        title: Its vendor's name for it.
-        version: The pinned version.
-        licence: Its licence.
-        wires: The wire formats that it speaks.
-        floors: What a container needs, by the kind of build: the C library's oldest version.
-        builds: All builds, for every machine.
-        shells: Programs of which the container needs one: its commands are run by it. Empty: any shell will do.
+        name: Name as in `agent=NAME`.
+        title: Name used by the vendor.
+        version: Pinned version.
+        licence: Licence of the agent.
+        wires: Supported wire formats.
+        floors: Minimum version of the C library in a container, by the kind of build.
+        builds: Builds for all machines.
+        shells: Shells for the agent's commands, of which the container needs one; empty if any shell works.
     """
 
     name: str
@@ -126,19 +127,19 @@ class AgentPackage:
     shells: tuple[str, ...] = ()
 
     def for_machine(self, machine: str | None = None) -> tuple[Build, ...]:
-        """Returns the builds for a machine, by default this one."""
+        """Returns the builds for a machine. Default: this machine."""
         wanted = machine or this_machine()
         return tuple(build for build in self.builds if build.machine == wanted)
 
 
 def this_machine() -> str:
-    """Returns the architecture of this machine by npm's names."""
+    """Returns the architecture of this machine in npm's terms."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
 
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-"""Minor versions of Python for which agents written in it can be installed."""
+"""Supported minor versions of Python for agents written in Python."""
 
 _CLAUDE_CODE, _CODEX, _OPENCODE, _QWEN_CODE, _MINI = "2.1.330", "0.169.0", "1.18.33", "0.24.4", "2.4.6"
 _MB = 1_000_000
@@ -313,14 +314,14 @@ PACKAGES = {
         ),
     )
 }
-"""By name."""
+"""Pinned packages by name."""
 
 
 def package_named(name: str) -> AgentPackage:
     """Returns a pinned package.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: No package has this name.
     """
     if name not in PACKAGES:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The cache of installed agents: directories that are there whole, or not at all.
+"""The cache of installed agents. Builds are added and removed atomically.
 
-A build is in `<folder>/<key>/`, with a list of its files in `ares_exp.json`. It is made in a directory of the process
-that installs it, and renamed. Two processes that want the same build wait for one another. What a running process uses
-is not removed.
+A build is in `<folder>/<key>/`, with a list of its files in `ares_exp.json`. The installing process creates it in a
+temporary directory and then renames it. Two processes that install the same build wait for each other. Builds in use by
+a running process are not removed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A build that is installed.
+    """An installed build.
 
     Attributes:
-        build: The build.
-        path: Its directory.
+        build: Build that is installed.
+        path: Directory of the build.
         digest: Digest of its files.
-        size: Bytes of its files.
+        size: Total size of its files in bytes.
     """
 
     build: Build
@@ -49,31 +49,31 @@ class Installed:
 
     @property
     def mount(self) -> Mount:
-        """What containers get of it."""
+        """Mount of the build for containers."""
         return Mount(self.path, self.build.target, self.digest)
 
 
 class AgentStore:
-    """The builds that are installed for this user. Blocking; several processes may use it at the same time."""
+    """The builds installed for this user. Methods block, and several processes may use the store at the same time."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Names the folder; it is made when something is installed.
+        """Sets the folder, which is created by the first installation.
 
         Args:
-            folder: The folder; by default `agents` in the user's cache directory.
+            folder: Folder of the store; defaults to `agents` in the user's cache directory.
         """
         self.folder = folder or user_cache_dir() / "agents"
 
     def place(self, build: Build) -> Path:
-        """Returns where a build is, or would be."""
+        """Returns the path of a build, which may be missing."""
         return self.folder / build.key
 
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:
-        """Returns a build if it is there and whole.
+        """Returns a build if it exists and is complete, otherwise `None`.
 
         Args:
-            build: The build.
-            thoroughly: Whether the contents of its files are compared with their digests, not only their sizes.
+            build: Build to find.
+            thoroughly: Whether to compare the digests of the files in addition to their sizes.
         """
         place = self.place(build)
         if not place.is_dir():
@@ -94,16 +94,16 @@ class AgentStore:
     def keep(
         self, build: Build, make: Callable[[Path], None], *, stop: threading.Event, timeout_sec: float
     ) -> Installed:
-        """Returns a build, which is made if it is not there whole.
+        """Returns a build. If it is missing or incomplete, creates it first.
 
         Args:
-            build: The build.
-            make: Fills a directory, its only argument; called at most once, and by one process at a time.
-            stop: When it is set, waiting for another process ends.
-            timeout_sec: Bound on that wait.
+            build: Build to return.
+            make: Function that fills the given directory. It is called at most once, and by one process at a time.
+            stop: Event that ends the wait for another process.
+            timeout_sec: Upper bound on that wait in seconds.
 
         Raises:
-            ToolboxError: It cannot be made or kept.
+            ToolboxError: The build cannot be created or stored.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,18 +130,18 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns a build as `find`; it is not removed then as long as this process lives."""
+        """Returns a build like `find`, and prevents its removal while this process lives."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)
         hold(self.place(build))
-        return self.find(build)  # it may just have been removed
+        return self.find(build)  # another process may just have removed it
 
     def remove(self, build: Build) -> bool:
-        """Removes a build; returns whether there was one.
+        """Removes a build. Returns whether it existed.
 
         Raises:
-            ToolboxError: A running process uses it, or it cannot be removed.
+            ToolboxError: A running process uses the build, or it cannot be removed.
         """
         place = self.place(build)
         try:
@@ -161,7 +161,7 @@ class AgentStore:
         return True
 
     def _put(self, made: Path, build: Build) -> None:
-        """Renames what was made to its place; what is there and not whole goes."""
+        """Renames a created build to its final path, after moving an incomplete build out of the way."""
         place = self.place(build)
         if place.exists():
             place.rename(made.with_name("replaced"))
@@ -169,7 +169,10 @@ class AgentStore:
 
     @contextmanager
     def _locked(self, build: Build, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
-        """Keeps other processes, and other threads, from installing the same build. The kernel frees it at our end."""
+        """Prevents other processes and threads from installing the same build.
+
+        The kernel releases the lock when this process ends.
+        """
         deadline = time.monotonic() + timeout_sec
         descriptor = os.open(self.folder / f".{build.key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -182,7 +185,10 @@ class AgentStore:
 
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
-        """Makes a directory beside the builds, and removes it afterwards; also those of killed processes."""
+        """Creates a temporary directory next to the builds and removes it afterwards.
+
+        Also removes leftovers of killed processes.
+        """
         directory = OwnedDirectory(f"{name_prefix(_PURPOSE)}{os.getpid()}-", self.folder)
         try:
             for leftover in find_directories(_PURPOSE, "directory", delete, [self.folder]):
@@ -202,7 +208,7 @@ def _taken(descriptor: int) -> bool:
 
 
 def _seal(made: Path, build: Build) -> None:
-    """Makes every file readable for all and writable for nobody, and writes the list of them."""
+    """Makes all files readable for everyone and read-only, and writes the list of files."""
     files: dict[str, list[object]] = {}
     for path in sorted(made.rglob("*")):
         if path.is_symlink():

@@ -1,7 +1,7 @@
-"""Which builds of a package containers get, and which of them fits a container.
+"""Selection of the builds to mount into containers, and of the build that fits a container.
 
-Containers are started with every build that is installed, as what fits an image is known only inside. The C library is
-glibc where its loader is, whatever else is there: packages of musl on a glibc system are no reason to use musl.
+Containers start with every installed build, because the fitting one is known only inside the container. The C library
+is glibc if the glibc loader exists. Packages of musl on a glibc system are ignored.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Placed:
     """The build that fits a container.
 
     Attributes:
-        build: The build.
-        python: The container's interpreter that it is for, or empty.
+        build: Build that fits.
+        python: Interpreter in the container for the build; empty if the build needs no Python.
     """
 
     build: Build
@@ -43,10 +43,10 @@ class Placed:
 
 
 def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()) -> list[Build]:
-    """Returns the builds that are installed unless others are asked for: glibc's, for the Python that runs this.
+    """Returns the builds to install by default: for glibc, and for the Python version of this process.
 
     Raises:
-        ToolboxError: There are none for this machine.
+        ToolboxError: The package has no build for this machine and C library.
     """
     builds = [build for build in package.for_machine() if build.libc in (libc or "glibc", "any")]
     if not builds:
@@ -63,15 +63,15 @@ def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: S
 async def ready_builds(
     package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()
 ) -> list[Installed]:
-    """Returns the installed builds of a package; installs the default one where there is none.
+    """Returns the installed builds of a package. Installs the default builds if there are none.
 
     Args:
-        package: The package.
-        libc: The C library whose build is installed if it is not there.
-        pythons: Minor versions of Python for which builds are installed if they are not there.
+        package: Package of the agent.
+        libc: C library of the build to install if it is missing.
+        pythons: Minor versions of Python of the builds to install if they are missing.
 
     Raises:
-        ToolboxError: One cannot be installed.
+        ToolboxError: A build cannot be installed.
     """
     store = AgentStore()
     there = await in_thread(lambda: [build for build in package.for_machine() if store.find(build) is not None])
@@ -83,15 +83,15 @@ async def ready_builds(
 
 
 async def fitting_build(container: AgentContainer, package: AgentPackage, builds: Sequence[Build]) -> Placed:
-    """Finds the build that fits a container.
+    """Returns the build that fits a container.
 
     Args:
-        container: The container, in which the builds are mounted.
-        package: The package.
-        builds: Those that are mounted.
+        container: Container with the mounted builds.
+        package: Package of the agent.
+        builds: Mounted builds.
 
     Raises:
-        AgentInstallError: None does; with the command that installs one, if there is one.
+        AgentInstallError: No build fits. The message contains the command that installs one, if available.
     """
     libc = "any" if any(build.libc == "any" for build in builds) else await _libc(container)
     chosen = [build for build in builds if build.libc == libc]
@@ -106,10 +106,11 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
 
 
 async def check_runs(container: AgentContainer, package: AgentPackage, build: Build, command: str) -> None:
-    """Sees that a command of the agent's runs in this container and names the pinned version.
+    """Checks that a command of the agent runs in this container and prints the pinned version.
 
     Raises:
-        AgentInstallError: It does not, or the container has no shell for it; with what is needed, and what it printed.
+        AgentInstallError: The command fails, or a required shell is missing. The message contains the requirements and
+            the output.
     """
     if package.shells and not await _has_one_of(container, package.shells):
         raise AgentInstallError(
@@ -151,7 +152,7 @@ def _described(libc: str) -> str:
 
 
 async def _for_python(container: AgentContainer, package: AgentPackage, by_python: dict[str, Build]) -> Placed:
-    """Finds an interpreter of the container for which a build is mounted."""
+    """Finds an interpreter in the container with a mounted build."""
     show = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     look = "; ".join(f"{place} -I -c {shlex.quote(show)} 2>/dev/null" for place in _PYTHON_PLACES)
     result = await container.exec(look, cwd="/", timeout_sec=_LOOK_SEC)

@@ -56,7 +56,10 @@ def _answer(flag: str, value: str) -> str:
         meant = f" Did you mean `{near[0]}={value or '…'}`?" if near else ""
     else:
         meant = f" It is `{key}={value or '…'}` here."
-    return f"There is no flag `{flag}`.{meant} What is set has no dashes: `key=value`; `--help` lists keys and flags."
+    return (
+        f"There is no flag `{flag}`.{meant} To set a key, write `key=value` without dashes. "
+        "`--help` lists keys and flags."
+    )
 
 
 @contextmanager

@@ -54,7 +54,7 @@ Flags:
   --version, --hydra-help
 
 Exit codes: 0 every episode has a reward; 1 some have none, or a task's own solution fails (policy=oracle below
-reward_threshold); 2 the command, the config or the preflight is at fault; 130 interrupted.
+reward_threshold); 2 the command line or the config is wrong, or a check before the run failed; 130 interrupted.
 """
 
 

@@ -84,12 +84,12 @@ class SweepCallback(Callback):
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
             raise ConfigError(
-                f"Expected a folder of this sweep's own, but {folder} holds another sweep. Choose a fresh one with "
-                "`hydra.sweep.dir=…`, or go on with that sweep with `resume=true`."
+                f"Expected a new folder for this sweep, but {folder} contains another sweep. Choose a new one with "
+                "`hydra.sweep.dir=…`, or continue that sweep with `resume=true`."
             )
         if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
             raise ConfigError(
-                f"Expected a folder of this sweep's own, but {folder} holds another run, {other}. Choose a fresh one "
+                f"Expected a new folder for this sweep, but {folder} contains another run, {other}. Choose a new one "
                 "with `hydra.sweep.dir=…`."
             )
         plan = SweepPlan.of(config)

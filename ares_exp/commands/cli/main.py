@@ -106,7 +106,7 @@ def _meant(word: str, rest: Sequence[str], program: str) -> str:
     if word in OTHERS_CALL_IT:
         return f" It is `{program} {OTHERS_CALL_IT[word]}` here."
     if word in settable:
-        return f" What is set has a `=`: `{program} {word}={value}`."
+        return f" To set a key, write `{program} {word}={value}`."
     if Path(word).is_dir():
         return f" To look at a run: `{program} show {word}`; to run tasks in it: `{program} env.path={word}`."
     return close_matches(word, [*COMMANDS, *settable])

@@ -1,4 +1,4 @@
-"""The connection shared by the containers of a factory, open while one of them needs it, and what keeps these alive."""
+"""The connection shared by the containers of a factory, open while one of them needs it, and the renewal of TTLs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoun
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
-_SHARE = 3  # three times in a TTL: two in a row may fail
+_SHARE = 3  # three times per TTL, so that two in a row may fail
 _TRY_SEC = 30.0
 _logger = logging.getLogger(__name__)
 
 
 class KeepAlive:
-    """Renews the TTL of sandboxes, each at a third of it, so that those of a dead runner end by themselves."""
+    """Renews the TTL of sandboxes, each after a third of it. The sandboxes of a dead runner therefore expire."""
 
     def __init__(self, service: DaytonaService, *, minute_sec: float = 60.0) -> None:
-        """Renews nothing yet.
+        """Stores the parameters and renews nothing.
 
         Args:
             service: The service of the sandboxes.
@@ -36,21 +36,21 @@ class KeepAlive:
         self._has_warned = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Adds a sandbox, which has its whole TTL left.
+        """Adds a sandbox with its full TTL remaining.
 
         Args:
             sandbox: The sandbox.
-            ttl_min: Its TTL in minutes, also that of a sandbox without activity.
+            ttl_min: TTL in minutes, which is also the limit for a sandbox without activity.
         """
         self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
 
     def discard(self, sandbox: AsyncSandbox) -> None:
-        """Leaves a sandbox to its TTL. Idempotent."""
+        """Stops renewing the TTL of a sandbox. Idempotent."""
         if (task := self._tasks.pop(sandbox.id, None)) is not None:
             task.cancel()
 
     async def close(self) -> None:
-        """Leaves all sandboxes to their TTLs. Idempotent."""
+        """Stops renewing the TTLs of all sandboxes. Idempotent."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -59,7 +59,7 @@ class KeepAlive:
             await asyncio.wait(tasks)
 
     async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Renews a TTL again and again; within a minute after an error."""
+        """Renews a TTL repeatedly, and retries within a minute after an error."""
 
         async def renew(_: AsyncDaytona) -> None:
             await sandbox.set_ttl(ttl_min)
@@ -87,10 +87,10 @@ class Connection:
     """The connection of one event loop.
 
     Attributes:
-        service: Sends requests.
-        keep_alive: Keeps sandboxes alive.
-        holders: The number of containers that use it.
-        has_object_store: Whether the service takes files for its image builder, as far as is known.
+        service: Client of the service.
+        keep_alive: Renewal of the sandboxes' TTLs.
+        holders: Number of containers that use it.
+        has_object_store: Whether the service accepts files for its image builder, as far as is known.
     """
 
     service: DaytonaService

@@ -61,7 +61,7 @@ class DaytonaContainer(Container):
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DaytonaOptions, connections: Connections) -> None:
-        """Keeps what is needed to start.
+        """Stores the parameters and starts nothing.
 
         Args:
             spec: The task's container.
@@ -132,7 +132,10 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates the sandbox, with files in the service's object store if it has one; returns it and the plan."""
+        """Creates the sandbox, with files in the service's object store if it has one.
+
+        Returns the plan and the sandbox.
+        """
         spec, options = self._spec, self._options
 
         async def create(plan: ImagePlan) -> AsyncSandbox:
@@ -171,8 +174,8 @@ class DaytonaContainer(Container):
         """Opens the shells for commands, with defaults for their variables, directory and user.
 
         Args:
-            env: Variables; the task's win.
-            workdir: Working directory; the task's wins; `None`: the service's default.
+            env: Variables. The task's variables override them.
+            workdir: Working directory, unless the task sets one; `None`: the service's default.
             user: The image's user.
         """
         if self._channels is not None:
@@ -218,7 +221,7 @@ class DaytonaContainer(Container):
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
     def _absolute(self, path: str | Path) -> str:
-        """Returns an absolute path of the sandbox; relative ones start at its working directory."""
+        """Returns an absolute path of the sandbox. Relative paths start at its working directory."""
         return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
@@ -242,9 +245,9 @@ class DaytonaContainer(Container):
             raise
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port by a relay over the service.
+        """Opens a forwarded port through a relay over the service.
 
-        Four words in each `forwarded_port_lease_sec` say that this process is there.
+        It renews the relay's lease four times per `forwarded_port_lease_sec`.
         """
         self._running()
         try:
@@ -302,9 +305,9 @@ class DaytonaContainer(Container):
         return self._connection, self._sandbox, self._shells
 
     async def _raise_if_dead(self, cause: Exception) -> None:
-        """Raises if the sandbox is gone, as opposed to a refused request or an unreachable service."""
-        connection, sandbox, _ = self._running()  # one that was stopped says that
-        has_died = isinstance(cause, ContainerDiedError)  # or the service does not answer, which looks the same
+        """Raises if the sandbox is gone, and not if a request was rejected or the service is unreachable."""
+        connection, sandbox, _ = self._running()  # for a stopped container, the error is the stop
+        has_died = isinstance(cause, ContainerDiedError)  # or the service does not respond, which has the same symptoms
         is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
         if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
             raise ContainerDiedError(f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}") from cause
@@ -316,7 +319,7 @@ class DaytonaContainer(Container):
     async def _stop(self) -> None:
         if self._starting is not None:
             self._starting.cancel()
-            await asyncio.wait({self._starting})  # it leaves nothing, or a sandbox that is removed here
+            await asyncio.wait({self._starting})  # it leaves no sandbox, or a sandbox that is removed here
             self._starting.cancelled() or self._starting.exception()  # `start` raises it
         async with self._stopping:
             connection, sandbox = self._connection, self._sandbox

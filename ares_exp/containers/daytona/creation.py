@@ -1,6 +1,6 @@
-"""Creates and removes sandboxes. None is created twice, and none leaks if an answer is lost.
+"""Creation and removal of sandboxes. No sandbox is created twice, and none leaks if a response is lost.
 
-Names are globally unique, and the service gives a name to one sandbox at a time. So if an answer is lost, the name
+Names are globally unique, and the service gives a name to one sandbox at a time. So if a response is lost, the name
 shows whether the sandbox exists.
 """
 
@@ -40,13 +40,13 @@ NAME_PREFIX = "ares-exp-"
 """Name prefix of our sandboxes, for people who read a list of them."""
 
 APPEARS_WITHIN_SEC = 5.0
-"""Bound on a sandbox's appearance after the answer to its creation got lost."""
+"""Bound on the wait for a sandbox after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Bound on a removal. The service refuses it while a sandbox is being made; later its TTL removes it."""
+"""Bound on a removal. The service rejects it while a sandbox is being created. Later, its TTL removes it."""
 
 _EARLY_LOOKS_SEC = (0.1, 0.15, 0.25, 0.4)
-_TRIES = 6  # of a creation that left nothing
+_TRIES = 6  # of a creation that left no sandbox
 _LOOK_SEC = 15.0
 _PAUSE_SEC = 0.3
 _LATE_START_SEC = 60.0
@@ -61,18 +61,20 @@ async def create_sandbox(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates a sandbox and waits until it runs, with its whole TTL left. After an error or cancellation none remains.
+    """Creates a sandbox and waits until it runs, with its full TTL remaining.
+
+    After an error or cancellation, none remains.
 
     Args:
         service: The service.
         params: The SDK's parameters.
-        name: A globally unique name.
-        timeout_sec: Bound on the creation; the removal after a failure takes up to `REMOVAL_SEC` more.
+        name: Globally unique name.
+        timeout_sec: Bound on the creation. The removal after a failure takes up to `REMOVAL_SEC` more.
 
     Raises:
-        EnvironmentStartTimeoutError: It took too long.
-        ContainerStartError: Its image cannot be built, or it does not start.
-        ContainerServiceError: The service refused; the class says why.
+        EnvironmentStartTimeoutError: The creation exceeded `timeout_sec`.
+        ContainerStartError: The image cannot be built, or the sandbox does not start.
+        ContainerServiceError: The service rejected the request. The class identifies the cause.
     """
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
@@ -83,17 +85,17 @@ async def create_sandbox(
         ttl_min = params.ttl_minutes or 0
         if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # includes the build of its image
             await service.call(f"The sandbox {name}", lambda _: sandbox.set_ttl(ttl_min))
-    if service.creating.pop(name, None) is None:  # its removal was requested meanwhile
+    if service.creating.pop(name, None) is None:  # its removal was requested in the meantime
         await finish(_delete(service, sandbox))
         raise ContainerDiedError(f"The sandbox {name} was removed while it was made.")
     return sandbox
 
 
 async def delete_sandbox(service: DaytonaService, name: str) -> None:
-    """Removes a sandbox, also one whose creation is still in progress. A missing one is no error.
+    """Removes a sandbox, even if its creation is still in progress. Ignores a missing one.
 
     Raises:
-        ContainerServiceError: The service refused or did not answer; its TTL removes the sandbox.
+        ContainerServiceError: The service rejected the removal or did not respond. The TTL then removes the sandbox.
     """
     loop = asyncio.get_running_loop()
     creation = service.creating.pop(name, None)
@@ -120,11 +122,11 @@ async def _create_or_adopt(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates or adopts a sandbox. Bounded by the caller; does not wait out a refusal longer than `timeout_sec`."""
+    """Creates or adopts a sandbox. Bounded by the caller; does not wait for a rejection longer than `timeout_sec`."""
     what = f"The sandbox {name}"
 
     async def create(client: AsyncDaytona) -> AsyncSandbox:
-        # A separate task: the service may still act on a request that is given up here, and its answer then counts.
+        # A separate task: the service may still act on a request that is abandoned here, and its response then counts.
         creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
         creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be the only reference
         return await _first_seen_started(client, creation, name)
@@ -136,7 +138,7 @@ async def _create_or_adopt(
             sandbox = await _find(service, name)
             if sandbox is not None:
                 return await _wait_until_started(service, sandbox)
-            is_conflict = isinstance(error, ContainerServiceError) and error.status == 409  # with one that has gone
+            is_conflict = isinstance(error, ContainerServiceError) and error.status == 409  # with a deleted sandbox
             if tries == _TRIES or not (is_conflict or isinstance(error, ContainerServiceUnavailableError)):
                 raise
             await asyncio.sleep(backoff_sec(tries, base_sec=_PAUSE_SEC, max_sec=10.0, rng=_rng))
@@ -144,7 +146,7 @@ async def _create_or_adopt(
 
 
 async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[AsyncSandbox], name: str) -> AsyncSandbox:
-    """Returns the sandbox once it runs, polling faster than the SDK's one second."""
+    """Returns the sandbox as soon as it runs. Polls faster than the SDK's one second."""
     from daytona import DaytonaError
 
     for pause in _EARLY_LOOKS_SEC:
@@ -164,7 +166,7 @@ async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[Async
 
 
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    """Waits for a created sandbox whose answer may have been lost."""
+    """Waits for a created sandbox whose response may have been lost."""
     what = f"The sandbox {sandbox.name}"
     try:
         if not has_ended(sandbox):
@@ -185,7 +187,7 @@ def _start_error(sandbox: AsyncSandbox) -> ContainerStartError:
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes the result of a failed creation. Only logs errors, as another error is being raised."""
+    """Removes the result of a failed creation. Only logs errors, because another error is being raised."""
     if name not in service.creating:
         return  # nothing was requested
     try:
@@ -211,7 +213,7 @@ async def _delete(service: DaytonaService, sandbox: AsyncSandbox) -> None:
 
 
 def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
-    """Returns whether a creation may still make a sandbox."""
+    """Returns whether a creation may still produce a sandbox."""
     if not creation.done() or creation.cancelled():
         return True
     error = creation.exception()

@@ -23,11 +23,11 @@ class Credentials:
     """Address and credentials of the service.
 
     Attributes:
-        api_url: Address of its API, without a slash at the end.
-        api_key: A key of an organisation.
-        jwt_token: In place of a key: a user's token, which needs `organization_id`.
-        organization_id: The account, with a token.
-        target: The region of the sandboxes; `None`: the organisation's default.
+        api_url: Address of its API, without a trailing slash.
+        api_key: Key of an organisation.
+        jwt_token: Token of a user, instead of a key. It needs `organization_id`.
+        organization_id: Account, with a token.
+        target: Region of the sandboxes; `None`: the organisation's default.
     """
 
     api_url: str
@@ -66,12 +66,12 @@ class Credentials:
 
 
 def has_credentials() -> bool:
-    """Returns whether the environment has credentials, complete or not."""
+    """Returns whether the environment contains credentials, even incomplete ones."""
     return any(os.environ.get(name, "").strip() for name in (_API_KEY, _JWT_TOKEN))
 
 
 def _value(name: str) -> str | None:
-    """Returns a variable's value; `None` when it is empty."""
+    """Returns a variable's value; `None` if it is empty."""
     value = os.environ.get(name, "").strip()
     if value and not _PRINTABLE.fullmatch(value):
         raise PreflightError(f"{name} has characters that neither a key nor an address has, a space or a line break.")
@@ -82,7 +82,7 @@ def _checked_url(text: str) -> str:
     """Checks the address of an API to which a key may be sent.
 
     Raises:
-        PreflightError: It is not such an address. Secret parts are not shown.
+        PreflightError: The text is not such an address. The message hides secret parts.
     """
     try:
         url = urlsplit(text)

@@ -25,7 +25,7 @@ _MAX_LEASE_SEC = 3600
 
 
 class DaytonaContainerFactory(ContainerFactoryBase):
-    """Makes containers at the service of `DAYTONA_API_URL`, with the key in `DAYTONA_API_KEY`."""
+    """Creates containers at the service of `DAYTONA_API_URL`, with the key in `DAYTONA_API_KEY`."""
 
     name = "daytona"
     harbor_name = "daytona"
@@ -53,21 +53,22 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            snapshot: A named snapshot of the service that every sandbox starts from, whatever image a task asks for.
-            cpus: Whole cores of every sandbox, instead of what tasks ask for.
-            memory_mb: MiB of memory of every sandbox, instead of what tasks ask for; the service gives whole GiB.
-            storage_mb: MiB of disk of every sandbox, instead of what tasks ask for; the service gives whole GiB.
-            ttl_min: Minutes after which the service removes a sandbox that nobody keeps alive: what a run that was
-                killed leaves. `None`: by each task's limits, and ten more.
-            network: `public` or `no-network`, instead of what tasks ask for in any phase; `None` leaves it to the task.
-            allowed_hosts: More hosts that may be reached in every phase: `[pypi.org,*.pythonhosted.org]`. `no-network`
-                with them is an allow-list.
-            shell: The shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the
-                image's profile files first, and Debian's reset `PATH`.
-            env: Variables of every sandbox; those of the task win.
-            forwarded_port_lease_sec: Seconds after which the forwarded port of a sandbox closes when nothing was heard
-                of the run, as when it was killed. While a forwarded port is open, four words in this time say that it
-                is there; where they are late, the agent's connections are cut and the forwarded port opens again.
+            snapshot: Named snapshot of the service from which every sandbox starts, regardless of the task's image.
+            cpus: Whole cores of every sandbox, instead of the tasks' values.
+            memory_mb: MiB of memory of every sandbox, instead of the tasks' values. The service allocates whole GiB.
+            storage_mb: MiB of disk of every sandbox, instead of the tasks' values. The service allocates whole GiB.
+            ttl_min: Minutes after which the service removes a sandbox that is not kept alive, such as a leftover of a
+                killed run. `None`: each task's limits plus ten minutes.
+            network: `public` or `no-network`, instead of the task's network in all phases; `None` keeps the task's
+                network.
+            allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
+                `no-network` becomes an allow-list.
+            shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
+                profile files first, and Debian's reset `PATH`.
+            env: Variables of every sandbox. The task's variables override them.
+            forwarded_port_lease_sec: Seconds after which the forwarded port of a sandbox closes if the run sends
+                nothing, for example because it was killed. While the port is open, the run renews the lease four times
+                in this period. If the renewals are late, the agent's connections are cut and the port opens again.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DaytonaOptions(
@@ -85,22 +86,22 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         self._connections = Connections()
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Makes a container for `spec`, not started yet."""
+        """Creates a container for `spec` without starting it."""
         return DaytonaContainer(spec, self._options, self._connections)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready; of variables only the names, as values may be secret."""
+        """The constructor's options, JSON-ready. Only the names of variables are included, as values may be secret."""
         options = asdict(self._options)
         env, network = options.pop("env"), options.pop("network")
         options["allowed_hosts"] = sorted(options["allowed_hosts"])
         return {**options, "network": network and network["mode"], **({"env": sorted(env)} if env else {})}
 
     async def preflight(self) -> None:
-        """Checks that the service answers and takes the key, and removes leftovers of this machine's dead runs there.
+        """Checks that the service responds and accepts the key. Removes leftovers of this machine's dead runs.
 
         Raises:
-            PreflightError: No key, a refused key, or no answer.
+            PreflightError: The key is missing or rejected, or the service does not respond.
         """
         connection = self._connections.acquire()
         try:
@@ -120,7 +121,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             await self._connections.release(connection)
 
     def check_snapshots(self) -> None:
-        """Does nothing: the service makes snapshots of every sandbox."""
+        """Accepts snapshots, because the service supports them for every sandbox."""
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:

@@ -1,6 +1,6 @@
-"""Classification of the SDK's errors: whose fault, and whether the same request may succeed later.
+"""Classification of the SDK's errors: their cause, and whether the same request may succeed later.
 
-The codes are those of the service's API, proxy and daemon. Refusals without a code are classified by their text.
+The codes come from the service's API, proxy and daemon. Rejections without a code are classified by their text.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REMEDIES: Mapping[type[ContainerError], str] = {
 
 
 class NoObjectStoreError(ContainerServiceError):
-    """The service takes no files for its image builder: not every deployment has an object store."""
+    """The service accepts no files for its image builder, because its deployment has no object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Failure:
         error: The error to raise.
         passes: Whether the same request may succeed later.
         untouched: Whether the service has certainly not acted on the request.
-        few_tries: Whether it may never pass: a defect of the service rather than load.
-        wait_sec: The wait that the service requested, in seconds, if any.
-        never_connected: Whether no connection could be made.
+        few_tries: Whether the failure may be permanent: a defect of the service rather than load.
+        wait_sec: Wait that the service requested, in seconds, if any.
+        never_connected: Whether no connection was established.
     """
 
     error: ContainerError
@@ -80,7 +80,7 @@ def read(what: str, error: DaytonaError) -> Failure:
     """Classifies a failure.
 
     Args:
-        what: The subject of the message.
+        what: Subject of the message.
         error: The SDK's exception.
     """
     status, code = error.status_code, error.code
@@ -152,7 +152,7 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether an error means that the sandbox is gone. The daemon reports missing files and sessions alike."""
+    """Returns whether an error means that the sandbox is gone. The daemon's codes concern files and sessions."""
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:
@@ -163,7 +163,7 @@ def _is_lost(error: DaytonaError) -> bool:
 
 
 def _is_outage(error: DaytonaError) -> bool:
-    """Returns whether an error without a status is due to the connection or a timeout."""
+    """Returns whether the connection or a timeout caused an error without a status."""
     from daytona import DaytonaConnectionError, DaytonaTimeoutError
 
     return isinstance(error, DaytonaConnectionError | DaytonaTimeoutError)
@@ -188,7 +188,7 @@ def _wait_sec(headers: Mapping[str, object]) -> float | None:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Returns whether a request that failed so has certainly had no effect, and will have none."""
+    """Returns whether a request with this error has certainly had no effect, and will have none."""
     status = getattr(error, "status_code", None)
     if has_no_object_store(error):
         return True

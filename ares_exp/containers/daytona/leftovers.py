@@ -35,14 +35,14 @@ _logger = logging.getLogger(__name__)
 
 
 async def find(service: DaytonaService, *, of_this_machine: bool = False) -> list[Leftover]:
-    """Lists the sandboxes of runs, running runs included.
+    """Lists the sandboxes of runs, including active runs.
 
     Args:
         service: The service.
-        of_this_machine: Whether to skip those of other machines, whose death cannot be verified.
+        of_this_machine: Whether to skip sandboxes of other machines, whose owner's death cannot be verified.
 
     Raises:
-        ContainerServiceError: The service refused, or did not answer.
+        ContainerServiceError: The service rejected the request, or did not respond.
     """
     from daytona import ListSandboxesQuery
 
@@ -59,10 +59,10 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
 
 
 async def check_answers(service: DaytonaService) -> None:
-    """Sends a small request.
+    """Checks with a small request that the service responds.
 
     Raises:
-        ContainerServiceError: The service refused, or did not answer.
+        ContainerServiceError: The service rejected the request, or did not respond.
     """
     from daytona import ListSandboxesQuery
 
@@ -74,7 +74,7 @@ async def check_answers(service: DaytonaService) -> None:
 
 
 async def remove_stale(service: DaytonaService) -> None:
-    """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Failures are logged.
+    """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Logs failures.
 
     Raises:
         ContainerServiceError: The service cannot list its sandboxes.
@@ -100,14 +100,14 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """As `find`, at the service of the environment's credentials. Blocking.
+    """Lists the sandboxes at the service of the environment's credentials; see `find`. Blocking.
 
     Args:
         snapshots: Whether to include the service's snapshots made by this machine's runs, as stale.
 
     Raises:
-        PreflightError: The credentials there are incomplete.
-        ContainerServiceError: The service refused, or did not answer.
+        PreflightError: The credentials in the environment are incomplete.
+        ContainerServiceError: The service rejected the request, or did not respond.
     """
     credentials = Credentials.from_environment()
 
@@ -152,7 +152,7 @@ async def _with_service(credentials: Credentials, use: Callable[[DaytonaService]
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
-    """Returns why it is still there; `""` when it is being removed."""
+    """Returns why the removal failed; `""` if the resource is gone or being removed."""
     try:
         await removal
     except ContainerError as error:

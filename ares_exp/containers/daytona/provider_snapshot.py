@@ -1,11 +1,11 @@
 """Captures as named snapshots of the service.
 
-No file is read: the service commits the sandbox's disk as an image, and a sandbox made from it has all its files. The
-snapshot is not portable. It belongs to the organization of the key, in one region, and lasts until it is deleted: runs
-never delete it, as their branches need it. The service pauses the sandbox's processes during the commit, so that
-running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, for minutes if it is
-large, and the service refuses other changes of state (stop, resize, another snapshot) until then. It does not report a
-failure: the snapshot is then missing.
+No file is read. The service commits the sandbox's disk as an image, and a sandbox created from it has all its files.
+The snapshot is not portable: it belongs to the organization of the key, in one region. It lasts until it is deleted.
+Runs never delete it, because their branches need it. The service pauses the sandbox's processes during the commit, so
+that running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, which takes
+minutes if it is large. Until then, the service rejects other changes of state (stop, resize, another snapshot). It does
+not report a failure: the snapshot is then missing.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _logger = logging.getLogger(__name__)
 
 
 def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
-    """Returns the service's snapshot that has these changes; `None` if there are none.
+    """Returns the service's snapshot that contains these changes; `None` without changes.
 
     Raises:
-        SnapshotMismatchError: They are in no snapshot that this package had the service make.
+        SnapshotMismatchError: The changes are not in a snapshot of the service that this package requested.
     """
     if changes is None:
         return None
@@ -74,13 +74,13 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
 
 
 async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_sec: float = KEEP_SEC) -> Delta:
-    """Makes a snapshot of a running sandbox at the service. Removes it, if possible, after an error or cancellation.
+    """Creates a snapshot of a running sandbox at the service. Removes it, if possible, after an error or cancellation.
 
     Returns:
         A delta without entries, whose base names the snapshot.
 
     Raises:
-        CaptureError: The service made no snapshot.
+        CaptureError: The service created no snapshot.
         ContainerDiedError: The sandbox is gone.
     """
     name = f"{_prefix_of_this_machine()}{time.strftime('%Y%m%d', time.gmtime())}-{secrets.token_hex(8)}"
@@ -113,11 +113,11 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
 
 
 async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float = READY_SEC) -> None:
-    """Activates a snapshot made by `keep_files`, as the service deactivates old ones.
+    """Activates a snapshot made by `keep_files`, because the service deactivates old ones.
 
     Raises:
-        SnapshotMismatchError: It is gone or unusable.
-        ContainerServiceError: The service refused, or does not answer.
+        SnapshotMismatchError: The snapshot is gone or unusable.
+        ContainerServiceError: The service rejected the request, or does not respond.
     """
     what = f"The snapshot {name}"
     try:
@@ -137,13 +137,13 @@ async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float =
 
 
 async def find_kept(service: DaytonaService) -> dict[str, float | None]:
-    """Finds the snapshots that `keep_files` made on this machine, for their deletion.
+    """Finds the snapshots that `keep_files` created on this machine, for their deletion.
 
     Returns:
         Creation times, seconds since the epoch, by name.
 
     Raises:
-        ContainerServiceError: The service refused, or does not answer.
+        ContainerServiceError: The service rejected the request, or does not respond.
     """
     found: dict[str, float | None] = {}
     for page in range(1, _MAX_PAGES + 1):
@@ -161,10 +161,10 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
 
 
 async def delete_kept(service: DaytonaService, name: str) -> None:
-    """Deletes a snapshot. A missing one is no error.
+    """Deletes a snapshot. Ignores a missing one.
 
     Raises:
-        ContainerServiceError: The service refused, or does not answer.
+        ContainerServiceError: The service rejected the request, or does not respond.
     """
     try:
         await service.call(f"The snapshot {name}", lambda client: client.snapshot.delete(name), timeout_sec=_LOOK_SEC)
@@ -177,7 +177,7 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
         await service.call(
             what, lambda _: sandbox.create_snapshot(name, timeout=0), timeout_sec=timeout_sec, repeatable=False
         )
-    except ContainerServiceUnavailableError:  # the answer got lost: the snapshot may still appear, under its name
+    except ContainerServiceUnavailableError:  # the response was lost: the snapshot may still appear with this name
         state = "snapshotting"
         while state == "snapshotting":
             found = await service.call(what, lambda client: client.get(sandbox.id), timeout_sec=_LOOK_SEC)
@@ -189,8 +189,9 @@ async def _wait_until_active(service: DaytonaService, name: str, what: str) -> N
     """Waits until a snapshot is active. Bounded by the caller.
 
     Raises:
-        CaptureError: It cannot be used.
-        ContainerServiceError: The service refused, or does not answer; `ContainerNotFoundError` if it is missing.
+        CaptureError: The snapshot cannot be used.
+        ContainerServiceError: The service rejected the request, or does not respond; `ContainerNotFoundError` if it is
+            missing.
     """
     pause = _EARLY_POLL_SEC
     while (state := _state(found := await _get(service, name, what))) != "active":

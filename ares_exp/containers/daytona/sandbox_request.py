@@ -1,6 +1,6 @@
 """Requests to the service: the parameters of a new sandbox, and its network settings.
 
-The bounds are those of the service (`apps/api` of daytonaio/daytona), checked before a run starts.
+The bounds are the service's bounds (`apps/api` of daytonaio/daytona), checked before a run starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
 
 @dataclass(frozen=True, slots=True)
 class DaytonaOptions:
-    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and checks them."""
+    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and validates them."""
 
     snapshot: str | None = None
     cpus: int | None = None
@@ -58,8 +58,8 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
         Warnings about deviations.
 
     Raises:
-        UnsupportedTaskError: The image cannot be made, or a network cannot be enforced.
-        TaskError: The task's definition of its image is malformed.
+        UnsupportedTaskError: The image cannot be created, or a network cannot be enforced.
+        TaskError: The task's image definition is malformed.
         ConfigError: The TTL of its sandboxes is too short.
     """
     warnings = list(plan_image(spec, options.snapshot).warnings)
@@ -86,8 +86,8 @@ def create_params(
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
     """Returns the SDK's parameters of a sandbox.
 
-    If `plan` has work to do after the start, the sandbox is created with a builder's network, and `network_settings`
-    has to be put in force afterwards.
+    If `plan` has steps after the start, the sandbox is created with a builder's network, and `network_settings` has to
+    be applied afterwards.
 
     Args:
         spec: The task's container.
@@ -95,7 +95,7 @@ def create_params(
         plan: Its settled plan.
         labels: Labels that name the owner.
         ttl_min: Minutes after which the service removes it, in any state, unless it is kept alive.
-        directory: The directory of the plan's files, empty where it has none.
+        directory: Directory of the plan's files, empty if it has none.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
@@ -107,8 +107,8 @@ def create_params(
         else network_settings(spec.network, options)
     )
     common: dict[str, Any] = {
-        "os_user": "root",  # root runs commands of other users as them
-        # The sandbox's variables win over the image's; those of the options yield to the image's.
+        "os_user": "root",  # root runs commands as other users
+        # The sandbox's variables override the image's. The image's variables override the options' variables.
         "env_vars": {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env),
         "labels": dict(labels),
         "auto_stop_interval": ttl_min,
@@ -147,7 +147,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
     An empty list means no entries.
 
     Raises:
-        UnsupportedTaskError: The service does not take the allow-list; with the entries and the reason.
+        UnsupportedTaskError: The service does not support the allow-list. The message has the entries and the reason.
     """
     policy = (options.network or policy).with_hosts(options.allowed_hosts)
     is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)
@@ -160,7 +160,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """Splits an allow-list into networks and domains, one of them empty."""
+    """Splits an allow-list into networks and domains. One of them is empty."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []
@@ -195,7 +195,7 @@ def _unsupported(what: str) -> UnsupportedTaskError:
 
 
 def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:
-    """Returns the resources in whole CPUs and GiB; missing ones get the service's defaults."""
+    """Returns the resources in whole CPUs and GiB. The service's defaults apply to missing ones."""
     from daytona import Resources
 
     cpus, memory_mb, storage_mb = _asked(spec, options)
@@ -237,7 +237,7 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
 
 
 def _built_image(plan: ImagePlan, directory: Path) -> Image:
-    """Returns the SDK's image for a text, and for its files, which the SDK finds beside it."""
+    """Returns the SDK's image for a text, and for its files, which the SDK finds next to the text."""
     from daytona import Image
 
     path = directory / f".ares_exp-{secrets.token_hex(8)}"
@@ -245,7 +245,7 @@ def _built_image(plan: ImagePlan, directory: Path) -> Image:
     try:
         image = Image.from_dockerfile(path, strict_context=True)
     finally:
-        path.unlink()  # or `COPY .` would take it
+        path.unlink()  # otherwise `COPY .` would copy it
     for mount in plan.layers:
         image = image.add_local_dir(mount.source, mount.target)
     return image

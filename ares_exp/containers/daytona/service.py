@@ -26,7 +26,7 @@ CALL_TIMEOUT_SEC = 60.0
 """Default bound on one request, retries included."""
 
 FEW_TRIES = 4
-"""Bound on the sends of a request that the service answers with 500, which may never pass."""
+"""Bound on the attempts of a request to which the service responds with 500, which may be permanent."""
 
 _MAX_SEC = 10.0
 _LOOK_SEC = 15.0
@@ -37,16 +37,16 @@ class DaytonaService:
     """Sends requests to the service. One per event loop.
 
     Attributes:
-        credentials: Its address and credentials.
-        creating: By name, the requested sandboxes whose existence is not known yet.
+        credentials: Address and credentials of the service.
+        creating: Requested sandboxes whose existence is not known yet, by name.
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Connects to nothing yet.
+        """Stores the parameters without connecting.
 
         Args:
-            credentials: The service's address and credentials.
-            base_sec: Longest wait before the first retry, unless the service requests one; it doubles each time.
+            credentials: Address and credentials of the service.
+            base_sec: Longest wait before the first retry, unless the service requests one. It doubles with each retry.
         """
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
@@ -57,7 +57,7 @@ class DaytonaService:
 
     @property
     def client(self) -> AsyncDaytona:
-        """Returns the SDK's client, made at first use, in the running loop.
+        """The SDK's client, created on first use, in the running loop.
 
         Raises:
             ContainerServiceError: The service is closed.
@@ -80,15 +80,15 @@ class DaytonaService:
         """Sends a request, with retries after transient failures.
 
         Args:
-            what: The subject of error messages: "The sandbox x".
-            request: Sends it once, by the SDK. Called for each send.
-            timeout_sec: Bound on all sends and the waits between them.
-            unreachable_sec: Likewise while no connection can be made at all, as to a wrong address.
-            repeatable: Whether sending the request twice is harmless. If not, it is sent again only if the service has
-                certainly not acted on it: after a refusal (429), or a connection that could not be made.
+            what: Subject of error messages: "The sandbox x".
+            request: Function that sends the request once, through the SDK. Called for each attempt.
+            timeout_sec: Bound on all attempts and the waits between them.
+            unreachable_sec: The same bound while no connection can be established, for example to a wrong address.
+            repeatable: Whether sending the request twice is harmless. If not, it is retried only if the service has
+                certainly not acted on it: after a rate limit (429), or if no connection was established.
 
         Raises:
-            ContainerServiceError: The last failure; the class tells whose fault it is.
+            ContainerServiceError: The last attempt failed. The class identifies the cause.
             ContainerDiedError: The sandbox of the request is gone.
         """
         from daytona import DaytonaError
@@ -116,16 +116,16 @@ class DaytonaService:
         raise AssertionError("unreachable")
 
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
-        """Returns whether a sandbox is gone or can run no more.
+        """Returns whether a sandbox is gone or can no longer run.
 
-        For ambiguous errors: the proxy reports a wrong key (401) for a sandbox that is gone.
+        It resolves ambiguous errors: the proxy reports a wrong key (401) for a missing sandbox.
 
         Args:
             sandbox: The sandbox.
-            must_answer: Whether a missing answer is an error; else it counts as not gone.
+            must_answer: Whether a missing response is an error. Otherwise, it counts as not gone.
 
         Raises:
-            ContainerServiceError: The service does not answer.
+            ContainerServiceError: The service does not respond.
         """
         try:
             found = await self.call(
@@ -154,12 +154,12 @@ class DaytonaService:
     def _wait_sec(self, tries: int, failure: failures.Failure) -> float:
         if failure.wait_sec is None:
             return backoff_sec(tries, base_sec=self._base_sec, max_sec=_MAX_SEC, rng=self._rng)
-        # Never earlier than requested; the jitter spreads clients that were refused together.
+        # Never earlier than requested. The jitter spreads clients that were rejected together.
         return failure.wait_sec + self._base_sec * self._rng.uniform(0.0, 1.0)
 
 
 def state_of(sandbox: AsyncSandbox) -> str:
-    """Returns the last seen state of a sandbox, in the service's words."""
+    """Returns the last seen state of a sandbox, with the service's name for it."""
     return "unknown" if sandbox.state is None else str(sandbox.state.value)
 
 
@@ -168,17 +168,17 @@ def has_ended(sandbox: AsyncSandbox) -> bool:
     return state_of(sandbox) in _ENDED
 
 
-# The SDK also looks for these in files named .env in the working directory, which may come from an agent, and which
-# could choose a region and send traces of all requests anywhere. A variable, also an empty one, wins over the files.
+# The SDK also looks for these in files named .env in the working directory, which may come from an agent. They could
+# select a region and send traces of all requests anywhere. Variables, even empty ones, override the files.
 _NOT_FROM_FILES = "API_KEY JWT_TOKEN ORGANIZATION_ID TARGET OTEL_ENABLED EXPERIMENTAL_OTEL_ENABLED HAPPY_EYEBALLS_DELAY"
-_connecting = threading.Lock()  # every loop has its service and its thread
+_connecting = threading.Lock()  # every loop has its own service and thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Makes the client, without a limit on parallel requests, as every sandbox holds some open.
+    """Creates the client, without a limit on parallel requests, because every sandbox holds some open.
 
-    It has no event stream either, which would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the
-    loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox every second.
+    The client also has no event stream. The stream would take over Ctrl-C (`engineio` installs a SIGINT handler that
+    stops the loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox every second.
     """
     from daytona import AsyncDaytona, DaytonaConfig
 
@@ -191,7 +191,7 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
         connection_pool_maxsize=None,
         use_deprecated_polling=True,
     )
-    with _connecting, warnings.catch_warnings(action="ignore"):  # of the polling, and of addresses in files
+    with _connecting, warnings.catch_warnings(action="ignore"):  # about the polling, and about addresses in files
         names = [f"DAYTONA_{name}" for name in _NOT_FROM_FILES.split()]
         missing = [name for name in names if name not in os.environ]
         os.environ.update(dict.fromkeys(missing, ""))

@@ -1,8 +1,8 @@
 """Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
 
-The service opens a login shell there. A program of ours takes its place: a shell of the user, or for commands a shell
-between two pipes, with the environment that the service gives to commands. The service cuts off a client that reads
-too slowly, so the output of a shell waits after some reads until this side has heard them.
+The service opens a login shell on it, which our program replaces: a shell of the user, or for commands a shell
+between two pipes, with the service's environment for commands. The service disconnects a client that reads too slowly.
+So the output of a shell waits after some reads until this side has received them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _START_SEC, _SET_UP_SEC = 30.0, 60
 _END_SEC = 10.0
-_MAX_BEFORE_BYTES = 64 * 1024  # what the service's own shell may print
-_MAX_QUEUED = 64  # pieces of output that nobody has read: the service then waits
-_MAX_INPUT_BYTES = 32 * 1024  # the service cuts off a client that sends 64 KiB at once
+_MAX_BEFORE_BYTES = 64 * 1024  # bound on the output of the service's own shell
+_MAX_QUEUED = 64  # pieces of unread output, after which the service waits
+_MAX_INPUT_BYTES = 32 * 1024  # the service disconnects a client that sends 64 KiB at a time
 
-# Every read of the terminal is a message of the service, which keeps 256 of them for a client. The `kill` ends `cat`.
+# Every read of the terminal is a message of the service, which keeps 256 of them per client. The `kill` ends `cat`.
 _SHELL = r"""
 exec 2>/dev/null
 export LC_ALL=C
@@ -60,7 +60,7 @@ kill $$
 } 3>&1
 """
 
-# busybox's `setpriv` cannot switch users; `su` takes no numbers.
+# busybox's `setpriv` cannot switch users, and `su` accepts no numbers.
 _BECOME = r"""
 _uid= _gid= _home=/ _name=
 while IFS=: read -r _n _ _u _g _ _h _; do
@@ -95,12 +95,12 @@ class SandboxShells:
     """The shells and terminals of one sandbox.
 
     Attributes:
-        directory: A directory of the sandbox that only root may enter; exists after `open`.
-        is_ending: Whether the sandbox is to be removed, with all that runs in it.
+        directory: Directory of the sandbox that only root may enter. It exists after `open`.
+        is_ending: Whether the sandbox is about to be removed with all of its processes.
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Opens nothing.
+        """Stores the parameters and opens nothing.
 
         Args:
             service: The sandbox's service.
@@ -116,10 +116,10 @@ class SandboxShells:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Puts scripts and the environment of commands into the directory; returns where commands start.
+        """Writes scripts and the environment of commands to the directory. Returns the start directory of commands.
 
         Raises:
-            ContainerError: A program is missing there; or as `DaytonaService.call`.
+            ContainerError: A program is missing in the sandbox, or the request failed; see `DaytonaService.call`.
         """
         script = _SET_UP.replace("SHELL", shlex.quote(_SHELL.replace("KEY", self._key)))
         script = script.replace("BECOME", shlex.quote(_BECOME)).replace("DIRECTORY", self.directory)
@@ -137,12 +137,12 @@ class SandboxShells:
         """Starts a shell for commands.
 
         Args:
-            user: Whose; `None`: root.
-            is_told: Whether its output waits until it was heard here. If not, it is slowed down instead: for binary
-                output, of which the other side bounds what is on its way.
+            user: User of the shell; `None`: root.
+            is_told: Whether its output waits until this side has received it. If not, the output is slowed down
+                instead. Use False for binary output whose protocol has flow control.
 
         Raises:
-            ContainerError: As `PseudoTerminal.start`.
+            ContainerError: The shell does not start; see `PseudoTerminal.start`.
         """
         number = next(self._numbers)
         name, _, group = str(user or "").partition(":")
@@ -153,17 +153,17 @@ class SandboxShells:
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None, workdir: str | None, env: Mapping[str, str]
     ) -> PseudoTerminal:
-        """Starts a login shell in a terminal of that size.
+        """Starts a login shell in a terminal of this size.
 
         Args:
-            columns: Its width.
-            lines: Its height.
-            user: Whose; `None`: root.
-            workdir: Where it starts; `None`: where commands do.
-            env: Its variables, on top of those of commands.
+            columns: Width of the terminal.
+            lines: Height of the terminal.
+            user: User of the shell; `None`: root.
+            workdir: Start directory; `None`: the start directory of commands.
+            env: Variables on top of the variables of commands.
 
         Raises:
-            ContainerError: As `PseudoTerminal.start`.
+            ContainerError: The shell does not start; see `PseudoTerminal.start`.
         """
         from daytona import FileUpload
 
@@ -171,7 +171,7 @@ class SandboxShells:
         name, _, group = str(user or "").partition(":")
         shell = f'printf "\\n%s\\n" {self._key}; {FIND_SHELL}; exec "$SHELL" -l'
         become = shlex.join(["exec", "sh", f"{self.directory}/become", name, group, shell])
-        script = [  # what is typed is echoed: so it has neither variables nor the mark
+        script = [  # a script, because typed text is echoed: variables and the mark must not appear
             'rm -f -- "$0"',
             f". {self.directory}/env",
             *(f"export {variable}={shlex.quote(value)}" for variable, value in env.items()),
@@ -186,10 +186,10 @@ class SandboxShells:
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
     async def has_heard(self, terminal: PseudoTerminal, mark: str) -> None:
-        """Tells the shell in a terminal that its output up to the mark was heard."""
+        """Notifies the shell in a terminal that this side has received its output up to the mark."""
         path = f"{self.directory}/{mark}"
         try:
-            with contextlib.suppress(ContainerNotFoundError):  # the answer of an earlier try got lost
+            with contextlib.suppress(ContainerNotFoundError):  # the response to an earlier attempt was lost
                 await self._service.call(
                     f"The output of sandbox {self._sandbox.name}", lambda _: self._sandbox.fs.delete_file(path)
                 )
@@ -197,13 +197,13 @@ class SandboxShells:
             await terminal.hang_up(str(error))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does something until it is done, or the shells are closed."""
+        """Runs `work` until it is done, or the shells are closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Hangs up on all of them; they end with their sandbox. Idempotent."""
+        """Hangs up all terminals, whose processes end with the sandbox. Idempotent."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -227,7 +227,7 @@ class PseudoTerminal:
     """A `Terminal` over a connection to the service."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Opens nothing.
+        """Stores the parameters and opens nothing.
 
         Args:
             service: The sandbox's service.
@@ -245,17 +245,17 @@ class PseudoTerminal:
         self.is_open = True
 
     async def start(self, typed: str, mark: str, *, columns: int, lines: int) -> None:
-        """Has the service open it, types what makes its shell another one, and waits for a line with the mark.
+        """Opens the terminal, types a command that replaces its shell, and waits for a line with the mark.
 
         Raises:
-            ContainerServiceError: The service refused, or did not answer.
+            ContainerServiceError: The service rejected the request, or did not respond.
             ContainerDiedError: The sandbox is gone.
-            ContainerError: The shell does not start; with what was printed instead.
+            ContainerError: The shell does not start. The message has its output.
         """
         from daytona import PtySize
 
         async def request(_: AsyncDaytona) -> Any:
-            # A session whose answer got lost stays unused until the sandbox ends.
+            # A session whose response was lost stays unused until the sandbox ends.
             name = f"ares-exp-{secrets.token_hex(6)}"
             size = PtySize(cols=columns, rows=lines)
             return await self._sandbox.process.create_pty_session(name, self._arrived.put, pty_size=size)
@@ -272,7 +272,7 @@ class PseudoTerminal:
                     if not data or len(printed) > _MAX_BEFORE_BYTES:
                         raise OSError("it ended" if not data else "it prints without end")
                     printed += data
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # includes TimeoutError
             shown = bytes(printed[-300:]).decode(errors="replace")
             raise ContainerError(
                 f"{self._what} could not be opened: its shell does not start ({str(error) or f'{_START_SEC:g} s'}). "
@@ -282,7 +282,7 @@ class PseudoTerminal:
 
     @property
     def lost(self) -> str:
-        """Why the connection broke, as opposed to the shell having ended; empty if it did not."""
+        """The reason if the connection broke although the shell had not ended; otherwise empty."""
         if self._failure or self._handle is None or self._handle.exit_code is not None:
             return self._failure
         return str(self._handle.error or "the service closed it")
@@ -312,7 +312,7 @@ class PseudoTerminal:
         await finish(self.end())
 
     async def end(self) -> None:
-        """Ends what runs there, and closes the connection."""
+        """Ends the processes in the terminal, and closes the connection."""
         handle = self._handle
         try:
             if handle is not None and handle.is_connected():
@@ -326,7 +326,7 @@ class PseudoTerminal:
             await self.hang_up()
 
     async def hang_up(self, why: str = "") -> None:
-        """Closes the connection, and leaves what runs there to the end of the sandbox. Idempotent."""
+        """Closes the connection. The processes in the terminal end with the sandbox. Idempotent."""
         self.is_open = False
         self._failure = self._failure or why
         handle, self._handle = self._handle, None
@@ -344,16 +344,16 @@ class PseudoTerminal:
 
 
 class ShellStream:
-    """A `ChannelStream` of a shell of a sandbox."""
+    """A `ChannelStream` of a shell in a sandbox."""
 
     def __init__(self, shells: SandboxShells, terminal: PseudoTerminal, number: int, marks: MarkParser | None) -> None:
         """Takes over a terminal in which a shell runs.
 
         Args:
-            shells: What it belongs to.
+            shells: Shells of the sandbox.
             terminal: The terminal.
-            number: Its number.
-            marks: Finds the marks behind which its output waits; `None`: it has none.
+            number: Number of the shell.
+            marks: Parser for the marks at which the output waits; `None` for output without marks.
         """
         self._shells = shells
         self._terminal = terminal

@@ -1,4 +1,4 @@
-"""File transfer of a sandbox: one tar by the service's file API, packed and unpacked by `tar` in the sandbox.
+"""File transfer of a sandbox: one tar through the service's file API, packed and unpacked by `tar` in the sandbox.
 
 One request carries all files. Only the sandbox resolves its paths.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 Run = Callable[..., Awaitable[ExecResult]]
-"""Runs a command as root, by `sh -c`, with the keyword `timeout_sec`. Raises as `Container.exec`."""
+"""Function that runs a command as root with `sh -c` and the keyword `timeout_sec`. Raises like `Container.exec`."""
 
 _TIMEOUT_SEC = 600
 _SPOOL_BYTES = 8 * 1024 * 1024
@@ -39,13 +39,13 @@ class FileTransfer:
     """Copies files into and out of one sandbox."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
-        """Copies nothing yet.
+        """Stores the parameters and copies nothing.
 
         Args:
             service: The sandbox's service.
             sandbox: The sandbox.
-            run: Runs a command in it.
-            directory: An existing directory of it that only root may enter, for archives in transit.
+            run: Function that runs a command in the sandbox.
+            directory: Existing directory in the sandbox that only root may enter, for archives in transit.
         """
         self._service = service
         self._sandbox = sandbox
@@ -53,11 +53,11 @@ class FileTransfer:
         self._directory = directory
 
     async def upload(self, source: Path, target: str) -> None:
-        """As `Container.upload`; `target` is absolute.
+        """Copies files into the sandbox; see `Container.upload`. `target` is absolute.
 
         Raises:
-            TransferError: With the path and the reason.
-            ContainerError: The sandbox is gone, or the service does not answer.
+            TransferError: The copy failed. The message names the path and the reason.
+            ContainerError: The sandbox is gone, or the service does not respond.
         """
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
         packed_path, into = self._new_path(), shlex.quote(directory or "/")
@@ -70,11 +70,11 @@ class FileTransfer:
             raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {reason}.")
 
     async def download(self, source: str, target: Path) -> None:
-        """As `Container.download`; `source` is absolute.
+        """Copies files out of the sandbox; see `Container.download`. `source` is absolute.
 
         Raises:
-            TransferError: With the path and the reason; a missing `source` included.
-            ContainerError: The sandbox is gone, or the service does not answer.
+            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+            ContainerError: The sandbox is gone, or the service does not respond.
         """
         packed_path, path = self._new_path(), shlex.quote(source or "/")
         directory, name = posixpath.split(source)
@@ -125,8 +125,8 @@ class FileTransfer:
         """Copies a file of the sandbox to `file`.
 
         Raises:
-            TransferError: It has another size.
-            ContainerError: The sandbox is gone, or the service refused or does not answer.
+            TransferError: The file has another size.
+            ContainerError: The sandbox is gone, or the service rejects the request or does not respond.
         """
         from aiohttp import ClientError, ClientResponseError
         from daytona import DaytonaConnectionError, DaytonaError
@@ -141,7 +141,7 @@ class FileTransfer:
                         file.write(piece)
                         if file.tell() > size:
                             break
-            except ClientResponseError as error:  # the SDK passes on what is raised behind its first answer
+            except ClientResponseError as error:  # the SDK passes on errors that follow its first response
                 raise DaytonaError(error.message, error.status, error.headers) from error
             except ClientError as error:
                 raise DaytonaConnectionError(str(error)) from error

@@ -1,7 +1,7 @@
 """The factory of `container=docker`.
 
 A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
-open, and ends with it. The engine then removes the container. Commands run on persistent shells (`shell_pool`),
+open, and ends with it. The engine then removes the container. Commands run on persistent shells (`command_runner`),
 because one `docker exec` takes tens of milliseconds.
 """
 
@@ -77,7 +77,7 @@ class DockerContainerFactory(ContainerFactoryBase):
                 image with the last container that uses it.
             env: Variables of every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
-            pids_limit: Maximum number of processes of one container, which contains fork bombs.
+            pids_limit: Maximum number of processes of one container, as a protection against fork bombs.
             swap_mb: Swap that a container may use on top of its memory limit.
             no_new_privileges: Whether programs are prevented from gaining rights when they start. sudo and su inside
                 then fail.
@@ -111,7 +111,7 @@ class DockerContainerFactory(ContainerFactoryBase):
             compose_max_memory_mb=compose_max_memory_mb,
             compose_trusted=compose_trusted,
         )
-        self._capabilities = Capabilities()  # the defaults, until the engine is asked
+        self._capabilities = Capabilities()  # the defaults, until `preflight` reads the engine's capabilities
 
     @classmethod
     def default_host(cls) -> str | None:

@@ -221,5 +221,5 @@ def _move(engine: Engine, container: str, network: str) -> None:
     connected = set(engine.api.inspect_container(container)["NetworkSettings"]["Networks"])
     for other in connected - {network}:
         engine.api.disconnect_container_from_network(container, other)
-    if network not in connected and not (network == _NONE and engine.capabilities.is_podman):  # no network of its
+    if network not in connected and not (network == _NONE and engine.capabilities.is_podman):  # it has no such network
         engine.api.connect_container_to_network(container, network)

@@ -203,7 +203,7 @@ class RunningContainer:
             raise PortForwardingError(f"No forwarded port can be opened in the container: {reason(error)}.") from error
 
     async def _make_forwarded_port(self, serve: Serve, port: int) -> ForwardedPort:
-        """Opens a forwarded port at a socket in the container's network or, if that is impossible, through a relay."""
+        """Opens a forwarded port at a socket in the container's network, or through a relay if that is impossible."""
         engine, container = self._engine, self._container
         why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:

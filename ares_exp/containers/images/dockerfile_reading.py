@@ -1,7 +1,7 @@
 """Parser that turns a task's Dockerfile into steps for a running container.
 
 `dockerfile-parse` splits the file and expands variables. This module turns the instructions into steps, and rejects
-instructions that a running container does not support. `steps` applies them.
+instructions that a running container does not support. `dockerfile_steps` applies the steps.
 """
 
 from __future__ import annotations

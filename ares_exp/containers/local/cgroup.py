@@ -1,11 +1,10 @@
-"""The cgroups of a local container, which hold its limits, if this process may make cgroups.
+"""The cgroups of a local container, which enforce its limits, if this process may create cgroups.
 
 A container has a group, named like its directory, for each controller that limits it. The directory lists its groups,
-so that a cleanup after a dead run finds them too. bubblewrap is started in them (`container_process`). They can be
-neither seen nor changed from inside: a container has a cgroup namespace and no `/sys`.
-
-New groups lie below this process's group, so that a limit set around the run holds for its containers too. Where
-version 2 forbids that (a group with processes has no limited children), they lie beside it, where systemd delegates.
+so that a clean-up after a dead run also finds them. bubblewrap is started in them (`container_process`). A container
+can neither see nor change them, because it has a cgroup namespace and no `/sys`. New groups are below this process's
+group, so that a limit on the run also applies to its containers. If version 2 forbids that (a group with processes has
+no limited children), they are next to it, in a group that systemd delegates.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _LIMIT_FILES = {
 }
 _PROBE_SEC = 10.0
 _SEARCH_SEC = 5.0
-# A separate process creates the group, enters it and removes it, also when we are killed meanwhile.
+# A separate process creates the group, enters it and removes it, even if we are killed in the meantime.
 _PROBE = """
 mkdir "$1" || exit
 (echo 0 >"$1/cgroup.procs" && [ -w "$1/$2" ])
@@ -60,9 +59,9 @@ class Limits:
     """The limits of a container; `None` is unlimited.
 
     Attributes:
-        cpus: Processors; fractions count.
+        cpus: Number of processors; may be a fraction.
         memory_mb: MiB of memory and swap, including the container's files if they are in memory.
-        pids: Processes and threads.
+        pids: Number of processes and threads.
     """
 
     cpus: float | None = None
@@ -90,10 +89,10 @@ class Limits:
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
-    """Creates the groups of a container, as far as possible here, and sets its limits.
+    """Creates the groups of a container where possible, and sets its limits.
 
     Args:
-        directory: The container's directory; gets `RECORD`, also without groups.
+        directory: The container's directory. `RECORD` is always written to it.
         limits: The limits.
     """
     files: dict[Path, dict[str, str]] = {}
@@ -109,14 +108,14 @@ def make_groups(directory: Path, limits: Limits) -> None:
 
 
 def _set(file: Path, value: str) -> None:
-    if file.name in _SWAP and not file.exists():  # the kernel does not account for it
+    if file.name in _SWAP and not file.exists():  # the kernel does not account for swap
         return
     try:
         file.write_text(value)
     except OSError as error:
         if error.errno != errno.EINVAL or file.name != "cpu.cfs_quota_us":
             raise
-        # Version 1 refuses a group more processors than its parent has; the parent limits it then.
+        # Version 1 rejects more processors than the parent group has; then the parent limits the group.
 
 
 class Reserve:
@@ -126,7 +125,7 @@ class Reserve:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Reads the limit from the container's groups, which exist."""
+        """Reads the limit from the container's groups, which must exist."""
         self._directory = directory
         self._limit = _number(directory, "pids.max")
         self._users = 0
@@ -138,7 +137,7 @@ class Reserve:
             self._set(self._limit + _RESERVE)
 
     def close(self) -> None:
-        """Restores the limit at the last `close`. Processes above it stay."""
+        """Restores the limit at the last `close`. Existing processes above the limit remain."""
         self._users -= 1
         if not self._users and _number(self._directory, "pids.max") > self._limit:
             self._set(self._limit)
@@ -154,16 +153,16 @@ def groups_of(directory: Path) -> list[Path]:
     """Returns the groups listed in a container's directory."""
     try:
         lines = (directory / RECORD).read_text().splitlines()
-    except FileNotFoundError:  # written before the first group is made
+    except FileNotFoundError:  # written before the first group is created
         return []
     return [group for line in lines if (group := Path(line)).name == directory.name]
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of an ended container, waiting briefly for its last processes to end.
+    """Removes the groups of an ended container, after waiting briefly for its last processes to end.
 
     Returns:
-        Whether all are removed. `False`: a process in them is alive, or they could not be read; try again later.
+        Whether all groups are removed. `False`: a process in them is alive, or they could not be read. Try again later.
     """
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
@@ -172,7 +171,7 @@ def remove_groups(directory: Path) -> bool:
 
 
 def remove_group(group: Path) -> bool:
-    """Removes a group, waiting briefly for its last processes to end; returns whether it is gone."""
+    """Removes a group, after waiting briefly for its last processes to end. Returns whether it is gone."""
     deadline = time.monotonic() + _EMPTY_SEC
     while True:
         try:
@@ -184,24 +183,24 @@ def remove_group(group: Path) -> bool:
             if time.monotonic() > deadline:
                 return False
         with contextlib.suppress(OSError):
-            (group / "cgroup.kill").write_text("1")  # version 2 has it
+            (group / "cgroup.kill").write_text("1")  # only version 2 has this file
         time.sleep(_POLL_SEC)
 
 
 def oom_kills(directory: Path) -> int:
-    """Returns the number of the container's processes that the kernel killed for lack of memory."""
+    """Returns the number of the container's processes that the kernel killed because of missing memory."""
     return _number(directory, "memory.events", "oom_kill") or _number(directory, "memory.oom_control", "oom_kill")
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`."""
+    """Returns a clause about exhausted memory, if the kernel killed processes of the container; otherwise `""`."""
     memory = "its memory, which holds its files too," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 
 
 def lack_of_processes(directory: Path) -> str:
-    """Returns a clause about the process limit, if the container has hit it and is still near it; else `""`."""
+    """Returns a clause about the process limit, if the container has hit it and is still near it; otherwise `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     is_full = refused and 2 * _number(directory, "pids.current") > limit
     return f"processes left running in it use up its limit of {limit} processes" if is_full else ""
@@ -218,11 +217,11 @@ def _number(directory: Path, name: str, key: str = "") -> int:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPath:
-    """A cgroup below which we may make groups of containers.
+    """A cgroup below which this process may create groups for containers.
 
     Attributes:
-        directory: Its directory.
-        unified: Whether it is of version 2.
+        directory: Directory of the cgroup.
+        unified: Whether its version is 2.
     """
 
     directory: Path
@@ -231,9 +230,9 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group below which this process can make groups. Tested once, in some milliseconds.
+    """Returns, by controller, the group below which this process can create groups. Tested once, in some milliseconds.
 
-    The resource of a missing controller cannot be limited here.
+    If a controller is missing, its resource cannot be limited here.
     """
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}
@@ -247,25 +246,25 @@ def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self"))
 
 
 def candidates(controller: Controller, process: Path = Path("/proc/self")) -> Iterator[CgroupPath]:
-    """Yields the candidates of `find_cgroup_path`, nearest first. Groups managed by others stay unchanged."""
+    """Yields the candidates of `find_cgroup_path`, nearest first. Groups that other programs manage are not changed."""
     groups = _groups_of(process)
     if controller in groups:
         yield CgroupPath(groups[controller][0], unified=False)
     elif _UNIFIED in groups:
         group, top = groups[_UNIFIED]
-        with contextlib.suppress(OSError):  # refused in a group with processes, except in the root group
+        with contextlib.suppress(OSError):  # rejected in a group with processes, except in the root group
             (group / "cgroup.subtree_control").write_text(f"+{controller}")
         while True:
             if controller in (group / "cgroup.subtree_control").read_text().split():
                 yield CgroupPath(group, unified=True)
             limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
             if group == top or any(not limit.read_text().startswith("max") for limit in limits if limit.exists()):
-                return  # beside it, a container would escape the limits set around us
+                return  # in a sibling group, a container would escape the limits set around us
             group = group.parent
 
 
 def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
-    """Yields all visible groups named like ours, of any process. Blocking, for `_SEARCH_SEC` at most."""
+    """Yields all visible groups with our name prefix, of any process. Blocks for at most `_SEARCH_SEC`."""
     if not (process / "cgroup").exists():  # a kernel without cgroups
         return
     deadline = time.monotonic() + _SEARCH_SEC
@@ -288,7 +287,7 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
     for name, root, point in _hierarchies(process):
         if name in paths:
             inside = os.path.relpath(paths[name], root)
-            if inside.split("/")[0] != "..":  # else our group is outside of this mount
+            if inside.split("/")[0] != "..":  # otherwise our group is outside of this mount
                 found.setdefault(name, (point / inside, point))
     return found
 

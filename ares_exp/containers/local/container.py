@@ -1,7 +1,6 @@
 """The local container.
 
-It combines `host_root` (visible files), `isolation` (permissions) and `container_process` with the
-task's Dockerfile.
+It combines `host_root` (visible files), `isolation` (permissions) and `container_process` with the task's Dockerfile.
 """
 
 from __future__ import annotations
@@ -94,9 +93,9 @@ class LocalContainer(Container):
         Args:
             spec: The task's container.
             share_network: Whether the container has the host's network instead of none.
-            build_network: Whether its Dockerfile is applied with the host's network in any case, as engines do it.
-            shell: The default shell of commands.
-            pids_limit: Bound on the processes of the container, if this user may make cgroups.
+            build_network: Whether its Dockerfile is always applied with the host's network, as engines do.
+            shell: Default shell of commands.
+            pids_limit: Maximum number of processes of the container, if this user may create cgroups.
         """
         self._spec = spec
         self._share_network = share_network
@@ -120,8 +119,8 @@ class LocalContainer(Container):
 
         Raises:
             ContainerStartError: bubblewrap or an instruction failed.
-            EnvironmentStartTimeoutError: It took longer than the spec allows.
-            TaskError: As `LocalContainerFactory.check`.
+            EnvironmentStartTimeoutError: The start exceeded the limit of the spec.
+            TaskError: The task is not supported; see `LocalContainerFactory.check`.
             SnapshotError: The files do not match this host, or could not be written; see `ContainerFiles.make`.
         """
         refuse_second_start(started=self._directory is not None or self._stopped)
@@ -163,13 +162,13 @@ class LocalContainer(Container):
             with_network = self._share_network or (self._build_network and storage.is_readable)
             process = await launch(share_network=with_network)
             await self._build(dockerfile, context, directory.path / "context", with_network=with_network)
-            if with_network != self._share_network:  # the files stay
+            if with_network != self._share_network:  # the files remain
                 await process.kill()
                 await launch(share_network=self._share_network)
 
     def _read_task(self) -> tuple[Dockerfile | None, dict[str, str]]:
         """Returns the task's Dockerfile and the environment of the container."""
-        self.image = HOST_IMAGE  # whatever FROM names
+        self.image = HOST_IMAGE  # the image of FROM is ignored
         dockerfile = read_task_dockerfile(self._spec, backend=self._backend)
         if dockerfile is not None:
             self._user, self._workdir = dockerfile.user, dockerfile.workdir
@@ -177,7 +176,7 @@ class LocalContainer(Container):
         return dockerfile, {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
 
     def _prepare(self, directory: Path, *, is_readable: bool) -> list[str]:
-        """Creates what the container starts with. Returns the arguments of `bwrap` that mount its files."""
+        """Creates the initial files. Returns the arguments of `bwrap` that mount them."""
         layer = directory / "layer"
         layer.mkdir()
         (directory / "channels").mkdir()
@@ -249,7 +248,7 @@ class LocalContainer(Container):
             if self._build_network:
                 remedy = f"its container has none, and it cannot be applied in another. {UNREADABLE}"
             note = "" if with_network else f" The Dockerfile was applied without a network: {remedy}"
-            cause, before, output = str(error).partition(" Last lines:")  # the remedy before what the program printed
+            cause, before, output = str(error).partition(" Last lines:")  # the fix precedes the output
             raise ContainerStartError(f"{cause}{note}{before}{output}") from error
         finally:
             await channels.close()
@@ -318,11 +317,11 @@ class LocalContainer(Container):
             raise await self._explained(error) or error from error
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port. With the host's network, its port is any free one of the host's loopback."""
+        """Opens a forwarded port. With the host's network, its port is a random free one of the host's loopback."""
         process = self._running
 
         def listen() -> socket.socket:
-            if self._share_network:  # ports of its own would collide with those of other containers
+            if self._share_network:  # fixed ports would collide with other containers
                 return socket.create_server((FORWARDED_PORT_HOST, 0))
             return listen_at_free_port(process.listen, port)
 
@@ -333,7 +332,7 @@ class LocalContainer(Container):
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """Only checks the policy: all phases have the network of the start."""
+        """Only checks the policy, because the network of the start applies to all phases."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
 
@@ -357,14 +356,14 @@ class LocalContainer(Container):
 
 
 def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
-    """Reads the task's Dockerfile, and checks the sources of its COPYs; `None` for a spec without one.
+    """Reads the task's Dockerfile and checks the sources of its COPYs. Returns `None` for a spec without a Dockerfile.
 
     Args:
         spec: The task's container.
-        backend: The option's name, for messages.
+        backend: Name of the option, for messages.
 
     Raises:
-        UnsupportedTaskError: It needs an engine.
+        UnsupportedTaskError: The task needs an engine.
         TaskError: The Dockerfile is missing or malformed.
     """
     if spec.gpus:

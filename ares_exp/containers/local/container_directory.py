@@ -1,13 +1,13 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
-A container's mounts are in its mount namespace and vanish with its last process, which ends with the runner. The
-directories are removed then too, unless the remover was killed with the runner. A cgroup without directory remains if
-another program removed the directory (a cleaner of `/tmp`, say); its name identifies it.
+A container's mounts are in its mount namespace and disappear with its last process, which ends with the runner. The
+directories are then also removed, unless the remover was killed with the runner. A cgroup without a directory remains
+if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies it.
 
-A test determines the parent of the directories (`find_storage`), as kernels and folders differ. First choice is a
-folder in memory that can hold the upper layers of overlays: the files count as memory of the container, cost no disk,
-and can be read from outside, as snapshots need. Second is such a folder on disk. Otherwise the files are in a tmpfs
-inside the container, which cannot be read from outside.
+A test selects the parent of the directories (`find_storage`), because kernels and folders differ. The first choice is a
+folder in memory that can hold the upper layers of overlays: the files count as memory of the container, take no disk
+space, and can be read from outside, as snapshots need. The second choice is such a folder on disk. Otherwise, the files
+are in a tmpfs inside the container, which cannot be read from outside.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _T = TypeVar("_T")
 _IN_MEMORY = Path("/dev/shm")
 _DELETE_SEC = 300.0
 
-# An ordinary user may not enter directories closed by his container's root, or one that the kernel closes per overlay.
+# An ordinary user may not enter directories that a container's root closed, or that the kernel closes per overlay.
 _REMOVE = """
 remove() { rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; } 2>/dev/null; }
 """
 
-# It outlives us: its stdin ends when we end, in any way. Arguments: the folder and prefix of our directories.
-# A group that still has processes keeps its directory, by which a later cleanup finds it; so do paths that a guardian
-# has not removed yet. Not our child: never reaped.
+# It outlives us, because its stdin ends when we end in any way. Arguments: the folder and prefix of our directories.
+# A group that still has processes keeps its directory, so that a later clean-up finds it. So do paths that a guardian
+# has not removed yet. It is not our child, so it is never reaped.
 _HEIR = (
     """
 exec 3<&0
@@ -98,7 +98,7 @@ def folders() -> list[Path]:
 
 
 class ContainerDirectory(OwnedDirectory):
-    """The directory of one container; the container's cgroups have its name."""
+    """The directory of one container. The container's cgroups have its name."""
 
     def __init__(self, folder: Path) -> None:
         """Creates the directory, readable only by this user."""
@@ -106,14 +106,14 @@ class ContainerDirectory(OwnedDirectory):
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs work in it, such as making groups, that must not overlap with its removal. Blocking."""
+        """Runs `work` in the directory, which must not overlap with its removal (such as creating groups). Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
             return work(self.path)
 
     def remove(self) -> None:
-        """Deletes it with its contents, and the cgroups of its container. Idempotent."""
+        """Deletes the directory with its contents, and the cgroups of its container. Idempotent."""
         with self._mutex:
             super().remove()
 
@@ -123,9 +123,9 @@ class ContainerDirectory(OwnedDirectory):
 
 @functools.lru_cache(maxsize=8)
 def _prefix(pid: int, folder: Path) -> str:
-    """Returns the name prefix of our directories in `folder`; starts the shell that deletes them if we die."""
+    """Returns the name prefix of our directories in `folder`. Starts the shell that deletes them if we die."""
     prefix = f"{name_prefix(PURPOSE)}{owner_mark()}-{secrets.token_hex(4)}-"
-    theirs, ours = os.pipe()  # ours stays open until we end, and no program that we run inherits it
+    theirs, ours = os.pipe()  # ours stays open until we end; no child program inherits it
     nothing = subprocess.DEVNULL
     try:
         subprocess.run(
@@ -150,7 +150,7 @@ def _prefix(pid: int, folder: Path) -> str:
 
 
 def delete(path: Path, *, is_certain: bool = False) -> bool:
-    """Deletes the directory of an ended container, its cgroups and what it made on this machine.
+    """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
 
     Args:
         path: The directory.
@@ -170,7 +170,7 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
         if (path / MADE).exists():
             return False
     if not remove_groups(path):
-        return False  # a later cleanup finds them by it
+        return False  # a later clean-up finds the groups through the directory
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             ["/bin/sh", "-c", f'{_REMOVE}remove "$1"', "sh", path],
@@ -191,7 +191,7 @@ def remove_stale() -> None:
 
 
 def find() -> Iterator[Leftover]:
-    """Yields the container directories of this user, those of running runs included, and orphaned groups. Blocking."""
+    """Yields this user's container directories, including directories of active runs, and orphaned groups. Blocking."""
     yield from find_directories(PURPOSE, "directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
@@ -214,12 +214,12 @@ UNREADABLE = (
     "/dev/shm (with 1 GiB free, on a kernel of 6.6 or newer) or TMPDIR (on ext4, xfs or btrfs, say), neither of them "
     "mounted noexec. Set TMPDIR to such a folder, or use container=docker."
 )
-"""The reason why a container cannot be captured, and the remedy."""
+"""The reason why a container cannot be captured, and a suggested fix."""
 
 _LEAST_BYTES = 1024**3
 _PROBE_SEC = 10.0
 
-# Replaces a directory of the lower layer, for which the upper layer needs extended attributes.
+# It replaces a directory of the lower layer, for which the upper layer needs extended attributes.
 _REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 
@@ -228,9 +228,10 @@ class Storage:
     """The storage of containers' files.
 
     Attributes:
-        folder: The parent of the containers' directories.
+        folder: Parent of the containers' directories.
         in_memory: Whether their files are in memory.
-        is_readable: Whether the files are in that directory, else in a tmpfs that only the container sees.
+        is_readable: Whether the files are in this directory. Otherwise, they are in a tmpfs that only the container
+            sees.
     """
 
     folder: Path
@@ -239,13 +240,13 @@ class Storage:
 
 
 def find_storage() -> Storage:
-    """Returns the storage for containers of this process. Blocking; tests it once, in some milliseconds."""
+    """Returns the storage for containers of this process. Blocks for some milliseconds; tested once."""
     return _find_storage(Path(tempfile.gettempdir()))
 
 
 @functools.lru_cache(maxsize=8)
 def _find_storage(temporary: Path) -> Storage:
-    with contextlib.suppress(PreflightError):  # no bubblewrap: reported when a container is started
+    with contextlib.suppress(PreflightError):  # no bubblewrap: reported when a container starts
         for folder in folders():
             in_memory = filesystem_type(folder) == "tmpfs"
             if (in_memory or folder == temporary) and _holds_upper_layers(folder):
@@ -254,7 +255,7 @@ def _find_storage(temporary: Path) -> Storage:
 
 
 def _holds_upper_layers(folder: Path) -> bool:
-    """Tests whether the folder has room and can hold upper layers, with an overlay in a directory there."""
+    """Tests with an overlay whether the folder has room and can hold upper layers."""
     bwrap = find_bwrap()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         status = os.statvfs(folder)
@@ -272,7 +273,7 @@ def _replaces_a_directory(bwrap: Path, directory: Path) -> bool:
     lower, upper, work, merged = (directory / name for name in ("lower", "upper", "work", "merged"))
     for path in (lower, lower / "below", upper, work, merged):
         path.mkdir()
-    os.setxattr(upper, "user.ares_exp", b"y")  # most folders without support fail here
+    os.setxattr(upper, "user.ares_exp", b"y")  # most folders without support for overlays fail here
     namespace = user_namespace(privileged=is_privileged())
     words: list[str | Path] = [bwrap, *namespace, "--die-with-parent", "--ro-bind", "/", "/"]
     words += ["--overlay-src", lower, "--overlay", upper, work, merged, "--", "/bin/sh", "-c", _REPLACE, "sh", merged]

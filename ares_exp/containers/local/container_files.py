@@ -1,11 +1,11 @@
 """The files that a local container writes, in its directory on the host: capture and restore.
 
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
-one directory of the host. bubblewrap mounts these; its other mounts are in no snapshot.
+one directory of the host. bubblewrap mounts these; snapshots exclude its other mounts.
 
-Changes are relative to a base: a name of this host's system, equal for hosts that look the same inside. It covers the
-release of the operating system, the installed packages, the directories that a container sees, and its Python. Reading
-every file of the host would take seconds.
+Changes are relative to a base: a description of this host's system, equal for hosts that look the same inside. It
+covers the release of the operating system, the installed packages, the directories that a container sees, and its
+Python. Reading every file of the host would take seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WORDS = {
 
 @functools.lru_cache(maxsize=8)
 def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
-    """Returns `host:` and a description of this host as a container sees it. Blocking; read once, in some milliseconds.
+    """Returns `host:` and a description of this host as seen by a container. Blocks for some milliseconds; cached.
 
     Args:
         mounts: Kind and path of the container's overlays and binds.
@@ -139,7 +139,7 @@ def _mount(part: Part, *overlay: str) -> list[str]:
 
 
 class ContainerFiles:
-    """The files of one container. Every method blocks; calls must not overlap."""
+    """The files of one container. Every method blocks, and calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
         """Creates nothing yet."""
@@ -159,17 +159,17 @@ class ContainerFiles:
         self._cache: ScanCache = {}
 
     def make(self, changes: StoredChanges | None = None) -> None:
-        """Creates the files that the container starts with.
+        """Creates the initial files of the container.
 
         Args:
-            changes: From `capture` of another container; `None` for a new one.
+            changes: Result of `capture` of another container; `None` for a new one.
 
         Raises:
             SnapshotMismatchError: The changes belong to another base.
-            UnsafeSnapshotError: They would change files that are not the container's.
-            RestoreError: They could not be written, or differ when read back.
+            UnsafeSnapshotError: The changes include files outside of the container.
+            RestoreError: The changes could not be written, or differ when read back.
             SnapshotCorruptError: The content of a file is missing or damaged.
-            OSError: A directory cannot be made.
+            OSError: A directory cannot be created.
         """
         for path in self._works.values():
             _make_directory(path)
@@ -236,7 +236,7 @@ class ContainerFiles:
         return entries
 
     def _mirrored(self, path: str) -> Entry:
-        """Returns a directory entry with the host's attributes: a merged directory shows those of the upper layer."""
+        """Returns a directory entry with the host's attributes, which a merged directory takes from the upper layer."""
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
@@ -288,18 +288,18 @@ class ContainerFiles:
                 skip=self._points.__contains__,
                 root_ids=self._root_ids,
             )
-            if at == "/":  # not an overlay: marks of overlays that were made in the container mean nothing
+            if at == "/":  # not an overlay: marks of overlays that were created in the container are meaningless
                 kept = ((path, entry) for path, entry in entries.items() if entry.kind != "whiteout")
                 entries = {path: replace(entry, opaque=False) if entry.opaque else entry for path, entry in kept}
             found |= entries
         return found
 
     def _overlay_of(self, path: str) -> str:
-        """Returns the mount point of the overlay that holds `path`; `/` if it is in no overlay."""
+        """Returns the mount point of the overlay that contains `path`; `/` if it is not in an overlay."""
         return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:
-        """Refuses entries that would redirect a mount, which root makes, to another path of the host."""
+        """Rejects entries that would redirect a mount, which root creates, to another path of the host."""
         for path in changes:
             if not self._closed.isdisjoint((path, *parents(path))):
                 raise UnsafeSnapshotError(f"A snapshot must not contain {path!r}: it is not the container's.")
@@ -315,7 +315,7 @@ class ContainerFiles:
         files = {part.path for part in self._parts if part.kind == "bind" and not Path(*part.sources).is_dir()}
         for point in sorted(self._points):
             if self._overlay_of(point.rpartition("/")[0] or "/") != "/":
-                continue  # it lies in a directory of the host
+                continue  # it is in a directory of the host
             path = self._root / point[1:]
             before = path.parent.stat()
             if point in files:
@@ -327,7 +327,7 @@ class ContainerFiles:
 
 
 def _make_directory(path: Path) -> None:
-    """Creates a directory that all users can enter, whatever our umask is. An existing one stays as it is."""
+    """Creates a directory that all users can enter, regardless of our umask. Does not change an existing one."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir()

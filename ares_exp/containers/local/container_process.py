@@ -1,9 +1,9 @@
 """The bubblewrap process of one local container, its first process inside, and streams to new shells in it.
 
-The container's first process is a bash that reads requests from its stdin, which only this process holds: at end of
-file (the runner stopped the container, or died) it ends, and the kernel kills everything in the container. As PID 1 it
-cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts that bash,
-kills everything and reaps orphaned processes.
+The container's first process is a bash that reads requests from its stdin, which only this process holds. At end of
+file (the runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1,
+it cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the bash,
+kills all processes and reaps orphans.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KILL_SEC = 5.0
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 ROOT_NAMES = ("root", "0", "0:0", "root:root")
 
-# Arguments: the container's directory, then bubblewrap and its arguments. Enters the container's cgroups first.
+# Arguments: the container's directory, then bubblewrap and its arguments. First enters the container's cgroups.
 _LAUNCH = """
 while IFS= read -r group; do echo 0 >"$group/cgroup.procs" || exit; done <"$1/RECORD"
 shift
@@ -96,15 +96,15 @@ trap - EXIT
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the first process of a container is started.
+    """The start parameters of a container's first process.
 
     Attributes:
-        directory: The container's directory on this machine, with `channels/` and the names of its cgroups in it.
-        bwrap: bubblewrap; `None`: the process runs directly on this machine.
+        directory: The container's directory on this machine, which contains `channels/` and the names of its cgroups.
+        bwrap: Path of bubblewrap; `None`: the process runs directly on this machine.
         arguments: Its arguments, from `isolation.bwrap_arguments`.
         is_guarded: Whether it has no PID namespace, so that a guardian ends its processes.
-        env: Without bubblewrap: the environment.
-        held: Without bubblewrap: a descriptor that the guardian keeps open until it ends.
+        env: Environment without bubblewrap.
+        held: Descriptor that the guardian keeps open until it ends, without bubblewrap.
         files_in_memory: Whether the container's files count as its memory.
     """
 
@@ -118,7 +118,7 @@ class Launch:
 
     @property
     def channels(self) -> str:
-        """The directory of the FIFOs as the container sees it."""
+        """The directory of the FIFOs as seen by the container."""
         return CHANNELS if self.bwrap is not None else str(self.directory / "channels")
 
     def command(self, options: Sequence[str]) -> list[str | Path]:
@@ -133,7 +133,7 @@ class Launch:
 
 
 class ContainerProcess:
-    """The first process of a container and the shells in it. Made by `launch`, ended by `kill`."""
+    """The first process of a container and the shells in it. `launch` creates it, `kill` ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, how: Launch) -> None:
         self._process = process
@@ -151,10 +151,12 @@ class ContainerProcess:
 
     @classmethod
     async def launch(cls, how: Launch) -> ContainerProcess:
-        """Starts the first process and waits until it answers. The caller bounds it; after an error none runs.
+        """Starts the first process and waits until it responds.
+
+        The caller bounds the time. After an error, no process remains.
 
         Raises:
-            ContainerStartError: With the message of bubblewrap.
+            ContainerStartError: The process did not start. The message is bubblewrap's.
         """
         started = cls._spawn(how)
         try:
@@ -193,7 +195,7 @@ class ContainerProcess:
                 stdout=answers_in,
                 stderr=theirs.enter_context((directory / "errors").open("wb")),
                 pass_fds=passed,
-                # Inside, /proc/1/environ shows what bwrap was started with.
+                # Inside, /proc/1/environ shows the environment of bwrap.
                 env=env | ({guardian.MARK: directory.name} if how.is_guarded else {}),
                 cwd="/",
                 start_new_session=True,
@@ -214,7 +216,7 @@ class ContainerProcess:
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
     def _namespaces(self) -> dict[str, int]:
-        """Returns the numbers of the first process and of its namespaces, as bubblewrap reported them."""
+        """Returns the numbers of the first process and its namespaces, as reported by bubblewrap."""
         about: dict[str, int] = json.loads((self._directory / _INFO).read_text())
         return about
 
@@ -224,7 +226,7 @@ class ContainerProcess:
         """Starts a login shell on a terminal in the container.
 
         Raises:
-            ContainerDiedError: The container has ended, or does not answer.
+            ContainerDiedError: The container has ended, or does not respond.
             ContainerError: The container has no such user.
         """
         from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
@@ -243,7 +245,8 @@ class ContainerProcess:
                 await owner.read_line()
                 owner.close()
             shell = await self.open_shell(user)
-            # The outer shell keeps the stream open until the inner one ends; a job of that may keep the terminal open.
+            # The outer shell keeps the stream open until the inner one ends. Jobs of the inner one may keep the
+            # terminal open.
             inside = f'exec 3>&1 <>{path} >&0 2>&0; echo >&3; cd {shlex.quote(workdir)}; {FIND_SHELL}; "$SHELL" -l 3>&-'
             variables = " ".join(shlex.quote(f"{name}={value}") for name, value in {**env, "TERM": TERM}.items())
             try:
@@ -265,7 +268,7 @@ class ContainerProcess:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
 
         Raises:
-            ContainerDiedError: The container has ended, or does not answer.
+            ContainerDiedError: The container has ended, or does not respond.
             ContainerError: The container has no such user.
         """
         name = str(user)
@@ -322,7 +325,7 @@ class ContainerProcess:
             self._exited.set()
 
     async def has_ended(self) -> bool:
-        """Returns whether it has ended, waiting briefly for the kernel to report an end."""
+        """Returns whether it has ended, after waiting briefly for the kernel to report an end."""
         return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:

@@ -1,4 +1,4 @@
-"""The factory of `container=local`: bubblewrap containers on the host's root, without engine or image."""
+"""The factory of `container=local`: bubblewrap containers on the host's root, without an engine or an image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LocalContainerFactory(ContainerFactoryBase):
-    """Makes local containers, which start in milliseconds."""
+    """Creates local containers, which start in milliseconds."""
 
     name = "local"
     has_terminals = True
@@ -55,14 +55,15 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            network: `no-network` gives none, whatever the task asks for. `build` gives the host's network, services on
-                its loopback and abstract sockets included, to every task's Dockerfile, and none to agents and tests.
-                `public` gives that, too, and to agents and tests what the task asks for, where public is the host's; a
-                task's `allowed_hosts`, or a network of one of its phases, is refused.
-            shell: The shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash
-                -lc` reads `/etc/profile` first, and Debian's resets `PATH`.
-            pids_limit: Bound on the processes of one container, so that a fork bomb stays inside. Enforced, like a
-                task's cpus and memory_mb, if this user may make cgroups.
+            network: `no-network` gives no network, regardless of the task. `build` gives the host's network, including
+                services on its loopback and abstract sockets, to every task's Dockerfile, but none to agents and tests.
+                `public` gives it to the Dockerfile, and gives agents and tests the network of the task, where public is
+                the host's network. It rejects a task with `allowed_hosts`, or with a different network in one of its
+                phases.
+            shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
+                reads `/etc/profile` first, and Debian's resets `PATH`.
+            pids_limit: Maximum number of processes of one container, as a protection against fork bombs. It is
+                enforced, like a task's cpus and memory_mb, if this user may create cgroups.
         """
         self._network = network
         self._shell: Shell = shell
@@ -70,7 +71,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def _host(self) -> HostContainerFactory | None:
-        """Runs commands on this machine itself, if it is a container without namespaces and the user is root."""
+        """The factory for this machine itself, if it is a container without namespaces and the user is root."""
         if find_isolation().isolation != "none" or container_evidence() is None or os.geteuid() != 0:
             return None
         from ares_exp.containers.local.host_factory import HostContainerFactory
@@ -88,7 +89,7 @@ class LocalContainerFactory(ContainerFactoryBase):
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
-        """Makes a container for `spec`, not started yet."""
+        """Creates a container for `spec` without starting it."""
         if self._host is not None:
             return self._host(spec)
         return LocalContainer(
@@ -106,10 +107,10 @@ class LocalContainerFactory(ContainerFactoryBase):
     async def preflight(self) -> None:
         """Starts an empty container and stops it (about 20 ms), and removes leftovers of killed runs.
 
-        Logs which isolation containers have on this machine, as a warning if it is less than usual.
+        Logs the isolation of containers on this machine, as a warning if it is less than usual.
 
         Raises:
-            PreflightError: No bubblewrap, or the kernel does not let it work; with the remedies.
+            PreflightError: bubblewrap is missing, or the kernel does not allow it. The message suggests fixes.
         """
         machine = await asyncio.to_thread(find_isolation)
         if self._host is not None:
@@ -160,11 +161,11 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Checks that a local container can run `spec`.
 
         Returns:
-            Warnings: limits that are not enforced, hosts that cannot be reached.
+            Warnings about limits that are not enforced, and hosts that cannot be reached.
 
         Raises:
-            UnsupportedTaskError: Images, compose files, GPUs, unsupported Dockerfile instructions, missing users, and
-                networks that differ between phases.
+            UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
+                a missing user, or networks that differ between phases.
             TaskError: The Dockerfile is missing or malformed.
         """
         if self._host is not None:

@@ -29,10 +29,10 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
     """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
 
     All four ends are opened here first, so that `open` never blocks and neither side sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO by a link.
+    container sees `directory` read-only, so it cannot replace a FIFO with a link.
 
     Yields:
-        Our ends. They outlive the context, unless it fails; the names and the other ends do not.
+        Our ends. They outlive the context, unless it fails. The names and the other ends do not.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -74,7 +74,7 @@ class FifoStream:
             await self._ready(self._loop.add_reader, self._loop.remove_reader, self._reader)
 
     async def read_line(self, limit: int = 4096) -> str:
-        """Reads up to a newline or the end, and decodes; no data may follow the newline yet."""
+        """Reads up to a newline or the end, and decodes the line. No data may follow the newline yet."""
         line = b""
         while not line.endswith(b"\n") and len(line) < limit and (data := await self.read()):
             line += data
@@ -90,7 +90,7 @@ class FifoStream:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer, self._writer)
 
     def close(self) -> None:
-        """Closes the stream in both directions; waiting callers get an `OSError`. Idempotent."""
+        """Closes the stream in both directions. Waiting callers get an `OSError`. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -108,7 +108,7 @@ class FifoStream:
         try:
             await waiter.wait()
         finally:
-            # Unless the stream is closed, or, after a cancellation, the next one waits already.
+            # Unless the stream is closed or, after a cancellation, the next caller already waits.
             if not self.is_closed and self._waiters[descriptor] is waiter:
                 remove(descriptor)
         if self.is_closed:
@@ -122,23 +122,23 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 
 
 async def send(stream: FifoStream, source: Path, target: str) -> None:
-    """Copies a host file to the container's path `target`, or a host directory's contents into that directory.
+    """Copies a host file to the container's path `target`, or a host directory's contents into this directory.
 
-    The stream is a fresh shell of the container's root, and cannot be used afterwards.
+    The stream is a new shell of the container's root, and cannot be used afterwards.
 
     Raises:
-        TransferError: With the path and the reason.
+        TransferError: The copy failed. The message names the path and the reason.
         OSError: The stream broke.
     """
     directory, name = (target, "") if source.is_dir() else posixpath.split(target)
     with await in_thread(lambda: archive.pack(source, name)) as packed:
         size = packed.seek(0, 2)
         packed.seek(0)
-        # One line that ends in `exit`: no byte of the archive is read as shell source, even after an error.
+        # A single line that ends in `exit`: no byte of the archive is read as shell source, even after an error.
         command = f"mkdir -p -- {shlex.quote(directory)} && head -c {size} | tar -xpf - -C {shlex.quote(directory)}"
         await stream.write(_script(f"echo; {{ {command}; }} 2>&1; echo status $?; exit"))
         await stream.read_line()
-        with contextlib.suppress(OSError):  # the container stopped reading; the answer has the reason
+        with contextlib.suppress(OSError):  # the container stopped reading; its reply has the reason
             while chunk := packed.read(_CHUNK_BYTES):
                 await stream.write(chunk)
     answer = b""
@@ -151,12 +151,12 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file of the container to the host path `target`, or a directory's contents into that directory.
+    """Copies a file of the container to the host path `target`, or a directory's contents into this directory.
 
-    The stream is a fresh shell of the container's root, and cannot be used afterwards.
+    The stream is a new shell of the container's root, and cannot be used afterwards.
 
     Raises:
-        TransferError: With the path and the reason; a missing `source` included.
+        TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
         OSError: The stream broke.
     """
     directory, name = posixpath.split(source)
@@ -175,7 +175,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
 
 
 async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
-    """Reads the whole answer into `packed` and rewinds it."""
+    """Reads the whole reply into `packed` and rewinds it."""
     size, tail = 0, b""
     while data := await stream.read():
         packed.write(data)

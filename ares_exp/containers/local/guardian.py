@@ -1,8 +1,8 @@
-"""The guardian of a container without a PID namespace: no process of the container outlives it.
+"""The guardian of a container without a PID namespace, which ensures that no process outlives the container.
 
 It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`),
-daemons included. When the first process ends, or the runner ends in any way, it kills all its descendants and removes
-the paths that the container made on this machine.
+including daemons. When the first process ends, or the runner ends in any way, it kills all its descendants and removes
+the paths that the container created on this machine.
 
 It runs as a script, so it imports only the standard library.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 MADE = "made"
-"""The file in the directory of a guarded container that lists the paths that it made, one JSON object per line."""
+"""The file in the directory of a guarded container that lists the paths that it created, one JSON object per line."""
 
 MARK = "ARES_CONTAINER"
 """The environment variable of every process of a guarded container, with the name of its directory."""
@@ -38,7 +38,7 @@ _LOOK_EVERY_SEC = 0.002
 
 
 def main(directory: Path, held: int | None, command: list[str]) -> int:
-    """Runs `command`; kills what it started when it ends or when the other end of stdin is closed.
+    """Runs `command`. Kills all of its processes when it ends or when the other end of stdin is closed.
 
     Only this process keeps the descriptor `held` open. Returns the exit code, 128 + n for death by signal n.
     """
@@ -53,9 +53,9 @@ def main(directory: Path, held: int | None, command: list[str]) -> int:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     first = os.posix_spawn(command[0], command, os.environ, setsigdef=_IGNORED)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)  # the runner sees the end of the first process's output
+    os.dup2(null, 1)  # so the runner sees the end of the first process's output
     poll = select.poll()
-    poll.register(0, 0)  # only the hang-up: the first process reads the data
+    poll.register(0, 0)  # only the hang-up, because the first process reads the data
     poll.register(wake, select.POLLIN)
     status = None
     while status is None:
@@ -71,7 +71,7 @@ def main(directory: Path, held: int | None, command: list[str]) -> int:
 
 
 def _reap() -> dict[int, int]:
-    """Collects the ended children; returns their exit codes by process number."""
+    """Collects the ended children. Returns their exit codes by process number."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -89,11 +89,11 @@ def _reap() -> dict[int, int]:
 def end_descendants() -> None:
     """Kills all descendants of this process, which adopts orphans, until it has no child left."""
     stopped: set[int] = set()
-    deadline = time.monotonic() + KILL_SEC  # the kernel may not let a process end, while its disk does not answer, say
+    deadline = time.monotonic() + KILL_SEC  # the kernel may keep a process alive, for example if its disk hangs
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
             found = _descendants(os.getpid())
-            # A process that forks faster than we look is stopped first. SIGKILL also ends stopped processes.
+            # First, stop processes that may fork faster than this loop. SIGKILL also ends stopped processes.
             _signal(found - stopped, signal.SIGSTOP)
             if found <= stopped:
                 _signal(found, signal.SIGKILL)
@@ -103,7 +103,10 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container without a guardian, found by their environment; returns whether it did."""
+    """Kills the processes of a container without a guardian, found by their environment.
+
+    Returns whether all are gone.
+    """
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()
@@ -119,14 +122,14 @@ def end_marked(name: str) -> bool:
 
 
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
-    """Removes the paths that a container made on this machine, and their records. Blocking.
+    """Removes the paths that a container created on this machine, and their records. Blocking.
 
     The records of paths that could not be removed remain.
 
     Args:
         directory: The container's directory.
-        is_certain: Whether the container has just ended. If not, a path that is not the recorded one any more is kept:
-            a user may have made it since.
+        is_certain: Whether the container has just ended. If not, a path that differs from its record is kept, because a
+            user may have created it since.
 
     Returns:
         The paths that were kept because they may have been replaced.
@@ -137,7 +140,7 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
         return []
     made: dict[str, dict[str, Any]] = {}
     for line in lines:
-        with contextlib.suppress(ValueError):  # a last line that was not written in full
+        with contextlib.suppress(ValueError):  # an incomplete last line
             record = json.loads(line)
             made[record["path"]] = record
     replaced, remaining = [], []
@@ -148,7 +151,7 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
             continue
         is_same = [found.st_dev, found.st_ino] == record["id"]
         if record["is_kept"]:
-            # A link in its place may lead anywhere.
+            # A link with this name may point anywhere.
             is_gone = _empty(Path(path)) if is_same and stat.S_ISDIR(found.st_mode) else True
         elif is_same or is_certain:
             is_gone = _delete(Path(path))
@@ -167,7 +170,7 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
 
 
 def _empty(directory: Path) -> bool:
-    """Deletes the contents of a directory; returns whether it is empty."""
+    """Deletes the contents of a directory. Returns whether it is empty."""
     try:
         return not [child for child in directory.iterdir() if not _delete(child)]
     except OSError:
@@ -175,7 +178,7 @@ def _empty(directory: Path) -> bool:
 
 
 def _delete(path: Path) -> bool:
-    """Deletes a file or directory; returns whether it is gone. An immutable file or a busy mount remains."""
+    """Deletes a file or directory. Returns whether it is gone. An immutable file or a busy mount remains."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

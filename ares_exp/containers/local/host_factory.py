@@ -1,8 +1,8 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
-For machines that allow no namespaces. The paths that a task uses are checked, recorded, and removed with the episode.
-The record (`guardian.MADE`) is written before a task's files are, so that the guardian, the next run or `clean` can
-remove them after any end of this process.
+It is for machines that allow no namespaces. The paths that a task uses are checked, recorded, and removed with the
+episode. The record (`guardian.MADE`) is written before a task's files are, so that the guardian, the next run or
+`clean` can remove them after any end of this process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ares_exp.errors import (
 
 
 class MachinePaths:
-    """The paths that one container makes on this machine. Methods block."""
+    """The paths that one container creates on this machine. Methods block."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / MADE
@@ -85,13 +85,13 @@ class MachinePaths:
             self._unsettled.clear()
 
     def make_room(self, source: Path, target: str) -> list[str]:
-        """Records what an upload will create.
+        """Records the paths that an upload will create.
 
         Returns:
-            The files that it has created, which the upload replaces.
+            The files that this method has created, which the upload replaces.
 
         Raises:
-            TransferError: A directory above `target` cannot be made.
+            TransferError: A directory above `target` cannot be created.
         """
         try:
             with self._lock:
@@ -107,7 +107,7 @@ class MachinePaths:
                 self._write(path, is_kept=False)
 
     def _create_first_missing(self, path: str, is_directory: bool) -> bool:
-        """Creates and records the topmost missing part of a path; returns whether it is a file."""
+        """Creates and records the topmost missing part of a path. Returns whether it is a file."""
         if os.path.lexists(path):
             return False
         top = _first_missing(path)
@@ -137,7 +137,7 @@ class MachinePaths:
 
 
 def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
-    """Checks that a task's files do not meet files of this machine.
+    """Checks that a task's files do not conflict with files of this machine.
 
     Raises:
         UnsupportedTaskError: Some paths exist. The message names them.
@@ -158,7 +158,7 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
 
 
 def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list[str]:
-    """Returns the directories that a task fills: of its Dockerfile, its mounts and its episode."""
+    """Returns the directories that a task fills: the directories of its Dockerfile, its mounts and its episode."""
     steps = dockerfile.steps if dockerfile is not None else ()
     made = [step.path.rstrip("/") for step in steps if isinstance(step, MakeDirectoryStep)]
     return [path for path in dict.fromkeys((*made, *spec.directories, *(one.target for one in spec.mounts))) if path]
@@ -195,7 +195,7 @@ def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
 
 
 def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
-    """Yields the paths that a copy of the directory `source` has below `target`, and whether they are directories.
+    """Yields the paths of a copy of the directory `source` below `target`, and whether they are directories.
 
     Directories precede their contents.
     """
@@ -222,7 +222,7 @@ _LOOK_EVERY_SEC = 0.05
 class HostContainerFactory(ContainerFactoryBase):
     """Runs commands directly on this machine, as root, one episode at a time. Nothing is isolated.
 
-    `LocalContainerFactory.find_leftovers` also lists what it leaves.
+    `LocalContainerFactory.find_leftovers` also lists its leftovers.
     """
 
     name = "host"
@@ -235,13 +235,13 @@ class HostContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            shell: The shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash
-                -lc` reads `/etc/profile` first, and Debian's resets `PATH`.
+            shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
+                reads `/etc/profile` first, and Debian's resets `PATH`.
         """
         self._shell: Shell = shell
 
     def __call__(self, spec: ContainerSpec) -> HostContainer:
-        """Makes a container for `spec`, not started yet."""
+        """Creates a container for `spec` without starting it."""
         return HostContainer(spec, shell=self._shell)
 
     @property
@@ -250,19 +250,19 @@ class HostContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """No: commands see and change this machine."""
+        """False, because commands see and change this machine."""
         return False
 
     @property
     def max_containers(self) -> int:
-        """One: the paths are the machine's."""
+        """One, because containers use the paths of the machine."""
         return 1
 
     async def preflight(self) -> None:
         """Checks that commands can run as root on this machine, and removes leftovers of killed runs.
 
         Raises:
-            PreflightError: This user cannot run them, or another run uses the machine. The message names the ways out.
+            PreflightError: This user cannot run them, or another run uses the machine. The message suggests a fix.
         """
         if sys.platform != "linux":
             raise PreflightError(f"container=host needs Linux, and this is {sys.platform}. Use container=docker.")
@@ -279,18 +279,18 @@ class HostContainerFactory(ContainerFactoryBase):
             raise PreflightError(f"container=host cannot run commands on this machine: {error}") from error
 
     def check_snapshots(self) -> None:
-        """Rejects snapshots: the files of this machine cannot be captured."""
+        """Rejects snapshots, because the files of this machine cannot be captured."""
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """Checks that this machine can run `spec`.
 
         Returns:
-            Warnings: limits that are not enforced, and a network that the task does not ask for.
+            Warnings about limits that are not enforced, and a network that the task does not need.
 
         Raises:
-            UnsupportedTaskError: Images, compose files, GPUs, unsupported Dockerfile instructions, networks that are
-                restricted to hosts or differ between phases, and paths that exist on this machine.
+            UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
+                a network that is restricted to hosts or differs between phases, or paths that exist on this machine.
             TaskError: The Dockerfile is missing or malformed.
         """
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
@@ -338,11 +338,11 @@ class HostContainer(LocalContainer):
         await in_thread(paths.settle)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Rejects snapshots: the files of this machine cannot be captured."""
+        """Rejects snapshots, because the files of this machine cannot be captured."""
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Copies, and records the paths that the copy creates."""
+        """Copies `source`, and records the paths that the copy creates."""
         paths, path = self._paths, self._absolute(target)
         if paths is None or not Path(source).exists():
             await super().upload(source, target)
@@ -357,7 +357,7 @@ class HostContainer(LocalContainer):
 
 @asynccontextmanager
 async def _machine_lock() -> AsyncIterator[int]:
-    """Locks this machine's root directory; yields the descriptor. The guardian keeps the lock until it ends."""
+    """Locks this machine's root directory. Yields the descriptor. The guardian keeps the lock until it ends."""
     descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -1,11 +1,11 @@
 """The host's files that a local container sees.
 
-It is an allow-list: `/usr`, `/etc`, the package database and the Python installation that runs us. All else (homes,
-`/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) does not exist inside, or is an empty directory. Every
-visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`):
-writes work and vanish with the container.
+It is an allow-list: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
+(homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty. Every visible
+directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`): writes work
+and disappear with the container.
 
-Between the two is a small layer of ours, written for each container. It hides owner-only files in `/etc` (root inside
+Between the two is our own small layer, written for each container. It hides owner-only files in `/etc` (root inside
 is root outside, so permissions do not protect them), drops the host's human users, and adds `python3` if the host's
 PATH has no such program.
 """
@@ -35,7 +35,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` in our layer, so that they belong to the container's root, for ordinary users too."""
+"""Directories of `/usr` in our layer, so that the container's root owns them, also for ordinary users."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -46,12 +46,12 @@ class Part:
     """One part of the container's root directory, which is otherwise empty.
 
     Attributes:
-        kind: `"overlay"`: a directory of the host that can be written to; `"bind"`: a file or directory, read-only;
-            `"mount"`: a directory of the task's `ContainerSpec.mounts`, read-only.
+        kind: `"overlay"`: a writable directory of the host; `"bind"`: a read-only file or directory; `"mount"`: a
+            read-only directory of the task's `ContainerSpec.mounts`.
         path: Its path in the container.
-        sources: Of an overlay: host directories, lowest first. Of a bind or mount: the host path. Of a symlink: its
+        sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.
-        mode: Of a directory.
+        mode: Mode of a directory.
     """
 
     kind: Literal["directory", "symlink", "overlay", "bind", "mount"]
@@ -65,8 +65,8 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
 
     Args:
         layer: Directory filled by `write_layer`.
-        privileged: Whether an overlay may be mounted over a directory with other mounts below it. A user namespace
-            may not: there, such a directory is rebuilt entry by entry.
+        privileged: Whether an overlay may be mounted over a directory with other mounts below it. This is not allowed
+            in a user namespace, where such a directory is rebuilt entry by entry.
     """
     parts = [Part("directory", path) for path in _EMPTY]
     parts += [Part("directory", path, mode=0o1777) for path in _SHARED]
@@ -83,7 +83,7 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
 
 
 def mount_parts(given: Iterable[MountedDirectory]) -> list[Part]:
-    """Returns the parts for the directories that a task's container sees besides the host's system."""
+    """Returns the parts for the directories that a task's container sees in addition to the host's system."""
     parts: list[Part] = []
     for one in given:
         parts += [Part("directory", str(parent)) for parent in reversed(Path(one.target).parents[:-1])]
@@ -121,10 +121,10 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Fills `layer` with the files that differ from the host's.
+    """Fills `layer` with the files that differ from the host's files.
 
     Args:
-        layer: A fresh directory, readable only by us.
+        layer: An empty directory, readable only by us.
         share_network: Whether the container needs the host's name servers.
     """
     for name in _OURS:
@@ -146,14 +146,15 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
 
 @functools.cache
 def _hidden_in_etc() -> tuple[Path, ...]:
-    """Returns the hidden paths, cached: the walk takes longer than the rest of a container's start."""
+    """Returns the hidden paths, cached because the walk takes longer than the rest of a container's start."""
     return tuple(_hidden(Path("/etc")))
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """Yields the paths that not all users may read, and the host's login scripts.
+    """Yields the paths that some users may not read, and the host's login scripts.
 
-    What the host's programs remove meanwhile is left out: files are replaced by others that are written beside them.
+    Ignores files that disappear during the walk, because host programs replace files by writing temporary ones next to
+    them.
     """
     try:
         entries = list(os.scandir(directory))
@@ -174,9 +175,10 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Puts a whiteout (a 0/0 character device, which any user may make) over the host's entry.
+    """Puts a whiteout (a 0/0 character device, which any user may create) over the host's entry.
 
-    An overlay, such as the root of a Docker container, holds no whiteouts: there, an empty file hides the entry.
+    An overlay, such as the root of a Docker container, cannot contain whiteouts. In this case, an empty file hides the
+    entry.
     """
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
@@ -188,7 +190,7 @@ def _hide(path: Path, layer: Path) -> None:
 
 
 def _mirror(path: Path, target: Path) -> None:
-    """Creates the directory `target` with the mode of the host's `path`, as a merged directory shows the top one's."""
+    """Creates the directory `target` with the mode of the host's `path`: a merged directory has the top one's mode."""
     if target.is_dir():
         return
     target.mkdir(parents=True)
@@ -196,7 +198,7 @@ def _mirror(path: Path, target: Path) -> None:
 
 
 def _age(layer: Path) -> None:
-    """Sets all times to those of the host's entries, so that the layer is the same in every container."""
+    """Copies all times from the host's entries, so that the layer is the same in every container."""
     for directory, _, files in os.walk(layer, topdown=False):
         for path in (*(Path(directory, name) for name in files), Path(directory)):
             host = Path("/", path.relative_to(layer))
@@ -222,7 +224,7 @@ def _etc_files(*, share_network: bool) -> Iterator[tuple[str, str]]:
 
 
 def _system_accounts(path: Path) -> Iterator[list[str]]:
-    """Yields the fields of each non-human account; names of people stay private."""
+    """Yields the fields of each non-human account. Names of people stay private."""
     for line in path.read_text(errors="replace").splitlines():
         fields = line.split(":")
         if (

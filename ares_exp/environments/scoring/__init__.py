@@ -1,1 +1,1 @@
-"""Scorers: rewards of finished episodes from functions and judges, in addition to the verifier's."""
+"""Scorers, which add rewards from functions and judges to the verifier's rewards of finished episodes."""

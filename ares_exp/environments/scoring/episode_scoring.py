@@ -1,4 +1,4 @@
-"""Scoring: when a stage is over, artifacts are collected, and the verifier is run."""
+"""Scoring of a finished stage: collection of its artifacts, and the run of its verifier."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ARTIFACTS_FOLDER = "artifacts"
 STEPS_FOLDER = "steps"
 AGENT_FOLDER = "agent"
 AGENT_FILES_SEC = 120.0
-"""Bound on the copying of what an agent has left."""
+"""Time limit in seconds for copying the agent's files."""
 
 _logger = logging.getLogger(__name__)
 
 
 def stage_dir(stage: Stage, output_dir: Path) -> Path:
-    """Returns the directory of the stage in that of its episode."""
+    """Returns the directory of the stage, in the directory of its episode."""
     return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
 
 
@@ -47,15 +47,15 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
 
 
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
-    """Copies what the agent has left for its records; a failure is logged, no more.
+    """Copies the files that the agent left for its records. A failure is only logged.
 
     Args:
         container: The agent's container.
-        files_dir: The directory there; `None`: there is none.
-        target: The directory of the stage on the host; `None`: nothing is kept.
+        files_dir: Directory of the files in the container; `None` copies nothing.
+        target: Directory of the stage on the host; `None` copies nothing.
 
     Raises:
-        ContainerDiedError: The container is gone.
+        ContainerDiedError: The container has ended.
     """
     if files_dir is None or target is None:
         return
@@ -68,7 +68,7 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
 
 
 class Scoring:
-    """The scoring of one stage, in the agent's container or in one of the verifier's own."""
+    """Scores one stage, in the agent's container or in a separate container of the verifier."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class Scoring:
         output_dir: Path | None,
         agent_files_dir: str | None = None,
     ) -> None:
-        """Starts nothing.
+        """Keeps the arguments; starts nothing.
 
         Args:
-            stage: What is over.
-            container_factory: Makes the verifier's own container.
-            agents_spec: What the agent's container was when it was made.
-            verifier_spec: What that has to be; `None`: there is none.
+            stage: The finished stage.
+            container_factory: Factory of the verifier's own container.
+            agents_spec: Specification of the agent's container.
+            verifier_spec: Specification of the verifier's own container; `None` if it has none.
             timeout_sec: Bound on the verifier; `None` is unlimited.
-            output_dir: The directory of the episode on the host, or `None`.
-            agent_files_dir: The directory in the agent's container that is kept for its records, or `None`.
+            output_dir: Directory of the episode on the host, or `None`.
+            agent_files_dir: Directory in the agent's container that is kept for its records, or `None`.
         """
         self._agent_files_dir = agent_files_dir
         self._output_dir = stage_dir(stage, output_dir) if output_dir is not None else None
@@ -107,18 +107,18 @@ class Scoring:
     async def run(
         self, agents: Container, network_between: NetworkPolicy, *, verify: bool, is_last: bool
     ) -> Verdict | None:
-        """Collects the artifacts, and verifies.
+        """Collects the artifacts and runs the verifier.
 
         Args:
-            agents: The agent's container; nothing of the agent's runs any more.
-            network_between: What may be reached there while neither agent nor verifier work.
-            verify: Whether the verifier is to be run; if not, there is no verdict.
-            is_last: Whether the agent's container is used no more: it may be stopped before the verifier starts.
+            agents: The agent's container; the agent's processes have ended.
+            network_between: Network of this container while neither the agent nor the verifier is running.
+            verify: Whether the verifier is run; if not, the verdict is `None`.
+            is_last: Whether the agent's container is not used again: it may be stopped before the verifier starts.
 
         Raises:
-            VerifierError: There is no usable reward.
+            VerifierError: The verifier gave no usable reward.
             ContainerError: A container failed.
-            EpisodeStateError: It was released before the verifier's own container was made.
+            EpisodeStateError: `release` was called before the verifier's own container was made.
         """
         await keep_agent_files(agents, self._agent_files_dir, self._output_dir)
         if self._verifier_spec is None or not verify:
@@ -135,7 +135,7 @@ class Scoring:
                 return await self._verify(container, self._verifier_spec.network)
 
     async def release(self) -> None:
-        """Removes the container that was made here; from now on there will be none. Idempotent."""
+        """Removes the verifier's own container, and prevents a new one. Idempotent."""
         self._is_released = True
         if self._container is not None:
             await finish(self._container.stop())
@@ -146,20 +146,20 @@ class Scoring:
 
     @asynccontextmanager
     async def _started(self, spec: ContainerSpec) -> AsyncIterator[Container]:
-        """Starts a container beside the agent's."""
+        """Starts a container in addition to the agent's container."""
         self._refuse_if_released()
         container = self._container = self._container_factory(spec)
         try:
             await container.start()
             yield container
         finally:
-            await finish(container.stop())  # also when `release` did, while it was being started
+            await finish(container.stop())  # also if `release` was called during the start
 
     async def _clear(self, agents: Container) -> None:
-        """Removes what the agent has left where the verifier works; what the image has there is put back."""
+        """Removes the agent's files from the verifier's folders, and restores the image's files in them."""
         cleared = await self._stage.clear(agents)
         if self._container_factory.max_containers == 1:
-            return  # a fresh container cannot start; the backend refuses tasks whose Dockerfile fills these folders
+            return  # a fresh container cannot start; the backend rejects tasks whose Dockerfile fills these folders
         for folder in cleared:
             fresh_spec = replace(self._agents_spec, changes=None, gpus=None)
             async with working_directory("verifier") as copy, self._started(fresh_spec) as fresh:
@@ -180,7 +180,7 @@ class Scoring:
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:
-        """Yields the directory of the artifacts, a temporary one when they are not kept."""
+        """Yields the directory of the artifacts, a temporary one if they are not kept."""
         if self._artifacts_dir is not None:
             yield self._artifacts_dir
             return
@@ -188,7 +188,7 @@ class Scoring:
             yield directory
 
     async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
-        """Verifies with the verifier's network in force, and the one between phases again afterwards."""
+        """Verifies under the verifier's network, and afterwards restores the network between phases."""
         limit = asyncio.timeout(self._timeout_sec)
         try:
             async with limit:
@@ -207,7 +207,10 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container is out of reach: tests that hang with their engine are not slow."""
+    """Raises `ContainerLostError` if the container cannot be reached.
+
+    Tests that hang with their engine are not slow.
+    """
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:
@@ -218,22 +221,22 @@ async def _raise_if_lost(container: Container) -> None:
 
 COLLECT_SEC = 60.0
 INTERRUPTED_COLLECT_SEC = 5.0
-"""The bound where the caller is being cancelled: by Ctrl-C, say."""
+"""Time limit in seconds if the caller is being cancelled, for example by Ctrl-C."""
 
 
 async def collect_on_abort(
     stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
 ) -> None:
-    """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless they are there already.
+    """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless this was done already.
 
-    A failure, or reaching the bound, is logged, no more. A further cancellation ends it.
+    A failure, or reaching the time bound, is only logged. A further cancellation ends it.
 
     Args:
         stage: The stage in progress.
         host: Host of its agent.
         container: Container of its agent.
-        output_dir: The directory of the episode on the host.
-        agent_files_dir: The directory in the container that is kept for the agent's records, or `None`.
+        output_dir: Directory of the episode on the host.
+        agent_files_dir: Directory in the container that is kept for the agent's records, or `None`.
     """
     target = artifacts_of(stage, output_dir)
     task = asyncio.current_task()
@@ -244,5 +247,5 @@ async def collect_on_abort(
             await keep_agent_files(container, agent_files_dir, stage_dir(stage, output_dir))
             if not await asyncio.to_thread((target / MANIFEST).exists):
                 await stage.collect(container, target)
-    except Exception as error:  # whatever it is, the episode has ended for another reason
+    except Exception as error:  # not fatal: the episode has ended for another reason
         _logger.info("Not all artifacts of an episode that broke off were collected: %s", error or "it took too long")

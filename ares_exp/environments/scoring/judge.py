@@ -1,10 +1,10 @@
-"""The judge: a scorer that has a model grade an episode, by a prompt of your own or by a rubric.
+"""The judge: a scorer that makes a model grade an episode, with a custom prompt or a rubric.
 
-How its response is read: thoughts at its start (`<think>…</think>`) do not count. For each thing that is graded, the
-last line of the form `NAME: N` or `NAME: N/HIGHEST` counts, whatever the case, emphasis and list marks around it. The
-name is `Score`, or that of a criterion. N is a decimal number between `lowest` and `highest`; the score is
-(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing, or a number is out of bounds, the model is told so
-and asked again.
+How its response is read: thoughts at its start (`<think>…</think>`) are ignored. For each graded aspect, the last line
+of the form `NAME: N` or `NAME: N/HIGHEST` counts, regardless of case, emphasis and list marks. The name is `Score`, or
+the name of a criterion. N is a decimal number between `lowest` and `highest`; the score is
+(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing, or a number is out of bounds, the model gets a
+message about it and is asked again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.trajectories.episode_printer import message_text
 
 SCORE = "Score"
-"""What is graded where there are no criteria."""
+"""The graded aspect if no criteria are set."""
 
 PROMPT = """The task was:
 
@@ -38,7 +38,7 @@ This is what the agent did:
 {transcript}
 
 Grade how well the work does what the task asks for."""
-"""The default prompt."""
+"""Default prompt."""
 
 COMMAND_TIMEOUT_SEC = 60.0
 
@@ -58,7 +58,7 @@ Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Judge(ScorerBase):
-    """Has a model grade each episode: one score, or one per criterion of a rubric and their mean."""
+    """Makes a model grade each episode: one score, or one per criterion of a rubric and their mean."""
 
     @validate_call
     def __init__(
@@ -77,23 +77,22 @@ class Judge(ScorerBase):
 
         Args:
             policy: The model: a policy, or any `LLMClient`.
-            prompt: What the model is asked. In it `{task}` stands for the instruction, `{transcript}` for the
-                conversation at the end of the episode, `{answer}` for the last reply alone, `{reward}` for the
-                verifier's reward, `{output}` for the output of `command`. It has at least one of them, and no other
-                word in braces, unless there are spaces around it.
-            criteria: A rubric: what is graded, by name, each with what it means. The scores are recorded by these
+            prompt: Prompt for the model. In it, `{task}` stands for the instruction, `{transcript}` for the
+                conversation at the end of the episode, `{answer}` for only the last reply, `{reward}` for the
+                verifier's reward, `{output}` for the output of `command`. It needs at least one of them, and may
+                contain no other word in braces, unless it has spaces around it.
+            criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded by these
                 names, and their mean is the reward; `None`: one score.
             lowest: The worst grade.
             highest: The best grade.
-            command: A shell command that is run in the episode's container, for `{output}`, which is in `prompt` then;
-                `None`: none is.
-            tries: How often the model is asked while its response cannot be read.
-            max_chars: Bound on the length of each text that is put into the prompt; of a longer one the middle is left
-                out.
+            command: Shell command to run in the episode's container, for `{output}`, which `prompt` must then contain;
+                `None` runs no command.
+            tries: Largest number of times that the model is asked while its response cannot be read.
+            max_chars: Bound on the length of each text in the prompt. The middle of a longer text is left out.
 
         Raises:
             ConfigError: The grades have no range, a criterion has no usable name, the policy cannot grade, or the
-                placeholders of the prompt are not those that there are.
+                prompt has invalid placeholders.
         """
         if not lowest < highest:
             raise ConfigError(f"Expected `highest` of a judge above `lowest`, got {highest:g} and {lowest:g}.")
@@ -116,25 +115,25 @@ class Judge(ScorerBase):
 
     @property
     def asks_model(self) -> bool:
-        """Yes."""
+        """True: the judge asks a model."""
         return True
 
     @property
     def uses_container(self) -> bool:
-        """Whether it has a `command`."""
+        """Whether the judge has a `command`."""
         return self._command is not None
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The model."""
+        """Model of the judge."""
         return (self._model,)
 
     def set_name(self, name: str, key: str) -> None:
-        """Takes the name and the key, for messages."""
+        """Sets the name and the key for messages."""
         self._model.name, self._model.key = f"The judge `{name}`", f"{key}.policy"
 
     async def preflight(self) -> None:
-        """Checks that the model can be asked. Raises `PreflightError` when it cannot."""
+        """Checks that the model can be asked. Raises `PreflightError` if it cannot."""
         await self._model.open()
 
     async def close(self) -> None:
@@ -142,10 +141,10 @@ class Judge(ScorerBase):
         await self._model.close()
 
     async def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> dict[str, float]:
-        """Returns the score as `reward`, and those of the criteria by their names.
+        """Returns the score as `reward`, and the scores of the criteria by their names.
 
         Raises:
-            JudgeResponseError: The model gave no response, or none that can be read.
+            JudgeResponseError: The model gave no response, or no readable response.
             ContainerError: `command` could not be run.
         """
         output = await self._output(container)
@@ -183,7 +182,7 @@ class Judge(ScorerBase):
             "output": output,
         }
         marked = {name: self._shortened(text) for name, text in texts.items()}
-        # Of the texts themselves, so that nobody who writes one of them can know it.
+        # A digest of the texts, so that an author of one of them cannot know it.
         mark = f"<{hashlib.sha256(repr(marked).encode(errors='replace')).hexdigest()[:12]}>"
         shown = {name: f"{mark}\n{text}\n{mark}" for name, text in marked.items()}
         shown |= {"task": marked["task"], "reward": "none" if episode.reward is None else f"{episode.reward:g}"}
@@ -195,7 +194,7 @@ class Judge(ScorerBase):
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
 
     def _question(self, request: LLMRequest) -> str:
-        """Returns what the record calls a request: the same only for the same text, asked of the same model."""
+        """Returns the name of a request in the record, which is unique for its text and its model."""
         policy = self._model.policy
         asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
         return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"
@@ -226,7 +225,7 @@ class Judge(ScorerBase):
         )
 
     def _recorded(self, text: str) -> Mapping[str, float] | None:
-        """Reads recorded grades, which are untrusted; `None` for others than this judge gives."""
+        """Reads recorded grades, which are untrusted; `None` if this judge could not have given them."""
         try:
             grades = json.loads(text)
         except (ValueError, RecursionError):
@@ -238,7 +237,7 @@ class Judge(ScorerBase):
 
 
 def _check_prompt(prompt: str, command: str | None) -> None:
-    """Refuses a prompt into which not everything is put that it is to have. Raises `ConfigError`."""
+    """Rejects a prompt with a missing or an unknown placeholder. Raises `ConfigError`."""
     found = _FIELD.findall(prompt)
     known = f"The placeholders are {', '.join(f'`{{{name}}}`' for name in _PLACEHOLDERS)}"
     if unknown := [name for name in found if name not in _PLACEHOLDERS]:
@@ -264,7 +263,7 @@ def _check_prompt(prompt: str, command: str | None) -> None:
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
-    """Reads the grades in a response, as the module says; `None` when one is missing or out of bounds."""
+    """Reads the grades in a response; `None` if one is missing or out of bounds. The module defines the format."""
     text = _THOUGHTS.sub("", said)
     grades: dict[str, float] = {}
     for name in names:

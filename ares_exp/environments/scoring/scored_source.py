@@ -1,4 +1,4 @@
-"""Scorers around an environment: made from the config, and called when an episode has ended."""
+"""Scorers around an environment: made from the config and called when an episode has ended."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """The scorers of a run, and what the verifier's reward counts beside them.
+    """The scorers of a run, and the weight of the verifier's reward.
 
     Attributes:
-        scorers: In the order in which they are called.
-        verifier_weight: Weight of the verifier's reward in the episode's.
+        scorers: Scorers in the order of their calls.
+        verifier_weight: Weight of the verifier's reward in the episode's reward.
     """
 
     scorers: Sequence[ConfiguredScorer] = ()
@@ -45,11 +45,11 @@ class ScoringRules:
 
 
 class ScoringEnvironment(EnvironmentWrapper):
-    """Wraps any environment and has the scorers of a run score each episode that reaches LAST.
+    """Wraps any environment, and calls the scorers of a run for each episode that reaches LAST.
 
-    The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores; each number is in
-    `report().rewards` by its name. The container is kept until the last scorer has returned. A scorer that fails makes
-    the step raise, as a verifier that fails does. An episode that a limit cut short is scored where it is verified.
+    The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores. Each number is in
+    `report().rewards` by its name. The container is kept until the last scorer has returned. If a scorer fails, the
+    step raises an error, as for a verifier that fails. A truncated episode is scored only if it is verified.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class ScoringEnvironment(EnvironmentWrapper):
         """Scores the episodes of `env`.
 
         Args:
-            env: What is run.
+            env: The environment.
             rules: The scorers and their weights.
-            parts: What `env` was made from.
-            task_name: What scorers are told; by default what `env` reports, or its class.
+            parts: Parts that `env` was made from.
+            task_name: Task name for the scorers; by default the name that `env` reports, or its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -89,27 +89,27 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and has the episode scored at LAST.
+        """Applies `action`, and scores the episode at LAST.
 
         Raises:
-            ScorerError: A scorer failed; the message names it. Nothing is left running.
+            ScorerError: A scorer failed. The message names it, and all resources of the episode are released.
         """
         time_step = await super().step(action)
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the environment end its episode, and the episode scored. Raises `ScorerError` as `step` does."""
+        """Makes the environment end its episode, and scores it. Raises `ScorerError` as `step` does."""
         last = await super().truncate(limit)
         return await self._scored(last) if last is not None else None
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[ScoringEnvironment]:
-        """Makes environments that continue from here, each scored by itself."""
+        """Makes environments that continue from here and are scored separately."""
         forks = await super().fork(n, diversify=diversify)
         parts = replace(self._parts, episode_id=None)
         return [ScoringEnvironment(fork, self._rules, parts, task_name=self._task_name) for fork in forks]
 
     def report(self) -> EpisodeReport:
-        """The wrapped environment's, with the scores, and what the scorers took and spent."""
+        """Returns the wrapped environment's report, with the scores, and the time and cost of the scorers."""
         report = super().report()
         if self._last is None and not self._clock.seconds and self._clock.phase is None:
             return report
@@ -126,15 +126,15 @@ class ScoringEnvironment(EnvironmentWrapper):
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The pending time step; LAST once the episode is scored."""
+        """Pending time step, which is LAST after the episode is scored."""
         pending = super().time_step
         return pending if pending is None or pending.step_type != "LAST" else self._last
 
     async def _scored(self, last: TimeStep[Any]) -> TimeStep[Any]:
-        """Returns the LAST step with the episode's reward, when the scorers have returned."""
+        """Calls the scorers, and returns the LAST step with the episode's reward."""
         try:
             is_unscored = last.discount and not self._parts.limits.verify_on_truncation
-            if is_unscored or not math.isfinite(last.reward or 0.0):  # the latter ends the episode as an error
+            if is_unscored or not math.isfinite(last.reward or 0.0):  # a non-finite reward ends the episode as an error
                 self._last = last
             else:
                 with self._clock.during("score"):
@@ -179,10 +179,10 @@ _FORMS = "`env.scorers=[package.module.function]`, or by name `env.scorers={tidy
 
 
 def make_scoring_rules(config: DictConfig) -> ScoringRules:
-    """Makes the scorers that a config names, and their weights.
+    """Makes the scorers of a config, with their weights.
 
     Raises:
-        ConfigError: One cannot be made, or a weight is no number.
+        ConfigError: A scorer cannot be made, or a weight is not a number.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -214,7 +214,7 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
 
 
 def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields key, default name and content of each scorer's node: that of `scorer`, then those of `env.scorers`."""
+    """Yields key, default name and content of each scorer's node: first `scorer`, then the nodes of `env.scorers`."""
     from omegaconf import OmegaConf
 
     def plain(key: str) -> Any:
@@ -243,20 +243,20 @@ def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the node of a function with `_partial_`: it is the scorer, and not called to make one."""
+    """Adds `_partial_` to the node of a function, because the function itself is the scorer."""
     made = import_target(node["_target_"])
     is_made = inspect.isclass(made) or "_partial_" in node
     return dict(node) if is_made else {**node, "_partial_": True}
 
 
 def _check_call(key: str, part: Any) -> None:
-    """Refuses what cannot be called with an episode and its container."""
+    """Rejects an object that cannot be called with an episode and its container."""
     if not callable(part):
         raise ConfigError(f"Expected `{key}` to make a scorer, got {type(part).__name__}, which cannot be called.")
     called, options = (part.func, part.keywords) if isinstance(part, functools.partial) else (part, {})
     try:
         signature = inspect.signature(called)
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind(None, None, **options)
@@ -274,13 +274,13 @@ def _number(key: str, value: Any) -> float:
 
 
 class ScoredSource(StandIn):
-    """Runs what another source runs, each episode scored at its end. It also opens and closes the scorers."""
+    """Wraps another source, and scores each episode at its end. It also opens and closes the scorers."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
         """Keeps the arguments.
 
         Args:
-            source: Makes the environments. Answers for everything that is not defined here.
+            source: Source of the environments; all other members are delegated to it.
             rules: The scorers and their weights.
         """
         super().__init__(source)
@@ -290,22 +290,22 @@ class ScoredSource(StandIn):
         return getattr(self._part, name)
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
-        """Makes the environment of one episode, which is scored at its end."""
+        """Makes the environment of one episode, which is scored at LAST."""
         return ScoringEnvironment(self._part.make(task_name, parts), self._rules, parts, task_name=task_name)
 
     @property
     def spenders(self) -> Sequence[str]:
-        """What the source names, and the scorers that ask models."""
+        """The spenders of the source, and the scorers that ask models."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._part.spenders, *asking]
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """Those of the source, then those of the scorers."""
+        """The models of the source, then the models of the scorers."""
         return [*self._part.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
 
     async def preflight(self) -> None:
-        """Checks the source, and that every scorer is ready. Raises `PreflightError` as they do."""
+        """Checks the source, and that every scorer is ready. Raises `PreflightError` if not."""
         await self._part.preflight()
         for one in self._rules.scorers:
             await one.scorer.preflight()

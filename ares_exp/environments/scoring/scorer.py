@@ -1,4 +1,4 @@
-"""The contract of a scorer: called with a finished episode and its container, it returns rewards."""
+"""The contract of a scorer, which is called with a finished episode and its container, and returns rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
 
 Scores = float | Mapping[str, float]
-"""A number, or several by name. Of several the one called `reward`, or the only one, counts in the episode's reward."""
+"""A number, or several by name. The entry `reward`, or the only entry, counts in the episode's reward."""
 
 
 @runtime_checkable
@@ -33,19 +33,19 @@ class _Staged(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredEpisode:
-    """An episode that has reached LAST and was verified, as scorers get it.
+    """An episode that has reached LAST and was verified, for scorers.
 
     Attributes:
-        trajectory: Its steps, outcome and limit, as recorded, before any scorer; after the run, as the run recorded it.
-        task: The task as its environment shows it: a `Task` of Harbor's format or of SWE-bench, the object of another
-            environment, or a name; `None` when the environment shows none.
-        reward: The reward that the environment gave at LAST, which is the verifier's; `None` when it gave none.
-        rewards: Everything that the verifier scored, by key; `{"reward": reward}` for an environment without one.
+        trajectory: Its steps, outcome and limit as recorded before any scorer; after the run, as the run recorded it.
+        task: The task as its environment exposes it: a `Task` of Harbor's format or of SWE-bench, the object of another
+            environment, or a name; `None` if the environment exposes none.
+        reward: Reward of the environment at LAST, which is the verifier's; `None` if it gave none.
+        rewards: All rewards of the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
-        output_dir: Directory on this machine with what is kept of the episode (`verifier/`, `artifacts/`), or `None`.
+        output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
         scorer: Name of the scorer that gets it.
-        spend: Counts tokens and cost that the scorer spent, towards the episode's `environment_usage` and the budget.
+        spend: Function that adds the scorer's tokens and cost to the episode's `environment_usage` and the budget.
     """
 
     trajectory: EpisodeTrajectory
@@ -65,7 +65,7 @@ class ScoredEpisode:
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """All time steps, FIRST included; observations and actions are JSON-ready mappings."""
+        """All time steps, including FIRST. Observations and actions are JSON-ready mappings."""
         return self.trajectory.steps
 
     @property
@@ -75,7 +75,7 @@ class ScoredEpisode:
 
     @property
     def instruction(self) -> str:
-        """What the task asks for; of an environment that does not say it, the first message of the first request."""
+        """Instruction of the task; if the environment does not expose it, the first message of the first request."""
         from ares_exp.trajectories.episode_printer import message_text
 
         if isinstance(self.task, _Staged):
@@ -87,12 +87,12 @@ class ScoredEpisode:
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """The texts that the policy answered, in order."""
+        """Texts of the policy's responses, in order."""
         return tuple(_said(step.action) for step in self.steps if step.action is not None)
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
-        """Messages of the last request, and the last response after them."""
+        """Messages of the last request, followed by the last response."""
         requests = [step.observation for step in self.steps if step.observation is not None]
         messages = tuple(requests[-1].get("messages") or ()) if requests else ()
         responses = self.responses
@@ -102,30 +102,30 @@ class ScoredEpisode:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores finished episodes. A function will do; what else a scorer may have is `ScorerBase`."""
+    """Scores finished episodes. A function is enough; `ScorerBase` defines the optional members."""
 
     def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
         """Returns the rewards of an episode.
 
-        Called once per episode that reached LAST, when its verifier has run; for many episodes at the same time. A
+        Called once per episode that reached LAST, after its verifier has run, and concurrently for many episodes. A
         function that is not `async` is called in a thread, and cannot use the container.
 
         Args:
-            episode: What happened.
-            container: The container that the agent worked in, alive and with everything in its place; `None` in an
-                environment without one, and after the run without a snapshot. It is removed after the last scorer.
+            episode: The finished episode.
+            container: The agent's container, still running and unchanged; `None` in an environment without a container,
+                and after the run without a snapshot. It is removed after the last scorer.
 
         Returns:
-            A finite number, or several by name.
+            Finite number, or several by name.
 
         Raises:
-            Exception: Anything ends the episode with the outcome `verifier_error`, and with this scorer's name.
+            Exception: Any exception ends the episode with the outcome `verifier_error` and the name of this scorer.
         """
         ...
 
 
 class ScorerBase(Scorer):
-    """Everything that is asked of a scorer. What a `Scorer` need not have has its default here."""
+    """Defines all members of a scorer, with defaults for the members that are optional in `Scorer`."""
 
     async def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores:
         """Returns the rewards of an episode; see `Scorer`."""
@@ -133,38 +133,38 @@ class ScorerBase(Scorer):
 
     @property
     def asks_model(self) -> bool:
-        """Whether it spends tokens of a model on a score, so that the summary names it. Default: no."""
+        """Whether it spends tokens of a model, so that the summary names it. Default: no."""
         return False
 
     @property
     def uses_container(self) -> bool:
-        """Whether it uses the container, so that `ares-exp score` restores one. Default: yes."""
+        """Whether the scorer uses the container, so that `ares-exp score` restores one. Default: yes."""
         return True
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The models that it asks. Default: none that it tells."""
+        """The models that it asks. Default: none."""
         return ()
 
     def set_name(self, name: str, key: str) -> None:
-        """Receives the scorer's name in the run, and the key of its config, before anything else. Default: nothing."""
+        """Receives the scorer's name in the run and its config key, before any other call. Default: does nothing."""
 
     async def preflight(self) -> None:
-        """Checks, before anything starts, that episodes can be scored. Default: nothing.
+        """Checks, before anything starts, that episodes can be scored. Default: does nothing.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: The scorer is not ready. The message suggests a fix.
         """
 
     async def close(self) -> None:
-        """Releases what the scorer holds. Idempotent. Default: nothing."""
+        """Releases the scorer's resources. Idempotent. Default: does nothing."""
 
 
 def as_scorer(scorer: object) -> ScorerBase:
-    """Returns `scorer` with the defaults of `ScorerBase` for what it lacks.
+    """Returns `scorer`, completed with the defaults of `ScorerBase`.
 
     Raises:
-        ConfigError: It cannot be called.
+        ConfigError: The scorer cannot be called.
     """
     if not callable(scorer):
         raise ConfigError(
@@ -174,7 +174,7 @@ def as_scorer(scorer: object) -> ScorerBase:
 
 
 def _said(action: Mapping[str, Any]) -> str:
-    """Returns the text of a response; of another environment's action, its JSON-ready form as text."""
+    """Returns the text of a response. For other kinds of actions, returns the JSON-ready form as text."""
     try:
         return deserialize_llm_response(action).text
     except (TypeError, KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The call of one scorer: bounded in time, its failure typed and named, its result checked."""
+"""The call of one scorer, with a time limit, typed and named errors, and a checked result."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
 from ares_exp.records.recorded_results import MAX_NUMBER
 
 REWARD = "reward"
-"""Key of the verifier's own reward in a row, and of the one that counts among several of a scorer."""
+"""Key of the verifier's own reward in a row, and of the main reward among several of a scorer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one scorer said of an episode.
+    """The result of one scorer for an episode.
 
     Attributes:
         name: Name of the scorer.
         weight: Its weight in the episode's reward; 0: recorded only.
-        value: The number that counts; `None` when it is not clear which of several does, and none needs to.
-        rewards: All its numbers, by the names that they are recorded under.
+        value: Number that counts; `None` if several were returned without a main one, which needs the weight 0.
+        rewards: All its numbers, by the names under which they are recorded.
     """
 
     name: str
@@ -39,13 +39,14 @@ class Score:
 
 
 def checked_score(name: str, weight: float, returned: Any) -> Score:
-    """Makes the score of what a scorer returned.
+    """Makes the score of a scorer's return value.
 
-    A number is recorded under the scorer's name. Of several, `reward` is recorded under that name, and every other one
-    as `name.key`. The number that counts is `reward`, or else the only one.
+    A single number is recorded under the scorer's name. If several are returned, `reward` is recorded under that name,
+    and every other number as `name.key`. The number that counts is `reward` or, without it, the only number.
 
     Raises:
-        ScorerError: It is neither a finite number nor a mapping of names to such, or it is not clear which one counts.
+        ScorerError: The value is neither a finite number nor a mapping of names to finite numbers, or it is ambiguous
+            which number counts.
     """
     if not isinstance(returned, Mapping):
         number = _number(name, returned)
@@ -67,10 +68,10 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Adds up the verifier's reward and the scores, each times its weight.
+    """Adds up the verifier's reward and the scores, each multiplied by its weight.
 
     Returns:
-        The episode's reward; `None` when the verifier's is missing and has a weight.
+        The episode's reward; `None` if the verifier's reward is missing and has a weight.
     """
     if reward is None and verifier_weight:
         return None
@@ -82,7 +83,7 @@ def named_rewards(reward: float | None, verified: Mapping[str, float], scores: S
     """Returns the verifier's rewards and the scores, by name.
 
     Raises:
-        ScorerError: Two have the same name.
+        ScorerError: Two rewards have the same name.
     """
     found = dict(verified) if verified or reward is None else {REWARD: reward}
     for score in scores:
@@ -101,7 +102,7 @@ def _number(name: str, value: Any) -> float:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
         number = math.inf
-    if not abs(number) < MAX_NUMBER:  # what is not finite included
+    if not abs(number) < MAX_NUMBER:  # also rejects non-finite values
         raise ScorerError(
             f"Expected the scorer `{name}` to return a finite number, or some by name, got {value!r:.200}.", scorer=name
         )
@@ -110,14 +111,14 @@ def _number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredScorer:
-    """A scorer with its place in a run.
+    """A scorer and its options in a run.
 
     Attributes:
-        name: Its name, which its rewards are recorded under.
-        part: What is called.
-        weight: Its weight in the episode's reward; 0: recorded only.
+        name: Name under which its rewards are recorded.
+        part: Object to call.
+        weight: Weight in the episode's reward; 0: recorded only.
         timeout_sec: Bound on one call in seconds.
-        config: What `part` was made from, as it is recorded: without secrets.
+        config: Recorded config of `part`, without secrets.
     """
 
     name: str
@@ -128,20 +129,20 @@ class ConfiguredScorer:
 
     @property
     def scorer(self) -> ScorerBase:
-        """The part, with the defaults for what it lacks."""
+        """Scorer with defaults for missing members."""
         return as_scorer(self.part)
 
     @property
     def uses_container(self) -> bool:
-        """Whether a call may use the container: a function that is not `async` cannot."""
+        """Whether a call may use the container, which a function that is not `async` cannot."""
         return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:
         """Calls the scorer.
 
         Raises:
-            ScorerError: It raised, took too long, or returned no reward; the message names it.
-            ContainerError: The container failed while it was used.
+            ScorerError: The scorer raised, took too long, or returned an invalid reward. The message names it.
+            ContainerError: The container failed during the call.
         """
         limit = asyncio.timeout(self.timeout_sec)
         try:

@@ -1,4 +1,4 @@
-"""The environment of twenty questions: the policy asks, the oracle answers, a right guess is the reward."""
+"""The environment of twenty questions: the policy asks, the oracle answers, and a right guess earns the reward."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class _Game:
 
 
 class TwentyQuestionsEnvironment(EnvironmentBase):
-    """Plays twenty questions: the conversation so far is the observation, a question or a guess the action.
+    """Runs twenty questions: the conversation so far is the observation, a question or a guess the action.
 
     FIRST asks for a question. Each MID adds the reply and its answer, with reward 0.0. A right guess is LAST by
     termination with reward 1.0. When the questions are used up, or another limit is reached, LAST is by truncation with
-    reward 0.0. There is no container and no code agent.
+    reward 0.0. The environment has no container and no code agent.
 
-    The oracle alone knows the hidden object; the policy sees its yes, no or "I don't know", never its words.
+    Only the oracle knows the hidden object. The policy sees its yes, no or "I don't know", never its words.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -104,18 +104,18 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         """Keeps the options.
 
         Args:
-            objects: `reset()` chooses one of these, by a generator seeded with `seed`.
-            oracle: Answers the questions. It stays the caller's to open and to close.
-            questions: Replies that the policy has.
-            limits: Further limits; the one on the agent's time holds for the whole game.
-            seed: Same seed, same objects in the same order.
-            provide_solution: Puts the winning reply into `metadata["solution"]` of the requests, for the policy that
-                plays solutions.
+            objects: Objects from which `reset()` chooses, by a generator seeded with `seed`.
+            oracle: The oracle that answers the questions. The caller opens and closes it.
+            questions: Number of replies that the policy has.
+            limits: Further limits; the limit on the agent's time applies to the whole game.
+            seed: Seed of the choice and order of the objects.
+            provide_solution: Whether the winning reply is in `metadata["solution"]` of the requests, for the policy
+                that runs solutions.
             output_dir: Directory of the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers in it that
                 were taken over from an earlier try are given again.
 
         Raises:
-            ConfigError: There are no objects or no questions, or the oracle cannot answer questions.
+            ConfigError: The list of objects is empty, `questions` is below 1, or the oracle cannot answer questions.
         """
         if not objects:
             raise ConfigError("Expected at least one object for twenty questions, got none.")
@@ -132,15 +132,15 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         self._calls = OneCallAtATime()
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts a game; one in progress is given up.
+        """Starts a game. A game in progress is abandoned.
 
         Args:
-            seed: Reseeds the choice of objects.
+            seed: New seed of the choice of objects.
             options: `{"task": name_or_index}` picks the object.
 
         Raises:
-            ConfigError: No such object.
-            OracleResponseError: The oracle has nothing for it.
+            ConfigError: The object does not exist.
+            OracleResponseError: The oracle does not know the object.
         """
         with self._calls.during("reset()"):
             self._give_up()
@@ -157,17 +157,17 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Takes the policy's reply; `None` means that there was none before `time_left_sec` had passed.
+        """Takes the policy's reply; `None` means that no reply came before `time_left_sec` had passed.
 
         Returns:
-            MID with the answer; LAST when the object was guessed (termination) or a limit was reached (truncation). A
-            right guess on the very step that also reaches a limit is termination.
+            MID step with the answer, or LAST step when the object was guessed (termination) or a limit was reached
+            (truncation). A correct guess in the step that also reaches a limit is a termination.
 
         Raises:
-            EpisodeStateError: Before `reset()`, after LAST, while another call is running, or when the environment
-                was closed meanwhile.
+            EpisodeStateError: The call came before `reset()`, after LAST, or while another call is running, or the
+                environment was closed meanwhile.
             OracleResponseError: The oracle gave no answer.
-            TypeError: `action` is something else than an `LLMResponse`; the episode continues.
+            TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
         check_action(action)
         with self._calls.during("step()"):
@@ -183,42 +183,42 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends the game because `limit` was reached: the object was not guessed.
+        """Ends the game because `limit` was reached before a correct guess.
 
         Raises:
-            EpisodeStateError: As `step`.
+            EpisodeStateError: See `step`.
         """
         with self._calls.during("truncate()"):
             self.time_step = self._cut_short(self._playing(), limit)
             return self.time_step
 
     async def close(self) -> None:
-        """Gives up a game in progress. Idempotent. A LAST `time_step` stays readable."""
+        """Abandons a game in progress. Idempotent. A LAST `time_step` stays readable."""
         if self.time_step is None or not self.time_step.last():
             self._give_up()
 
     @property
     def step_count(self) -> int:
-        """Replies that were counted in the episode."""
+        """Number of counted replies in the episode."""
         return self._game.usage.num_steps if self._game is not None else 0
 
     @property
     def current_task(self) -> HiddenObject | None:
-        """The hidden object."""
+        """Hidden object of the game."""
         return self._game.hidden if self._game is not None else None
 
     @property
     def truncated_by(self) -> LimitName | None:
-        """The limit that cut the episode short; `steps` when the questions were used up."""
+        """The limit that cut the episode short; `steps` if the questions were used up."""
         return self._game.truncated_by if self._game is not None else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """The score of the game; `None` until it ends, and where a truncated game is not judged."""
+        """Score of the game; `None` until it ends, and if a truncated game is not scored."""
         return self._game.verdict if self._game is not None else None
 
     def report(self) -> EpisodeReport:
-        """Facts about the game; `phase` is `oracle` while the oracle is asked."""
+        """Facts about the game; `phase` is `oracle` while the oracle answers."""
         game = self._game
         if game is None:
             return EpisodeReport(environment_usage=EnvironmentUsage())
@@ -233,11 +233,11 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds that the time limit leaves; `None` without a limit, or with no episode in progress."""
+        """Seconds left of the time limit; `None` without a limit or an episode in progress."""
         return self._game.deadline.left_sec if self._game is not None and not self._game.over else None
 
     def grant_time(self, seconds: float) -> None:
-        """Moves the time limit by what was spent on something else than the episode."""
+        """Extends the time limit by time that was spent outside of the episode."""
         if self._game is not None:
             self._game.deadline.move(seconds)
 
@@ -275,7 +275,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return transition(self._request(game, answer))
 
     def _cut_short(self, game: _Game, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends the game by a limit; see `EpisodeLimits.verify_on_truncation` for its reward."""
+        """Ends the game because of a limit. `EpisodeLimits.verify_on_truncation` determines its reward."""
         game.over, game.truncated_by = True, limit
         if not self._limits.verify_on_truncation:
             return truncation(None)
@@ -283,7 +283,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return truncation(0.0)
 
     def _request(self, game: _Game, said: str) -> LLMRequest:
-        """Makes the next observation: the conversation, and what the policy is told now."""
+        """Makes the next observation: the conversation, with a new message for the policy."""
         questions = self._limits.steps or 0
         game.messages.append(Message(role="user", content=f"{said} ({questions - game.usage.num_steps} left)"))
         rules = RULES.format(questions=questions, max_chars=MAX_CHARS)

@@ -1,6 +1,6 @@
 """The objects of twenty questions, and the oracle, which answers yes, no or don't know.
 
-The oracle's own words never leave this module, because they could give the hidden object away to the policy.
+The oracle's own words never leave this module, because they could reveal the hidden object to the policy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HiddenObject:
 
     Attributes:
         title: Its name.
-        aliases: Other names; guessing one of these is also right.
+        aliases: Other names; guessing an alias is also right.
         facts: True statements about it, for the oracle; a few words each.
     """
 
@@ -43,18 +43,18 @@ class HiddenObject:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names."""
+        """All names of the object."""
         return self.title, *self.aliases
 
     @property
     def digest(self) -> str:
-        """Digest of all its fields."""
+        """Digest of all fields."""
         fields = json.dumps([self.title, self.aliases, self.facts])
         return f"sha256:{hashlib.sha256(fields.encode()).hexdigest()}"
 
 
 def load_objects() -> Sequence[HiddenObject]:
-    """Reads the bundled objects. Blocking."""
+    """Returns the bundled objects. Blocking."""
     entries = yaml.safe_load((Path(__file__).parent / "objects.yaml").read_text("utf-8"))
     return [
         HiddenObject(entry["name"], tuple(entry.get("aliases", ())), tuple(entry.get("facts", ()))) for entry in entries
@@ -62,7 +62,7 @@ def load_objects() -> Sequence[HiddenObject]:
 
 
 MAX_ANSWER_CHARS = 500
-"""A longer answer is not read: one word was asked for."""
+"""Length above which an answer is invalid, because only one word is expected."""
 
 _SYSTEM = """You are the oracle in a game of twenty questions. You know what is hidden; another player asks about it.
 
@@ -84,7 +84,7 @@ _ANSWER = re.compile(rf"(?:answer\s*:)?\W*(?:(yes)|({_UNKNOWN})|(no))\W*(?:$|[.,
 
 
 class Answer(StrEnum):
-    """An answer of the oracle, in the words that the player gets."""
+    """An answer of the oracle, with the text for the player."""
 
     YES = "Yes."
     NO = "No."
@@ -92,7 +92,7 @@ class Answer(StrEnum):
 
 
 def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
-    """Makes the request for one answer."""
+    """Returns the request for one answer."""
     facts = "".join(["What is true of it:\n", *(f"- {fact}\n" for fact in hidden.facts)]) if hidden.facts else ""
     also_called = f"Also called: {', '.join(hidden.aliases)}\n" if hidden.aliases else ""
     system = _SYSTEM.format(title=hidden.title, also_called=also_called, facts=facts)
@@ -100,9 +100,9 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Reads an answer; `None` if it is too long, or starts with none of the three.
+    """Reads an answer; `None` if it is too long, or does not start with one of the three answers.
 
-    A reason may follow, after a comma or a full stop. It is not read.
+    A reason may follow after a comma or a full stop. It is ignored.
     """
     if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
         return None
@@ -116,17 +116,17 @@ READING = Reading(
     to_record=lambda answer: answer.name.lower(),
     from_record=lambda recorded: Answer.__members__.get(recorded.upper()),
 )
-"""How an answer of the oracle is read, recorded, and found in the record."""
+"""Parsing of the oracle's answers, and their form in the record."""
 
 
 class Oracle(OwnModel):
-    """Answers the questions of many games, each with a separate LLM client if the client is a `Policy`."""
+    """The oracle of many games. Each game has its own LLM client if the client is a `Policy`."""
 
     def __init__(self, client: Policy | LLMClient, *, timeout_sec: float = 300.0) -> None:
         """Checks that the client can answer questions.
 
         Args:
-            client: The LLM client. It is opened and closed with this.
+            client: The LLM client. It is opened and closed with the oracle.
             timeout_sec: Bound on one answer in seconds, repetitions included.
 
         Raises:
@@ -152,7 +152,7 @@ _SAME = {
     "edible": "eaten", "electric": "electricity", "electrical": "electricity", "wooden": "wood", "manmade": "man-made",
     "wear": "worn", "home": "house", "noise": "sound", "aquatic": "water", "wheeled": "wheel", "musical": "music",
 }  # fmt: skip
-"""Words of questions, and the words of facts that they stand for."""
+"""Words in questions, and the equivalent words in facts."""
 
 _SKIPPED = frozenset({
     "a", "an", "the", "it", "its", "this", "that", "these", "is", "are", "was", "were", "be", "been", "do", "does",
@@ -162,17 +162,17 @@ _SKIPPED = frozenset({
     "makes", "making", "used", "use", "uses", "using", "found", "find", "usually", "typically", "normally",
     "commonly", "considered", "often", "generally", "there", "which", "what", "who", "more", "so", "ok", "okay",
 })  # fmt: skip
-"""Words without significance."""
+"""Words that are ignored."""
 
 _NEGATIONS = frozenset({"not", "no", "never", "without", "neither", "nor", "isn", "doesn", "can't", "cannot"})
 
 
 class FactsOracle(Policy):
-    """The oracle without a model: answers yes or no if the facts cover every significant word of a question.
+    """An oracle without a model. It answers yes or no if the facts cover every significant word of a question.
 
-    A fact or a name that one object has and another has not is false of the latter. If a question has several facts,
-    all have to be true; after an "or", any. It knows no grammar: use it for first steps and tests, and a model
-    (`policy@env.oracle=…`) for a run whose numbers count.
+    A fact or a name that another object has and this one lacks is false. If a question has several facts, all have to
+    be true; after an "or", any of them. It does not parse grammar: use it for first steps and tests, and use a model
+    (`policy@env.oracle=…`) if the results matter.
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
@@ -180,10 +180,10 @@ class FactsOracle(Policy):
         self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the client that knows the object of the episode's task.
+        """Returns a client that knows the object of the episode's task.
 
         Raises:
-            PolicyError: The object is not one of its objects.
+            PolicyError: The oracle does not know the object.
         """
         true, known = self._facts.get(episode.task_name), {fact for facts in self._facts.values() for fact in facts}
         if true is None:
@@ -212,13 +212,13 @@ def _answer(question: str, true: set[frozenset[str]], known: set[frozenset[str]]
 
 
 def _words(text: str) -> frozenset[str]:
-    """Splits a text into its significant words, each as its stem."""
+    """Returns the stems of the significant words of a text."""
     words = (word for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", text.casefold()))
     return frozenset(_stem(_SAME.get(word, word)) for word in words if word not in _SKIPPED)
 
 
 def _stem(word: str) -> str:
-    """Cuts endings off: the same, roughly, for `write`, `writes` and `writing`, for `egg` and `eggs`."""
+    """Removes endings, so that `write`, `writes` and `writing`, or `egg` and `eggs`, have the same stem."""
     for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word[: -len(ending)]

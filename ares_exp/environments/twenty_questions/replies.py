@@ -1,15 +1,15 @@
-"""Replies of the policy, read as a question, a guess, or neither, from the text alone.
+"""Replies of the policy, classified by their text as a question, a guess, or neither.
 
 - A line `Guess: …` (or `Final answer: …`) is a guess; so are `My guess is …`, `I think it is …`, `It is …`, and a reply
   of at most five words that asks nothing (`A cat.`).
-- Text with one question mark is a question; without one, if it starts as questions do (`Does it fly`). One of the form
-  `Is it a …?` names something: if that is what is hidden, the question was a guess. `Is it bigger than a cat?` and
-  `Is it a cat or a dog?` name something else.
-- What a reasoning model thought, `<think>…</think>` at the start, does not count.
-- Everything else is neither: nothing, more than 500 characters, several questions, several guesses, both.
+- Text with one question mark is a question; without one, if it starts as questions do (`Does it fly`). A question of
+  the form `Is it a …?` names something: if this is the hidden object, the question was a guess. `Is it bigger than a
+  cat?` and `Is it a cat or a dog?` name something else.
+- The thoughts of a reasoning model, `<think>…</think>` at the start, are ignored.
+- Everything else is neither: an empty reply, more than 500 characters, several questions, several guesses, both.
 
-A name is right when it is one of the object's names, whatever the case, accents, punctuation, spaces, a leading article
-or a final s: a list of names is none of them.
+A guess is right if it equals one of the object's names, regardless of case, accents, punctuation, spaces, a leading
+article or a final s. A list of names is never right.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _ARTICLES = frozenset({"a", "an", "the", "some"})
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply: a question, a guess, or neither.
+    """A classified reply: a question, a guess, or neither.
 
     Attributes:
-        question: The question, to be answered with yes or no; `None` if it is no question.
-        guess: The name of a guess, or the name that a question asks for (`Is it a cat?`: `a cat`).
-        problem: Why the reply is neither; empty otherwise.
+        question: Question to answer with yes or no; `None` if the reply is not a question.
+        guess: Name of a guess, or the name that a question asks for (`Is it a cat?`: `a cat`).
+        problem: Reason why the reply is neither; empty otherwise.
     """
 
     question: str | None = None
@@ -60,7 +60,7 @@ class Reply:
 
 
 def parse_reply(reply: str) -> Reply:
-    """Reads a reply, without the thoughts before it (`<think>…</think>`)."""
+    """Classifies a reply without its leading thoughts (`<think>…</think>`)."""
     reply = _THOUGHTS.sub("", reply)
     if len(reply) > MAX_CHARS:
         return Reply(problem=f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
@@ -88,13 +88,13 @@ def parse_reply(reply: str) -> Reply:
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:
-    """Whether `said` is one of the names; the module says what is ignored."""
+    """Returns whether `said` is one of the names, after the simplifications that the module describes."""
     key = _key(said)
     return bool(key) and key in {_key(name) for name in names}
 
 
 def _last_sentence(text: str) -> str:
-    """Finds the last sentence, without the marks around it."""
+    """Returns the last sentence without surrounding marks."""
     sentences = [part for part in re.split(r"[.!:;\n]+(?:\s|$)", text) if any(char.isalnum() for char in part)]
     return sentences[-1].strip(" \t*_\"'“”`") if sentences else ""
 
@@ -105,7 +105,7 @@ def _named(sentence: str) -> str | None:
 
 
 def _key(name: str) -> str:
-    """Strips a name of everything that is ignored."""
+    """Removes the ignored parts of a name."""
     decomposed = unicodedata.normalize("NFKD", name.casefold())
     letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
     words = re.findall(r"[^\W_]+", letters)

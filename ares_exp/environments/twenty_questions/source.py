@@ -1,4 +1,4 @@
-"""The source of `env=twenty_questions`: the objects to guess, and the oracle of all their games."""
+"""The source of `env=twenty_questions`: the objects to guess, and the oracle for all games."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entry = int | str
 
 
 class TwentyQuestionsEnvironments(SourceBase):
-    """Makes a game of each object, which is a task; all share one oracle."""
+    """Makes one task, a game, per object. All games share one oracle."""
 
     needs_container = False
     has_solutions = True
@@ -38,11 +38,11 @@ class TwentyQuestionsEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            tasks: Tasks to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
+            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
                 for all.
             exclude: Names or globs to leave out.
             limit: Upper bound on the number of objects.
-            questions: Replies that the policy has in a game: questions, guesses, and those that are neither.
+            questions: Number of replies of the policy in a game: questions, guesses, and replies that are neither.
             oracle: A policy or any `LLMClient`; `None` answers by the facts of the objects, without a model.
             oracle_timeout_sec: Bound on one answer of the oracle in seconds, repetitions included.
 
@@ -59,11 +59,11 @@ class TwentyQuestionsEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """`None`: the objects are part of the package."""
+        """`None`, because the objects are part of the package."""
         return None
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the bundled objects and applies the selection."""
+        """Reads the bundled objects and selects tasks."""
         objects = load_objects()
         if self._answers_by_facts:
             self._oracle.policy = FactsOracle(objects)
@@ -78,26 +78,26 @@ class TwentyQuestionsEnvironments(SourceBase):
         return list(self._objects)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Leaves out the other objects that `load` selected."""
+        """Drops all other objects that `load` selected."""
         self._objects = {name: self._objects[name] for name in task_names}
 
     async def preflight(self) -> None:
-        """Checks that the oracle can answer.
+        """Checks that the oracle is ready.
 
         Raises:
-            PreflightError: It cannot.
+            PreflightError: The oracle cannot answer.
         """
         await self._oracle.open()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses nothing."""
+        """Accepts everything."""
 
     def digest(self, task_name: str) -> str:
         """Returns a digest of the object."""
         return self._objects[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> TwentyQuestionsEnvironment:
-        """Makes the environment of one episode."""
+        """Creates the environment of one episode."""
         return TwentyQuestionsEnvironment(
             [self._objects[task_name]],
             oracle=self._oracle,
@@ -110,12 +110,12 @@ class TwentyQuestionsEnvironments(SourceBase):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """The oracle, where it is a model."""
+        """The oracle, if it is a model."""
         return () if self._answers_by_facts else ("the oracle",)
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The oracle."""
+        """Oracle of all games."""
         return (self._oracle,)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Generation by a model in this process: prompts of token ids, batches of rows, sampling, the model's thread.
+"""Generation with a model in this process: prompts of token ids, batches of rows, sampling, and the model's thread.
 
-Imports torch and transformers inside the functions that need them; imported by the policies that know token ids.
+Functions of this package import torch and transformers only when they need them. Policies with token ids import it.
 """

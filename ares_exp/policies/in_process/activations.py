@@ -1,8 +1,8 @@
-"""Hidden states of a model while it generates: kept in files beside the trajectory, or changed by functions.
+"""Hidden states of a model during generation: saved in files next to the trajectory, or changed by functions.
 
-A state is what a module gives at one position. `generated` are the states from which the tokens of a response were
-sampled: one for each token, the first at the last position of the prompt. Each is a row of a `.npy` file of float32,
-which numpy maps into memory without reading it; a file is complete when it has its name.
+A state is the output of a module at one position. `generated` states are the states from which the tokens of a response
+were sampled: one per token, the first at the last position of the prompt. Each state is a row of a float32 `.npy` file,
+which numpy can map into memory. A file gets its final name when it is complete.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ Positions = Literal["generated", "prompt", "all"]
 
 @settings(frozen=True, config={"extra": "forbid"})
 class KeptStates:
-    """States that are kept.
+    """A selection of states to keep.
 
     Attributes:
-        layer: Number of a decoder layer, from 0, or from -1 backwards; what it gives is the residual stream after it.
-        module: Name of any module, in the place of `layer`: `model.layers.3.mlp`.
-        positions: `generated`, `prompt`, `all` (both), or numbers of generated tokens, from 0.
+        layer: Number of a decoder layer, starting at 0, or at -1 from the end. Its output is the residual stream after
+            it.
+        module: Name of any module, as an alternative to `layer`: `model.layers.3.mlp`.
+        positions: `generated`, `prompt`, `all` (both), or numbers of generated tokens, starting at 0.
     """
 
     layer: int | None = None
@@ -52,19 +53,20 @@ class KeptStates:
     positions: Positions | list[Annotated[int, Field(ge=0)]] = "generated"
 
     def __post_init__(self) -> None:
-        """Checks that it names one of the two."""
+        """Checks that either `layer` or `module` is set."""
         if (self.layer is None) == (self.module is None):
             raise ValueError("expected one of `layer` and `module`")
 
 
 @settings(frozen=True, config={"extra": "forbid", "arbitrary_types_allowed": True})
 class Hook:
-    """A function that sees the states of a module in every forward pass, and may return others in their place.
+    """A function that receives the states of a module in every forward pass, and may return replacements.
 
     Attributes:
-        function: Its dotted name; in a script the function itself. Called with the states (rows of the batch,
-            positions, width) and a `ForwardPass`; `None` leaves them as they are.
-        layer: As of `KeptStates`; likewise `module`.
+        function: Dotted name of the function, or in a script the function itself. It is called with the states (rows of
+            the batch, positions, width) and a `ForwardPass`. The result `None` keeps the states unchanged.
+        layer: Number of a decoder layer; see `KeptStates`.
+        module: Name of a module; see `KeptStates`.
     """
 
     function: str | Callable[[Any, Any], Any]
@@ -72,20 +74,20 @@ class Hook:
     module: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks that it names one of the two."""
+        """Checks that either `layer` or `module` is set."""
         if (self.layer is None) == (self.module is None):
             raise ValueError("expected one of `layer` and `module`")
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """Which forward pass a hook sees.
+    """The forward pass of a hook call.
 
     Attributes:
         module: Name of the module.
-        episodes: Of each row of the batch, the episode.
-        prompt_lengths: Of each row, the tokens of its prompt; shorter prompts have padding before them.
-        num_generated: Tokens of the responses before this pass: 0 when it reads the prompts.
+        episodes: Episode of each row of the batch.
+        prompt_lengths: Number of prompt tokens of each row. Shorter prompts are padded on the left.
+        num_generated: Number of generated tokens before this pass; 0 for the pass over the prompts.
     """
 
     module: str
@@ -95,7 +97,7 @@ class ForwardPass:
 
 
 def module_name(model: Any, layer: int | None, module: str | None) -> str:
-    """Returns the name of the module that a layer's number or a name means.
+    """Returns the name of the module that `layer` or `module` selects.
 
     Raises:
         PreflightError: The model has no such module.
@@ -119,18 +121,18 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
 
 
 class StateWatcher:
-    """Keeps and changes states while batches are generated; all of it in the model's thread."""
+    """Saves and changes states during generation. Everything runs in the model's thread."""
 
     def __init__(
         self, kept: Sequence[KeptStates], hooks: Sequence[Hook], output_dir: Path | None, max_bytes: int
     ) -> None:
-        """Takes what is watched.
+        """Takes the selections and the hooks.
 
         Args:
-            kept: What is kept.
-            hooks: What is changed.
-            output_dir: Directory of the run; it is kept in `activations` below it.
-            max_bytes: Bound on all that is there.
+            kept: Selections of states to keep.
+            hooks: Functions that may change states.
+            output_dir: Directory of the run. States are saved in its subdirectory `activations`.
+            max_bytes: Upper bound on the total size of the saved states in bytes.
         """
         if kept and output_dir is None:
             raise ConfigError("policy.activations needs a directory to keep states in: set policy.output_dir.")
@@ -144,10 +146,10 @@ class StateWatcher:
         self._is_full = False
 
     def check(self, model: Any) -> None:
-        """Finds the modules.
+        """Checks that the model has all selected modules.
 
         Raises:
-            PreflightError: The model lacks one.
+            PreflightError: The model has no such module.
         """
         for kept in self._kept:
             module_name(model, kept.layer, kept.module)
@@ -156,7 +158,7 @@ class StateWatcher:
 
     @contextlib.contextmanager
     def watching(self, model: Any, rows: Sequence[Row], width: int) -> Iterator[None]:
-        """Watches while a batch is generated; see `Watch`."""
+        """Registers the hooks while a batch is generated; see `Watch`."""
         modules = dict(model.named_modules())
         handles = []
         try:
@@ -178,20 +180,20 @@ class StateWatcher:
             self._drop([row for row in rows if row.finish not in ("stop", "length")])
 
     def _drop(self, rows: Sequence[Row]) -> None:
-        """Removes what was kept of rows that nobody gets."""
+        """Deletes the saved states of abandoned rows."""
         for row in rows:
             if (states := self._open.pop(row, None)) is not None:
                 self._give_back(states.drop())
 
     def links(self, row: Row) -> Mapping[str, Any] | None:
-        """Completes the files of a row that has ended. Returns where its states are, by module; `None` without any."""
+        """Completes the files of a finished row. Returns their locations by module, or `None` if there are none."""
         states = self._open.pop(row, None)
         return None if states is None or states.is_dropped else states.complete()
 
     def _keep(
         self, kept: KeptStates, name: str, rows: Sequence[Row], width: int, passes: Iterator[int], *seen: Any
     ) -> None:
-        """Keeps the states of one forward pass."""
+        """Saves the states of one forward pass."""
         states, number = _states_of(seen[-1], name), next(passes)
         for row_number, row in enumerate(rows):
             if row.finish is not None or row.given_up.is_set():
@@ -219,7 +221,7 @@ class StateWatcher:
             self._give_back(states.drop())
 
     def _take(self, size: int) -> bool:
-        """Takes bytes of what is left, if there are so many."""
+        """Reserves bytes of the remaining space. Returns whether they are available."""
         assert self._directory is not None
         if self._left is None:
             there = sum(file.stat().st_size for file in self._directory.rglob("*.npy"))
@@ -240,7 +242,7 @@ class StateWatcher:
             self._left += size
 
     def _place(self, row: Row) -> Path:
-        """Makes the directory of a response, numbered within its episode."""
+        """Creates the directory of a response, numbered within its episode."""
         assert self._directory is not None
         spec: EpisodeSpec = row.tag
         episode = f"{_UNSAFE.sub('_', spec.task_name) or '_'}__{spec.attempt}__{spec.retry}"
@@ -271,14 +273,14 @@ class _States:
         array.append(rows)
 
     def complete(self) -> Mapping[str, Any]:
-        """Gives the files their names; returns where they are."""
+        """Renames the files to their final names, and returns their locations."""
         for name, array in self._arrays.items():
             array.complete()
             self._links[name]["rows"] = array.count
         return self._links
 
     def drop(self) -> int:
-        """Removes the files; returns how many bytes they had."""
+        """Deletes the files, and returns their size in bytes."""
         self.is_dropped = True
         size = sum(array.drop() for array in self._arrays.values())
         self._arrays = {}
@@ -289,11 +291,11 @@ class _States:
 
 @dataclass(slots=True)
 class GrowingArray:
-    """An array of rows of float32 in an `.npy` file, which grows until it is complete.
+    """An array of float32 rows in a `.npy` file, which grows until it is complete.
 
     Attributes:
-        path: Where it is when it is complete.
-        count: Its rows so far.
+        path: Path of the complete file.
+        count: Number of rows so far.
         width: Length of a row.
     """
 
@@ -307,7 +309,7 @@ class GrowingArray:
         return self.path.with_name(f"{self.path.name}.part")
 
     def append(self, rows: np.ndarray[Any, Any]) -> None:
-        """Adds rows."""
+        """Appends rows."""
         if self._file is None:
             self._file = self._part.open("xb")
             self._file.write(bytes(HEADER_BYTES))
@@ -315,7 +317,7 @@ class GrowingArray:
         self.count, self.width = self.count + rows.shape[0], rows.shape[1]
 
     def complete(self) -> None:
-        """Writes the header, and gives the file its name."""
+        """Writes the header and renames the file to its final name."""
         assert self._file is not None
         about = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.count}, {self.width}), }}"
         with self._file as file:
@@ -325,7 +327,7 @@ class GrowingArray:
         self._part.rename(self.path)
 
     def drop(self) -> int:
-        """Removes the file; returns the bytes of its rows."""
+        """Deletes the file, and returns the size of its rows in bytes."""
         if self._file is not None:
             self._file.close()
         self._part.unlink(missing_ok=True)
@@ -335,7 +337,7 @@ class GrowingArray:
 def _change(
     module: Any, given: Any, output: Any, *, name: str, function: Any, rows: Sequence[Row], passes: Iterator[int]
 ) -> Any:
-    """Lets a function change what a module gives."""
+    """Passes the output of a module to a function, and returns the changed output."""
     lengths = [len(row.prompt) for row in rows]
     made = function(_states_of(output, name), ForwardPass(name, [row.tag for row in rows], lengths, next(passes)))
     if made is None:
@@ -357,7 +359,7 @@ def _of_prompt(positions: Any, prompt: Any) -> Any:
 
 
 def _wants(positions: Any, token: int) -> bool:
-    """Tells whether the state from which a generated token was sampled is kept."""
+    """Returns whether to keep the state from which this generated token was sampled."""
     return token in positions if isinstance(positions, list) else positions in ("generated", "all")
 
 
@@ -366,10 +368,10 @@ def read_activations(run_dir: Path, response: LLMResponse) -> dict[str, np.ndarr
 
     Args:
         run_dir: Directory of the run.
-        response: The response, as the trajectory has it.
+        response: Response from a trajectory.
 
     Raises:
-        ConfigError: It links what is no file of the run.
+        ConfigError: A link of the response does not point to a file of the run.
     """
     import numpy as np
 

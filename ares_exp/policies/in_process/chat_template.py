@@ -1,8 +1,8 @@
-"""Prompts of token ids by a tokenizer's chat template: rendered whole, or continued from earlier ids.
+"""Prompts of token ids from a tokenizer's chat template, either rendered completely or continued from earlier ids.
 
-A prompt that is continued is the earlier prompt, the response as it was sampled, and of the template only what comes
-after that response. So the ids of a conversation are one growing row, whatever the template would make of the
-response's text; and what a template leaves out of earlier turns (reasoning, with some) stays in.
+A continued prompt consists of the earlier prompt, the response as it was sampled, and the template's text after that
+response. The ids of a conversation therefore only grow, even if the template would render the response differently.
+Parts that some templates remove from earlier turns, such as reasoning, are kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ares_exp.llms.wire import plain
 from ares_exp.policies.in_process.response_parsing import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
-"""Stands for the text of a response, to find its place in what a template makes."""
+"""Placeholder for the text of a response, to find its position in a rendered template."""
 
 MAX_TURNS = 64
-"""How many turns of an episode are remembered: of every conversation of it the last ones."""
+"""Number of turns of an episode to remember; older turns are forgotten."""
 
 
 class ChatTemplate:
@@ -37,27 +37,27 @@ class ChatTemplate:
         """Takes the tokenizer.
 
         Args:
-            tokenizer: One of transformers', with a chat template.
+            tokenizer: Tokenizer of transformers with a chat template.
         """
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # fast tokenizers cannot be borrowed twice
+        self._lock = threading.Lock()  # fast tokenizers do not support concurrent calls
 
     def prompt(self, request: LLMRequest) -> list[int]:
-        """Makes the ids of a whole request.
+        """Returns the token ids of a complete request.
 
         Raises:
-            UnsendableRequestError: The template cannot hold it.
+            UnsendableRequestError: The template cannot represent the request.
         """
         return self._ids(self._render(messages_of(request), request, starts_response=True))
 
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
-        """Makes the ids of a request whose conversation starts with a turn: those of the turn, and what is new.
+        """Returns the token ids of a request that continues a turn: the ids of the turn, then the new ids.
 
         Returns:
-            The ids; `None` where the template does not tell what comes after a response.
+            Token ids; `None` if the template does not show what follows a response.
 
         Raises:
-            UnsendableRequestError: The template cannot hold it.
+            UnsendableRequestError: The template cannot represent the request.
         """
         messages = messages_of(request)
         place = turn.num_messages
@@ -76,7 +76,7 @@ class ChatTemplate:
         return [*turn.ids, *(added[1:] if is_end_sampled else added)]
 
     def end_of_response(self) -> int | None:
-        """Returns the id of the special token that the template ends a response with; `None` where it has none."""
+        """Returns the id of the special token that ends a response in the template, or `None` if there is none."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._after_mark(self._render(conversation, LLMRequest([])))
         ids = self._ids(after) if after else []
@@ -85,18 +85,18 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """The template itself."""
+        """Source of the template."""
         return str(self._tokenizer.chat_template)
 
     def without_special(self, text: str) -> str:
-        """Returns a text without the special tokens in it."""
+        """Returns a text without its special tokens."""
         for token in self._tokenizer.added_tokens_decoder.values():
             if token.special:
                 text = text.replace(token.content, "")
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Makes text of ids, special tokens included."""
+        """Returns the text of token ids, including special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
@@ -110,7 +110,7 @@ class ChatTemplate:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=starts_response
             )
-        except Exception as error:  # of the template: jinja2's, or whatever it does to the messages
+        except Exception as error:  # an error of jinja2, or of the template's operations on messages
             raise UnsendableRequestError(
                 f"The chat template of the model refuses the request: {type(error).__name__}: {error}"
             ) from None
@@ -127,11 +127,11 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
 
     Args:
         name: Directory of a saved tokenizer, or its name on the hub.
-        chat_template: File of a template in the place of its own.
-        trust_remote_code: Whether code that comes with it may run.
+        chat_template: File with a template that replaces the tokenizer's template.
+        trust_remote_code: Whether code from the tokenizer's files may run.
 
     Raises:
-        PreflightError: It is not to be had, or has no chat template; with the remedy.
+        PreflightError: The tokenizer cannot be loaded, or has no chat template. The message suggests a fix.
     """
     try:
         from transformers import AutoTokenizer
@@ -148,10 +148,10 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
 
 
 def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) -> Any:
-    """Returns a tokenizer that has a chat template: its own, or that of a file.
+    """Returns the tokenizer with its own chat template, or with the template of a file.
 
     Raises:
-        PreflightError: It has none, or the file cannot be read.
+        PreflightError: The tokenizer has no chat template, or the file cannot be read.
     """
     if chat_template is not None:
         try:
@@ -169,10 +169,10 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
 def prompt_of(
     template: ChatTemplate, request: LLMRequest, conversations: Conversations, warn: Callable[[str], None]
 ) -> list[int]:
-    """Makes the ids of a request: continued where it goes on from a response of the conversations, or else whole.
+    """Returns the token ids of a request. They continue an earlier response of the conversations if possible.
 
     Raises:
-        UnsendableRequestError: The template cannot hold it.
+        UnsendableRequestError: The template cannot represent the request.
     """
     turn = conversations.of(request)
     if turn is None:
@@ -192,11 +192,11 @@ def response_pieces(
     """Returns the pieces of a response.
 
     Args:
-        template: The template of its prompt.
-        request: What was asked.
-        prompt: Ids of the prompt.
-        text: What was generated, perhaps with special tokens.
-        call_id: Start of the ids that calls of tools get.
+        template: Template of the prompt.
+        request: Request for the response.
+        prompt: Token ids of the prompt.
+        text: Generated text, which may contain special tokens.
+        call_id: Prefix of the ids of tool calls.
     """
     pieces = pieces_of(
         text,
@@ -209,10 +209,10 @@ def response_pieces(
 
 
 def messages_of(request: LLMRequest) -> list[dict[str, Any]]:
-    """Returns the messages as templates want them: contents are texts, arguments of calls objects.
+    """Returns the messages in the form that templates expect: contents are strings, and arguments of calls are objects.
 
     Raises:
-        UnsendableRequestError: A message has something else than text.
+        UnsendableRequestError: A message contains anything except text.
     """
     system = [] if not request.system_prompt else [{"role": "system", "content": request.system_prompt}]
     return [*system, *(_message(plain(message)) for message in request.messages)]
@@ -232,7 +232,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a call with its arguments as an object, where they are one: most templates write them as JSON."""
+    """Returns a call with its arguments as an object if possible, because most templates serialise them as JSON."""
     function = call.get("function") or {}
     given = function.get("arguments")
     arguments = arguments_object(given) if isinstance(given, str) else given
@@ -241,12 +241,13 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request and its response, as ids.
+    """A request and its response, as token ids.
 
     Attributes:
-        ids: Those of the prompt and of the response, as sampled.
-        num_messages: Of the request, the system prompt included; the response's message comes after them.
-        digests: Of the conversation up to and with the response.
+        ids: Token ids of the prompt and of the sampled response.
+        num_messages: Number of messages of the request, including the system prompt. The response's message follows
+            them.
+        digests: Digests of the conversation, including the response.
     """
 
     ids: Sequence[int]
@@ -256,12 +257,12 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversations:
-    """The turns of one episode, by which a request is found to continue one."""
+    """The turns of one episode, to find the turn that a request continues."""
 
     turns: list[Turn] = field(default_factory=list)
 
     def add(self, request: LLMRequest, response: LLMResponse) -> None:
-        """Remembers a response, if its ids are known and none of it was cut away."""
+        """Adds a response with known token ids, which include everything that was generated."""
         if response.prompt_token_ids is None or response.completion_token_ids is None:
             return
         messages = [*request.messages, _message_of(response)]
@@ -271,7 +272,7 @@ class Conversations:
         del self.turns[:-MAX_TURNS]
 
     def of(self, request: LLMRequest) -> Turn | None:
-        """Finds the turn with the longest conversation that the request goes on with."""
+        """Returns the turn with the longest conversation that the request continues."""
         asked = canonical(request)
         fitting = [
             turn
@@ -304,5 +305,5 @@ def _message_of(response: LLMResponse) -> dict[str, Any]:
 
 
 def digest_of(ids: Sequence[int]) -> str:
-    """Returns a digest of ids."""
+    """Returns a digest of token ids."""
     return blake2b(json.dumps(list(ids)).encode(), digest_size=12).hexdigest()

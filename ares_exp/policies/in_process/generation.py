@@ -1,4 +1,4 @@
-"""A batch of rows, generated together by a causal model of transformers."""
+"""Generation of a batch of rows with a causal model of transformers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ares_exp.policies.in_process.sampling import Row, choose
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that generates.
+    """A model that is ready to generate.
 
     Attributes:
-        model: The module.
-        tokenizer: Its tokenizer.
-        pad: Id of the padding.
-        ends: Ids that end a response.
-        max_tokens: Length of its context; `None` where it has no bound.
+        model: Module of the model.
+        tokenizer: Tokenizer of the model.
+        pad: Id of the padding token.
+        ends: Ids of the tokens that end a response.
+        max_tokens: Length of the model's context; `None` if it is unlimited.
     """
 
     model: Any
@@ -31,25 +31,27 @@ class LoadedModel:
     max_tokens: int | None
 
     def text(self, ids: Any) -> str:
-        """Makes text of ids, special tokens included."""
+        """Returns the text of token ids, including special tokens."""
         made: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return made
 
 
 Watch = Callable[[Any, Sequence[Row], int], contextlib.AbstractContextManager[None]]
-"""Looks into a module while a batch is generated: the module, the rows, the length of the longest prompt in tokens."""
+"""Context manager around the generation of a batch. Arguments: module, rows, length of the longest prompt in tokens."""
 
 
 def generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
-    """Generates the rows to their ends, and fills them. A batch that does not fit into memory is done in halves.
+    """Generates rows until they end, and stores the results in them.
+
+    If a batch does not fit into memory, it is split in half.
 
     Args:
-        loaded: The model; its module is put into evaluation mode meanwhile.
-        rows: What to generate; one that was given up ends at its next token.
-        watch: Looks into the model.
+        loaded: Model, whose module is in evaluation mode during the call.
+        rows: Rows to generate. An abandoned row ends at its next token.
+        watch: Context manager around the generation.
 
     Raises:
-        PolicyError: The model gives no distribution, or one row alone does not fit into memory.
+        PolicyError: The model's logits are not numbers, or a single row does not fit into memory.
     """
     import torch
 
@@ -68,7 +70,7 @@ def generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
                 f"{loaded.model.device}: {error}"
             ) from None
     left = [row for row in rows if row.finish is None]
-    for half in (left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]):  # past the handler: it holds memory
+    for half in (left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]):  # after the handler, which holds memory
         torch.cuda.empty_cache()
         for row in half:
             row.start_again()
@@ -96,7 +98,7 @@ def _generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
 
 
 class _Stepper:
-    """Chooses the tokens of a batch, in the place of the model's own way to choose."""
+    """Selects the tokens of a batch, instead of the model's own method."""
 
     def __init__(
         self, rows: Sequence[Row], pad: int, ends: frozenset[int], decode: Callable[[Sequence[int]], str]
@@ -107,7 +109,7 @@ class _Stepper:
         self._decode = decode
 
     def choose(self, _: Any, logits: Any) -> Any:
-        """Takes a token for each row that goes on. Returns scores whose largest is at the tokens taken."""
+        """Selects a token for each running row. Returns scores with the maximum at the selected tokens."""
         tokens, logprobs = choose(logits, self.rows)
         for number, (row, token, logprob) in enumerate(zip(self.rows, tokens, logprobs, strict=True)):
             if row.finish is not None or row.given_up.is_set():
@@ -117,7 +119,7 @@ class _Stepper:
             if math.isnan(logprob):
                 raise PolicyError("The model gives no distribution: its logits are not numbers. Check its weights.")
             row.take(token, logprob, self._ends, self._decode)
-        if not all(row.finish for row in self.rows):  # the last ones are handed over when the model is as it was
+        if not all(row.finish for row in self.rows):  # the last rows are returned after the model is restored
             for row in self.rows:
                 row.hand_over()
         scores = logits.new_full(logits.shape, -math.inf)
@@ -127,9 +129,9 @@ class _Stepper:
 
 
 class _Ended:
-    """Tells the model which rows have ended."""
+    """Stopping criterion that reports which rows have ended."""
 
-    eos_token_id = None  # says that rows end one by one
+    eos_token_id = None  # required: rows end individually
 
     def __init__(self, stepper: _Stepper) -> None:
         self._stepper = stepper
@@ -142,7 +144,7 @@ class _Ended:
 
 @contextlib.contextmanager
 def _as_it_generates(model: Any, pad: int) -> Iterator[None]:
-    """Puts the model into evaluation mode, and its own defaults of sampling aside: a response is sampled as asked."""
+    """Sets evaluation mode and disables the model's own sampling defaults, so that only the given sampling applies."""
     from transformers import GenerationConfig
 
     defaults, is_training = model.generation_config, model.training

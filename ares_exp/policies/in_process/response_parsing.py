@@ -1,13 +1,13 @@
-"""Parsing of a model's text into reasoning, text and tool calls, in the form that its chat template teaches.
+"""Parsing of a model's text into reasoning, text and tool calls, in the format that its chat template uses.
 
-A family is recognised by the marks in the template itself. What does not parse stays text: the agent gets to see it.
+The markers in the template identify the family. Text that cannot be parsed stays text, so that the agent sees it.
 
-| family | a call of a tool is |
+| family | format of a tool call |
 |---|---|
 | `hermes` (Hermes, Qwen 2.5, Qwen 3) | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` |
 | `qwen_coder` (Qwen 3 Coder) | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>` |
 | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]NAME[ARGS]{…}` |
-| `llama` (Llama 3.1 and later) | the whole text is `{"name": …, "parameters": {…}}`, perhaps behind `<|python_tag|>` |
+| `llama` (Llama 3.1 and later) | the whole text is `{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>` |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Call:
 
 
 Found = tuple[str, list[_Call]]
-"""The text without the calls, and the calls."""
+"""Text without the calls, and the calls."""
 
 
 def pieces_of(
@@ -44,11 +44,11 @@ def pieces_of(
     """Returns the pieces of a response.
 
     Args:
-        text: What the model wrote, without the token that ended it.
-        template: The chat template.
-        tools: Those that were offered; without any, no calls are looked for.
-        call_id: Start of the ids that calls get.
-        starts_thinking: Whether the prompt ended within reasoning.
+        text: Generated text without the token that ended it.
+        template: Source of the chat template.
+        tools: Offered tools. Without any, calls are not parsed.
+        call_id: Prefix of the ids of calls.
+        starts_thinking: Whether the prompt ends within a reasoning block.
     """
     thinking, said = _thinking(text, template, starts_thinking)
     left, calls = said, list[_Call]()
@@ -62,7 +62,7 @@ def pieces_of(
 
 
 def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str]:
-    """Splits reasoning from what is said. Reasoning without an end is all that there is."""
+    """Separates the reasoning from the reply. If the reasoning block is not closed, the whole text is reasoning."""
     if "</think>" not in template:
         return "", text
     stripped = text.lstrip()
@@ -124,7 +124,7 @@ def _llama(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
-    """Takes the blocks between the marks out of a text; one that cannot be read stays."""
+    """Extracts the calls in blocks from a text. Blocks that cannot be parsed stay in the text."""
     calls: list[_Call] = []
 
     def take(block: re.Match[str]) -> str:
@@ -137,7 +137,7 @@ def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
 
 
 def _json_calls(text: str, arguments_field: str) -> list[_Call]:
-    """Reads one call, or a list of calls; nothing where it is neither."""
+    """Parses one call or a list of calls. Returns an empty list if the text is neither."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -162,7 +162,7 @@ def _one(name: str, arguments: str) -> list[_Call]:
 
 
 def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the types of a tool's parameters, as its definition has them."""
+    """Returns the types of a tool's parameters from its definition."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -172,7 +172,7 @@ def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _typed(value: str, kind: Any) -> Any:
-    """Reads a parameter by its type: texts as they are, anything else as JSON where it is some."""
+    """Parses a parameter by its type. Strings are not changed, and other values are parsed as JSON if possible."""
     if kind == "string":
         return value
     try:

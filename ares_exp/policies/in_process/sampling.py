@@ -1,7 +1,7 @@
-"""Sampling of one response, and the rows of a batch: each with draws, bounds and a stop of its own.
+"""Sampling of one response, and the rows of a batch, each with its own random sequence, limits and stop strings.
 
-A row is drawn by inverse transform: one uniform number of the row's own sequence for each token, looked up in the
-cumulated probabilities. What else is in the batch changes nothing but the rounding of the logits.
+Tokens are sampled by inverse transform: for each token, one uniform number of the row's random sequence is looked up in
+the cumulative probabilities. The other rows of the batch affect only the rounding of the logits.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 }
 """Values that leave the model's distribution unchanged."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
-"""Bound on a response where neither the policy nor the agent sets one."""
+"""Maximum length of a response if neither the policy nor the agent sets one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one response is sampled.
+    """The sampling parameters of one response.
 
     Attributes:
-        max_tokens: Bound on the generated tokens.
-        temperature: 0 takes the likeliest token.
-        top_p: Nucleus; 1 is everything.
-        top_k: So many likeliest; `None` is everything.
+        max_tokens: Maximum number of generated tokens.
+        temperature: Sampling temperature; 0 selects the most likely token.
+        top_p: Threshold for nucleus sampling; 1 keeps all tokens.
+        top_k: Number of most likely tokens to sample from; `None` keeps all tokens.
         stop: Strings that end generation.
-        seed: Names the sequence of draws.
+        seed: Seed of the random sequence.
     """
 
     max_tokens: int
@@ -47,7 +47,7 @@ class Sampling:
     seed: str = "0"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, by the names that endpoints use; what is neutral is left out."""
+        """Returns JSON-ready data with the names that endpoints use. Unset values of `top_k` and `stop` are omitted."""
         more: dict[str, Any] = {"top_k": self.top_k, "stop": list(self.stop) or None}
         fixed = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         return fixed | {name: value for name, value in more.items() if value is not None}
@@ -55,17 +55,17 @@ class Sampling:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One answer that is being generated.
+    """One response during its generation.
 
     Attributes:
-        prompt: Ids of the prompt.
-        sampling: How it is sampled.
-        ids: Ids that were sampled so far, the one that ended it included.
-        logprobs: Log-probability of each of them, at the row's temperature, over the whole vocabulary.
-        finish: Why it ended; `None` while it goes on.
-        given_up: Whether nobody waits for it any more.
-        tag: What the owner of the row knows it by.
-        on_end: Is called in the model's thread, once, when the row has ended, unless it was given up.
+        prompt: Token ids of the prompt.
+        sampling: Sampling parameters.
+        ids: Token ids sampled so far, including the one that ended the response.
+        logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
+        finish: Reason for the end; `None` while the row is running.
+        given_up: Event that is set when no caller waits for the row.
+        tag: Identifier for the owner of the row.
+        on_end: Callback in the model's thread, called once when the row has ended, unless the row was abandoned.
     """
 
     prompt: Sequence[int]
@@ -80,26 +80,29 @@ class Row:
     _is_handed_over: bool = False
 
     def __post_init__(self) -> None:
-        """Starts the sequence of draws."""
+        """Starts the random sequence."""
         self._draws = random.Random(self.sampling.seed)
 
     def start_again(self) -> None:
-        """Forgets what was generated, as when a batch did not fit into memory; a row that has ended stays."""
+        """Discards the generated tokens, for example if a batch did not fit into memory.
+
+        Finished rows are not changed.
+        """
         if self.finish is None:
             self.ids, self.logprobs, self._draws = [], [], random.Random(self.sampling.seed)
 
     def hand_over(self) -> None:
-        """Calls `on_end`, where the row has ended and nobody was told yet."""
+        """Calls `on_end` if the row has ended and the callback has not run yet."""
         if self.finish in ("stop", "length") and not self._is_handed_over:
             self._is_handed_over = True
             self.on_end()
 
     def draw(self) -> float:
-        """Returns the next number of the row's sequence, from 0 to below 1."""
+        """Returns the next number of the row's random sequence, in [0, 1)."""
         return self._draws.random()
 
     def take(self, token: int, logprob: float, ends: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
-        """Adds a token, and finds out whether it was the last one."""
+        """Appends a token, and sets `finish` if it was the last one."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         if token in ends or self._has_stop(decode):
@@ -108,7 +111,7 @@ class Row:
             self.finish = "length"
 
     def _has_stop(self, decode: Callable[[Sequence[int]], str]) -> bool:
-        """Tells whether a stop string ends among the last tokens: of each token at least one byte is text."""
+        """Returns whether a stop string ends within the last tokens. Each token has at least one byte of text."""
         if not self.sampling.stop:
             return False
         longest = max(len(stop.encode()) for stop in self.sampling.stop)
@@ -117,20 +120,20 @@ class Row:
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns what stands before the first of the stop strings."""
+    """Returns the text before the first stop string."""
     places = [place for one in stop if (place := text.find(one)) >= 0]
     return text[: min(places)] if places else text
 
 
 def choose(logits: Any, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
-    """Chooses the next token of each row.
+    """Selects the next token of each row.
 
     Args:
-        logits: Of the model, a row each, in float32.
-        rows: The rows; those that have ended are given a token, too, and draw nothing.
+        logits: Logits of the model in float32, one row per row of the batch.
+        rows: Rows of the batch. Finished rows also get a token, but use no random number.
 
     Returns:
-        The ids, and their log-probabilities; a NaN where the model gave no distribution.
+        Token ids and their log-probabilities, which are NaN if the model's logits are not numbers.
     """
     import torch
 
@@ -149,7 +152,7 @@ def choose(logits: Any, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
 
 
 def _truncated(logprobs: Any, rows: Sequence[Row]) -> Any:
-    """Returns the log-probabilities with those tokens at minus infinity that a row's `top_k` and `top_p` leave out."""
+    """Returns the log-probabilities, set to minus infinity for tokens that a row's `top_k` and `top_p` exclude."""
     if all(row.sampling.top_k is None and row.sampling.top_p >= 1 for row in rows):
         return logprobs
     from transformers import TopKLogitsWarper, TopPLogitsWarper
@@ -166,14 +169,14 @@ def _truncated(logprobs: Any, rows: Sequence[Row]) -> Any:
 
 
 def _inverse(logprobs: Any, draws: Sequence[float]) -> Any:
-    """Returns for each row the first token at which the cumulated probability exceeds the row's draw."""
+    """Returns, for each row, the first token whose cumulative probability exceeds the row's random number."""
     import torch
 
-    if logprobs.device.type == "mps":  # which has no float64
+    if logprobs.device.type == "mps":  # mps has no float64
         logprobs = logprobs.cpu()
     cumulated = logprobs.double().exp().cumsum(dim=-1)
     total = cumulated[:, -1:]
     wanted = torch.tensor(draws, dtype=torch.float64, device=cumulated.device)[:, None] * total
-    last = (cumulated < total).sum(dim=-1)  # the first that reaches the total: behind it nothing has a probability
+    last = (cumulated < total).sum(dim=-1)  # the last token with a probability above 0
     found: Any = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
     return torch.minimum(found, last)

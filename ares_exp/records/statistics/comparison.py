@@ -1,4 +1,4 @@
-"""The comparison of two runs on the same tasks: difference, p-value, and the attempts that would settle it."""
+"""The comparison of two runs on the same tasks: difference, p-value, and the attempts needed for a clear result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TaskPair:
-    """One task that both runs run.
+    """A task that both runs have.
 
     Attributes:
-        a, b: Its statistics in either run.
+        a, b: Statistics of the task in run A and in run B.
     """
 
     a: TaskStatistics
@@ -27,22 +27,22 @@ class TaskPair:
 
     @property
     def difference(self) -> float:
-        """B's share of attempts that passed minus A's, attempts without a reward having failed."""
+        """B's share of passed attempts minus A's share. Attempts without a reward count as failed."""
         return self.b.passed / self.b.attempts - self.a.passed / self.a.attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Run B against run A.
+    """The comparison of run B with run A.
 
     Attributes:
-        alpha: The p-value below which a difference is significant.
-        pairs: The tasks that both have, by name.
-        only_a, only_b: Tasks that one has alone: they are left out.
-        errors_as_zero: The difference of the mean rewards where an attempt without a reward has reward 0; `None` when
-            there is no task that both have.
-        scored_only: The same where it is left out.
-        remedy: The number of attempts or tasks that would settle the first, if it is known.
+        alpha: P-value below which a difference is significant.
+        pairs: Tasks that both runs have.
+        only_a, only_b: Names of tasks that only one run has. They are not compared.
+        errors_as_zero: Difference of the mean rewards, if attempts without a reward count as 0; `None` without common
+            tasks.
+        scored_only: Difference of the mean rewards without these attempts; `None` without common tasks.
+        remedy: Number of attempts or tasks that would settle `errors_as_zero`; `None` without common tasks.
     """
 
     alpha: float
@@ -55,13 +55,13 @@ class Comparison:
 
     @classmethod
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
-        """Compares the statistics of two runs, made with the same threshold.
+        """Compares the statistics of two runs, which must use the same threshold.
 
         Args:
-            a: The baseline.
-            b: The run that is compared with it.
-            alpha: The p-value below which a difference is significant.
-            comparisons: Number of comparisons that p-values are adjusted for: the remedy is for all of them.
+            a: Statistics of the baseline.
+            b: Statistics of the run to compare with the baseline.
+            alpha: P-value below which a difference is significant.
+            comparisons: Number of comparisons for which the p-values are adjusted. It increases the remedy.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
@@ -80,17 +80,17 @@ class Comparison:
 
     @property
     def is_too_few(self) -> bool:
-        """Whether no difference of so few tasks can be significant."""
+        """Whether there are too few tasks for any difference to be significant."""
         return bool(self.pairs) and is_too_few(len(self.pairs), self.alpha)
 
     @property
     def flips(self) -> tuple[TaskPair, ...]:
-        """Tasks that do not pass equally often in both, the largest differences first."""
+        """The tasks with different shares of passed attempts, starting with the largest difference."""
         changed = [pair for pair in self.pairs if pair.difference]
         return tuple(sorted(changed, key=lambda pair: (-abs(pair.difference), pair.a.task_name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form; a number that is not finite is `None`."""
+        """Returns the JSON-ready form. Numbers that are not finite become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "pairs"}
         flips = [{"task_name": one.a.task_name, **_counts("a", one.a), **_counts("b", one.b)} for one in self.flips]
         clean: dict[str, Any] = json_ready({**data, "flips": flips})

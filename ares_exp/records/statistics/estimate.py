@@ -1,25 +1,28 @@
-"""A mean with its interval, for tasks that are a sample of a larger set and were each run several times.
+"""A mean with its interval, for a sample of tasks with several attempts each.
 
-Attempts at one task resemble each other, so that they are no independent observations: the task is the unit.
+Attempts at the same task are similar and therefore not independent observations. The unit of the sample is the task.
 
 *Scores between 0 and 1* (pass or fail, pass@k, most rewards) get Wilson's interval (Wilson 1927), which stays inside
-the scale and never has width zero, with the effective number of observations in the place of their number, as for
-clustered surveys (Korn & Graubard 1998; compared in Dean & Pagano 2015, Franco et al. 2019):
+the scale and never has width zero. The number of observations is replaced by the effective number of observations, as
+for clustered surveys (Korn & Graubard 1998; compared in Dean & Pagano 2015, Franco et al. 2019):
 
     n* = m (1 - m) / V * (z / t)²        m: mean; V: its cluster-robust variance; t with (tasks - 1) degrees of freedom
 
-kept between two bounds. All attempts at a task being equal is the worst that can be: then n* is the number of tasks
-(Kish's `N² / sum n²` where their attempts are not equally many). And pass or fail tells no more than independent
-attempts would: n* is at most their number. Where all scores are 0, or all are 1, V says nothing: the worst is assumed.
-So it is for pass@k and pass^k with k > 1 while either side has less than five tasks' worth: they are skewed near 0 and
-1, and V then too small more often than not. One attempt a task is thus Wilson's interval itself.
+n* has two bounds. In the worst case, all attempts at a task are equal. The lower bound is therefore the number of tasks
+(Kish's `N² / sum n²` if the tasks have different numbers of attempts). For pass or fail, the upper bound is the number
+of attempts, because attempts cannot be better than independent. If all scores are 0, or all are 1, V has no information
+and the lower bound is used. The lower bound is also used for pass@k and pass^k with k > 1 if fewer than five tasks are
+on either side. These rates are skewed near 0 and 1, where V is usually too small. With one attempt per task, the result
+is the plain Wilson interval.
 
-*Other scales* get `m ± t sqrt(V)`; and no interval where V is zero, for then nothing tells how wide it is.
+*Other scales* get `m ± t sqrt(V)`, or no interval if V is zero, because its width is then unknown.
 
-V is the ratio estimator's, `T / (T - 1) * sum (S_i - n_i m)² / N²` with T tasks, S_i the sum of the i-th one's n_i
-scores and N scores in all (Cochran 1977; Miller 2024, "Adding Error Bars to Evals", without the small-sample factor).
+V is the variance of the ratio estimator, `T / (T - 1) * sum (S_i - n_i m)² / N²`, with T tasks, N scores in total, and
+S_i the sum of the n_i scores of task i (Cochran 1977; Miller 2024, "Adding Error Bars to Evals", without the
+small-sample factor).
 
-Of a single task nothing tells how others would go: its attempts are the units then, and the interval is about it.
+A single task has no information about other tasks. Its attempts are then the units, and the interval only describes
+this task.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ def two_sided_p(freedom: int, value: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(freedom: int, probability: float) -> float:
-    """Computes a quantile, by halving an interval until it is as small as floats can be."""
+    """Computes a quantile of Student's t-distribution, by bisection to the precision of floats."""
     if probability < 0.5:
         return -t_quantile(freedom, 1 - probability)
     if probability >= 1:
@@ -58,7 +61,7 @@ def t_quantile(freedom: int, probability: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Computes the regularised incomplete beta function; `rest` is 1 - x, without its rounding."""
+    """Computes the regularised incomplete beta function. `rest` is 1 - x without rounding errors."""
     if x <= 0 or rest <= 0:
         return 0.0 if x <= 0 else 1.0
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
@@ -68,7 +71,7 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """Computes the continued fraction of the incomplete beta function, by Lentz's method."""
+    """Computes the continued fraction of the incomplete beta function with Lentz's method."""
     c, d = 1.0, 1 / _nonzero(1 - (a + b) * x / (a + 1))
     value, m, change = d, 0, 0.0
     while abs(change - 1) > 4 * _PRECISION and m < 100_000:
@@ -90,20 +93,20 @@ def _nonzero(value: float) -> float:
 
 LEVEL = 0.95
 NEGLIGIBLE = 1e-9
-"""What of a score is rounding."""
+"""Differences of scores below this value are rounding errors."""
 FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and where it may lie.
+    """A mean with its confidence interval.
 
     Attributes:
         value: The mean.
-        low, high: The interval; `None` where the data cannot tell one.
-        tasks: Tasks that it is about.
-        attempts: Attempts at them.
-        unit: What the interval takes for a sample: `"tasks"`, or, where there is one task, its `"attempts"`.
+        low, high: Bounds of the interval; `None` if the data do not determine an interval.
+        tasks: Number of tasks.
+        attempts: Number of attempts at these tasks.
+        unit: Unit of the sample: `"tasks"`, or `"attempts"` if there is only one task.
     """
 
     value: float
@@ -115,14 +118,14 @@ class Estimate:
 
 
 def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL) -> Estimate | None:
-    """Estimates the mean of all scores, given by task.
+    """Estimates the mean of all scores, which are grouped by task.
 
     Args:
-        tasks: The scores of each task's attempts; a task without any does not count.
-        level: How often the interval is to hold the true mean.
+        tasks: Scores of the attempts at each task. Tasks without scores are ignored.
+        level: Confidence level of the interval.
 
     Returns:
-        `None` when there are no scores.
+        The estimate; `None` without scores.
     """
     scored = [scores for scores in tasks if scores]
     if not scored:
@@ -137,13 +140,13 @@ def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL
 def mean_over_tasks(
     values: Sequence[float], *, attempts: int, is_skewed: bool = False, level: float = LEVEL
 ) -> Estimate:
-    """Estimates the mean of one number between 0 and 1 for each of several tasks.
+    """Estimates the mean over tasks of a value between 0 and 1.
 
     Args:
-        values: One for each of two tasks or more.
-        attempts: How many yes or no they were found by, in all.
-        is_skewed: Whether few tasks on either side make their spread unreliable.
-        level: How often the interval is to hold the true mean.
+        values: One value per task, for at least two tasks.
+        attempts: Total number of attempts behind the values.
+        is_skewed: Whether the variance is unreliable if few tasks are on either side.
+        level: Confidence level of the interval.
     """
     few = is_skewed and min(mean(values), 1 - mean(values)) * len(values) < FEW
     most = len(values) if few else attempts
@@ -152,12 +155,12 @@ def mean_over_tasks(
 
 
 def z_quantile(probability: float) -> float:
-    """Computes a quantile of the normal distribution."""
+    """Computes a quantile of the standard normal distribution."""
     return NormalDist().inv_cdf(probability)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Computes the mean, whatever the order and size of the numbers."""
+    """Computes the mean exactly, without overflow and independently of the order of the values."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -167,7 +170,7 @@ def mean(values: Sequence[float]) -> float:
 def _interval(
     clusters: Sequence[Sequence[float]], *, most: int | None, level: float
 ) -> tuple[float, float | None, float | None]:
-    """Makes mean and interval; `most` bounds the number of observations that the interval is based on."""
+    """Computes the mean and its interval. `most` is the maximum of the effective number of observations."""
     scores = [score for cluster in clusters for score in cluster]
     center, upper = mean(scores), 1 - (1 - level) / 2
     variance = _variance(clusters, center)
@@ -181,7 +184,7 @@ def _interval(
 
 
 def _variance(clusters: Sequence[Sequence[float]], center: float) -> float | None:
-    """Computes the cluster-robust variance of the mean; `None` for one cluster, or numbers too large to square."""
+    """Computes the cluster-robust variance of the mean; `None` for one cluster, or if the variance overflows."""
     number, total = len(clusters), sum(map(len, clusters))
     if number == 1:
         return None
@@ -193,7 +196,7 @@ def _variance(clusters: Sequence[Sequence[float]], center: float) -> float | Non
 def _observations(
     center: float, variance: float | None, clusters: int, least: float, most: int | None, upper: float
 ) -> float:
-    """Computes the effective number of observations, n* above."""
+    """Computes the effective number of observations (n* in the description of the module)."""
     spread = center * (1 - center)
     if most is not None and least >= most:
         return least
@@ -206,7 +209,7 @@ def _observations(
 
 
 def wilson(share: float, observations: float, *, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval of a share that so many observations, not necessarily a whole number, have shown."""
+    """Computes Wilson's score interval of a share. The number of observations does not have to be an integer."""
     z = z_quantile(1 - (1 - level) / 2)
     weight = z * z / observations
     center = (share + weight / 2) / (1 + weight)

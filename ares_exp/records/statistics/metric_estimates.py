@@ -17,10 +17,10 @@ PHASES = ("start", "agent", "policy", "verify")
 
 
 def metrics(statistics: RunStatistics) -> dict[str, float]:
-    """Flattens the statistics: `stat/mean_reward`, `stat/mean_reward_low`, `…_high`, `stat/pass@2` …, and so on.
+    """Flattens the statistics: `stat/mean_reward`, `stat/mean_reward_low`, `stat/mean_reward_high`, `stat/pass@2`, ….
 
-    Errors count as zero; where attempts have no reward, `stat/scored_only/…` has the same without them. What is not
-    known has no name.
+    Errors count as zero. If attempts have no reward, `stat/scored_only/…` has the values without them. Unknown values
+    are omitted.
     """
     found = {
         "stat/attempts": float(statistics.attempts),
@@ -39,7 +39,7 @@ def metrics(statistics: RunStatistics) -> dict[str, float]:
 
 
 def added_metrics(results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Flattens the means of added rewards by name: `stat/rewards/judge`, `stat/rewards/judge_low`, `…_high`."""
+    """Flattens the means of added rewards: `stat/rewards/judge`, `stat/rewards/judge_low`, `…_high`."""
     means = mean_scores(results, added)
     return {key: value for name, mean in means for key, value in _estimate(f"stat/rewards/{name}", mean)}
 
@@ -61,18 +61,18 @@ def _estimate(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float
 
 
 def objective(summary: RunSummary, name: str) -> float | None:
-    """Returns the metric of that name; `None` when it cannot be computed.
+    """Returns the metric with this name; `None` if it cannot be computed.
 
     Args:
-        summary: The job's totals. In `mean_reward` and the pass rates an attempt without a reward counts as 0:
-            otherwise a job whose hard tasks all fail would win.
+        summary: Totals of the job. In `mean_reward` and the pass rates, an attempt without a reward counts as 0.
+            Otherwise, a job could win by failing with errors on hard tasks.
         name: A name from `known_metrics`.
     """
     return _metrics(summary).get(PREFIX + name)
 
 
 def known_metrics(attempts: int) -> list[str]:
-    """Lists the metrics of a run with so many attempts per task."""
+    """Lists the names of the metrics of a run with this number of attempts per task."""
     results = tuple(
         EpisodeResult("any", task, attempt, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
         for task, reward in (("solved", 1.0), ("unscored", None))
@@ -82,16 +82,16 @@ def known_metrics(attempts: int) -> list[str]:
 
 
 def check_objective(name: str, *, attempts: int) -> None:
-    """Checks that there is such a metric.
+    """Checks that the metric exists.
 
     Raises:
-        ConfigError: With those that there are.
+        ConfigError: The metric does not exist. The message lists the existing metrics.
     """
     if name in (known := known_metrics(attempts)):
         return
     raise ConfigError(
         f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
-        f"There is {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
+        f"Expected one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
     )
 
 

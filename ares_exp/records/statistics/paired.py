@@ -1,20 +1,21 @@
-"""The paired test of two runs on the tasks that both run: each task is compared with itself.
+"""The paired test of two runs on their common tasks: each task is compared with itself.
 
-What all tasks have in common (some are hard, some easy) drops out of the differences, so that they tell more than the
-two means do (Miller 2024, "Adding Error Bars to Evals", section 4). One difference a task, whatever its attempts.
+The differences do not depend on how hard each task is, so that they are more informative than the two means (Miller
+2024, "Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
 
-The p-value is exact where few tasks differ: were the runs alike, each difference could as well have had the other sign,
-so it is the share of all choices of signs whose mean is as far from zero (Fisher's test of paired differences). Where
-many do, it is the t-test's, which then says the same.
+If few tasks differ, the p-value is exact. If the runs were equal, each difference could equally have the other sign.
+The p-value is the share of all choices of signs whose mean is at least as far from zero (Fisher's test of paired
+differences). If many tasks differ, the p-value is from the t-test, which then agrees with the exact test.
 
-The interval is the paired t-test's. Differences that are all the same have no spread to tell it from; with rewards
-between 0 and 1 it is then Bonett & Price's (2012, for paired proportions): as if one more task spoke for each side.
-Such an interval may leave 0 out where the exact test finds nothing, or hold it where that finds something. It is then
-the test's own (Miettinen 1976): the t interval with the standard error that the p-value implies,
+The interval is from the paired t-test. If all differences are equal, their spread is zero. With rewards between 0 and
+1, the interval is then from Bonett & Price (2012, for paired proportions), which adds one task in favour of each side.
+Such an interval can contradict the exact test. It is then replaced by the test-based interval (Miettinen 1976), which
+is the t interval with the standard error that the p-value implies:
 
     |d| / t(1 - p / 2)        d: the mean of the differences; t with (tasks - 1) degrees of freedom
 
-so that interval and p-value never contradict each other. With rewards between 0 and 1 it is kept within -1 and 1.
+Interval and p-value therefore never contradict each other. With rewards between 0 and 1, the interval is clipped to
+[-1, 1].
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from dataclasses import dataclass
 from ares_exp.records.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, two_sided_p, z_quantile
 
 MOST_FLIPS = 18
-"""With more tasks that differ the t-test decides: there are `2 ** 18` choices of signs already."""
+"""Maximum number of differing tasks for the exact test, which has `2 ** 18` choices of signs for 18 tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean of B minus that of A.
+    """The mean of B minus the mean of A.
 
     Attributes:
-        value: The mean of the differences of the tasks.
-        low, high: The interval; `None` where the data cannot tell one.
-        p: Two-sided p-value: how often chance alone would make a difference as large.
-        test: `"sign-flip"` or `"paired t"`.
-        tasks: How many tasks both have.
-        interval: What the interval is made of: `"spread"`, of the differences; `"test"`, the p-value; `None`: there is
-            none.
+        value: Mean of the tasks' differences.
+        low, high: Bounds of the interval; `None` if the data do not determine an interval.
+        p: Two-sided p-value: the probability of a difference at least as large by chance.
+        test: Test of the p-value: `"sign-flip"` or `"paired t"`.
+        tasks: Number of common tasks.
+        interval: Source of the interval: `"spread"` of the differences, or `"test"` (the p-value). `None` without an
+            interval.
     """
 
     value: float
@@ -56,12 +57,12 @@ class Difference:
         """Tests one difference per task.
 
         Args:
-            differences: B's mean minus A's.
+            differences: B's mean minus A's mean, for each task.
             is_bounded: Whether all rewards are between 0 and 1.
-            level: How often the interval is to hold the true difference.
+            level: Confidence level of the interval.
 
         Returns:
-            `None` when there are no tasks.
+            The difference; `None` without tasks.
         """
         if not differences:
             return None
@@ -83,7 +84,7 @@ class Difference:
 
 
 def standard_error(differences: Sequence[float]) -> float:
-    """Computes the standard error of the mean; 0.0 when the numbers are all the same, or one."""
+    """Computes the standard error of the mean; 0.0 for equal values or a single value."""
     number, center = len(differences), mean(differences)
     if number < 2:
         return 0.0
@@ -93,15 +94,15 @@ def standard_error(differences: Sequence[float]) -> float:
 
 
 def implied_error(value: float, p: float, tasks: int) -> float:
-    """Computes the standard error that makes `p` the p-value of a t-test of this mean; infinite for a p of 1."""
+    """Computes the standard error with which a t-test of this mean has the p-value `p`; infinite for `p` = 1."""
     quantile = t_quantile(tasks - 1, 1 - p / 2)
     return abs(value) / quantile if quantile > 0 else math.inf
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Computes the share of all choices of signs with a mean at least as far from zero.
+    """Computes the share of all choices of signs whose mean is at least as far from zero.
 
-    Memory and time grow as `2 ** n` with the n differences that are not zero.
+    Memory and time are proportional to `2 ** n`, with n nonzero differences.
     """
     import numpy as np
 
@@ -113,7 +114,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def smallest_sign_flip_p(tasks: int) -> float:
-    """Computes the lower bound of `sign_flip_p` for so many tasks."""
+    """Computes the minimum of `sign_flip_p` for this number of tasks."""
     return min(1.0, 2.0 ** (1 - tasks))
 
 

@@ -1,21 +1,21 @@
-"""The number of attempts, or tasks, that would settle whether two runs differ.
+"""The number of attempts, or tasks, that are needed to decide whether two runs differ.
 
-The differences of the tasks vary for two reasons: the tasks differ in what the change does to them (between), and each
-mean is of few attempts (within). With T tasks and m attempts at each in either run their mean has the variance
+The differences of the tasks vary for two reasons: the change affects tasks differently (between), and each mean is
+computed from few attempts (within). With T tasks and m attempts per task and run, the variance of the mean is
 
-    (between + within / m) / T        within: the mean over tasks of both runs' variances of single attempts
-                                      between: what is left of the differences' variance, at least 0
+    (between + within / m) / T        within: mean over tasks of the sum of both runs' variances of single attempts
+                                      between: remaining variance of the differences, at least 0
 
-(the components of variance of a nested design; Miller 2024, "Adding Error Bars to Evals", section 5, has the same). A
-difference d is found with probability `power` by a two-sided test at `alpha` where
+(the components of variance of a nested design; see also Miller 2024, "Adding Error Bars to Evals", section 5). A
+two-sided test at `alpha` finds a difference d with probability `power` if
 
     d² >= (t(1 - alpha / 2) + t(power))² * variance        t with (T - 1) degrees of freedom
 
-More attempts only shrink the second part: where the first alone is too much, more tasks are the only way.
-The true difference is taken to be the observed one, which is a guess: so are the numbers.
+More attempts only reduce the within part. If the between part is too large, only more tasks help. The true difference
+is assumed to equal the observed difference, so that the resulting numbers are estimates.
 
-Where that would have settled it already, and the exact test has not, the variance is the one that the p-value implies
-(`paired.implied_error`): the numbers are always more than what there is.
+If this variance would already give a significant result, but the exact test does not, the variance that the p-value
+implies is used (`paired.implied_error`). The resulting numbers are therefore always larger than the current numbers.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from ares_exp.records.statistics.paired import implied_error, smallest_sign_flip
 
 POWER = 0.8
 MOST = 1_000_000
-"""Larger numbers of attempts or tasks are not given."""
+"""Maximum number of attempts or tasks that is reported."""
 
 
 class Obstacle(StrEnum):
-    """The reason why more attempts at the same tasks would not settle it."""
+    """The reason why more attempts at the same tasks would not settle the comparison."""
 
     NO_DIFFERENCE = "no difference was observed"
     TOO_FEW_TASKS = "too few tasks for any p-value below alpha"
     TASKS_VARY = "the difference itself varies too much from task to task"
-    SINGLE_ATTEMPTS = "one attempt at a task does not tell how much attempts vary"
+    SINGLE_ATTEMPTS = "the variation between attempts is unknown with one attempt per task"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The attempts or tasks that would settle it, were the true difference the observed one.
+    """The attempts or tasks that would settle the comparison, if the true difference equals the observed difference.
 
     Attributes:
-        attempts: At each of these tasks, in either run; `None`: no number would, see `obstacle`.
-        tasks: Tasks like these, with as many attempts as now; `None`: unknown.
-        obstacle: Why more attempts would not help, if so.
-        detectable: The smallest difference that these tasks and attempts would find; `None`: unknown.
-        power: Probability of finding the difference.
+        attempts: Required attempts at each of these tasks, in each run; `None` if no number suffices (see `obstacle`).
+        tasks: Required number of similar tasks, with the current number of attempts; `None` if unknown.
+        obstacle: Reason why more attempts would not help; `None` if they would.
+        detectable: Smallest difference that these tasks and attempts would detect; `None` if unknown.
+        power: Probability of detecting the difference.
     """
 
     attempts: int | None
@@ -65,12 +65,12 @@ class Remedy:
 def find_remedy(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alpha: float, p: float | None = None
 ) -> Remedy:
-    """Finds the number of attempts and of tasks that would settle whether B differs from A.
+    """Computes the numbers of attempts and tasks that would settle whether B differs from A.
 
     Args:
-        pairs: A's and B's rewards for each task that both have, at least one of either.
-        alpha: The p-value from which on a difference is no chance.
-        p: The p-value of these pairs, `alpha` or more; `None`: not tested.
+        pairs: Rewards of A and of B for each common task, with at least one reward each.
+        alpha: P-value below which a difference is significant.
+        p: P-value of these pairs, at least `alpha`; `None` if they were not tested.
     """
     number = len(pairs)
     differences = [mean(b) - mean(a) for a, b in pairs]
@@ -91,7 +91,7 @@ def find_remedy(
 
 
 def is_too_few(tasks: int, alpha: float) -> bool:
-    """Returns whether so few tasks have no p-value below `alpha`, whatever their rewards."""
+    """Checks whether this number of tasks is too small for any p-value below `alpha`, for any rewards."""
     return smallest_sign_flip_p(tasks) >= alpha
 
 
@@ -112,7 +112,7 @@ def _attempts(
 
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
-    """Finds the smallest sufficient number of tasks; the quantiles depend on it, and only ever shrink."""
+    """Finds the smallest sufficient number of tasks by bisection, because the quantiles decrease with this number."""
     low, high = 2, 2
     while not _enough(high, found, now, alpha):
         low, high = high + 1, 2 * high

@@ -1,4 +1,4 @@
-"""Runs that repeat one setting, such as with several seeds: one mean over all of them, with its interval.
+"""One mean with its interval for several runs of one setting, for example with several seeds.
 
 The tasks are a sample, and the results of a task with several seeds are a sample again: a nested design. The interval
 resamples tasks, each with the results of all of its seeds. Davison & Hinkley (1997, "Bootstrap Methods and their
@@ -6,7 +6,7 @@ Application", section 3.8) show why the seeds of a resampled task are not resamp
 count their variation twice. The variance of such a resampled mean has a closed form, which `estimate` computes, so that
 no random numbers are needed: the seeds of a task are more attempts at it.
 
-The design is nested only if a seed means something else for every task. If all tasks of a job share an effect, as with
+The design is nested only if a seed has independent effects on the tasks. If all tasks of a job share an effect, as with
 checkpoints of several training runs, then the interval does not contain the variation of this effect.
 """
 
@@ -19,7 +19,7 @@ from ares_exp.records.run_summary import RunSummary
 
 
 def pooled(runs: Sequence[RunSummary]) -> RunSummary:
-    """Pools at least one run: the attempts of each run are additional attempts at the same tasks."""
+    """Pools one or more runs. The attempts of each run count as further attempts at the same tasks."""
     stride = 1 + max((result.attempt for run in runs for result in run.results), default=0)
     results = (
         replace(result, attempt=number * stride + result.attempt)

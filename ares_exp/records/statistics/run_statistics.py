@@ -23,18 +23,18 @@ from ares_exp.records.statistics.task_statistics import (
 
 THRESHOLD = 1.0
 DIGITS = 10
-"""Significant digits of a number in JSON: what is beyond them is the rounding of sums."""
+"""Number of significant digits in JSON. Further digits are rounding errors of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores of a run, under one treatment of attempts without a reward.
+    """The scores of a run, for one treatment of attempts without a reward.
 
     Attributes:
-        tasks: How many tasks count.
-        attempts: How many attempts count.
-        mean_reward: The mean over these attempts; `None` when there are none.
-        pass_rates: pass@k and pass^k, for k = 1, 2, 4 … up to the most attempts that any task had.
+        tasks: Number of tasks that count.
+        attempts: Number of attempts that count.
+        mean_reward: Mean reward of these attempts; `None` without attempts.
+        pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and the largest number of attempts at a task.
     """
 
     tasks: int
@@ -45,24 +45,25 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Statistics of a run, from the last try of each attempt. Attempts never started count in `planned` alone.
+    """The statistics of a run, from the last try of each attempt. Attempts that never started only count in `planned`.
 
     Attributes:
-        threshold: The reward from which on an attempt has passed.
+        threshold: Minimum reward of an attempt that passes.
         level: Confidence level of the intervals.
-        planned: Attempts that were asked for.
-        attempts: Attempts that ended.
-        tries: Tries of them.
-        retried: Attempts that took more than one.
-        errors_as_zero: Scores where an attempt without a reward has reward 0 and has failed. One that was cut short
-            (`UNFINISHED`) says nothing: it is in no score.
-        scored_only: Scores where it is left out.
-        outcomes: How many attempts ended how.
-        errors: Of attempts without a reward that were not cut short, how many had which error, by its class.
-        retried_errors: The same of the tries that another one followed.
-        tokens, generated_tokens, cost, num_steps, seconds: Over the attempts; seconds are wall seconds.
-        phase_sec: Wall seconds by phase, over the attempts that went through it.
-        tasks: One for each task, by name.
+        planned: Number of planned attempts.
+        attempts: Number of attempts that ended.
+        tries: Number of tries of these attempts.
+        retried: Number of attempts with more than one try.
+        errors_as_zero: Scores in which attempts without a reward count as reward 0. Interrupted attempts (`UNFINISHED`)
+            are not in any score.
+        scored_only: Scores without these attempts.
+        outcomes: Number of attempts by outcome.
+        errors: Number of attempts without a reward by class of their error, without interrupted attempts.
+        retried_errors: Number of tries that were followed by another try, by class of their error.
+        tokens, generated_tokens, cost, num_steps, seconds: Distributions over the attempts. `seconds` is wall-clock
+            time.
+        phase_sec: Distributions of wall-clock seconds by phase, over the attempts that have the phase.
+        tasks: Statistics of each task.
     """
 
     threshold: float
@@ -91,9 +92,9 @@ class RunStatistics:
         """Computes the statistics from all tries of all attempts.
 
         Args:
-            results: As in `episodes.jsonl`.
-            planned: Attempts that were asked for.
-            threshold: The reward from which on an attempt has passed.
+            results: Results from `episodes.jsonl`.
+            planned: Number of planned attempts.
+            threshold: Minimum reward of an attempt that passes.
             level: Confidence level of the intervals.
         """
         final = final_results(results)
@@ -127,11 +128,11 @@ class RunStatistics:
 
     @property
     def flaky(self) -> tuple[str, ...]:
-        """Tasks that pass sometimes, neither always nor never."""
+        """The names of tasks of which some, but not all, attempts passed."""
         return tuple(task.task_name for task in self.tasks if task.is_flaky)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, the tasks left out; a number that is not finite is `None`."""
+        """Returns the JSON-ready form without the tasks. Numbers that are not finite become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "tasks"}
         clean: dict[str, Any] = json_ready({**data, "flaky": self.flaky})
         return clean
@@ -161,7 +162,7 @@ def _phases(results: Sequence[EpisodeResult]) -> dict[str, Spread]:
 def mean_scores(
     results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, Estimate]]:
-    """Estimates the means of the rewards that were added after the run, by name, over the attempts that have them."""
+    """Estimates the mean of each reward that was added after the run, over the attempts that have it."""
     attempts = by_task(final_results(results)).values()
     for name in dict.fromkeys(name for rewards in added.values() for name in rewards):
         scores = [[one.rewards[name] for one in own if name in one.rewards] for own in attempts]
@@ -170,7 +171,7 @@ def mean_scores(
 
 
 def json_ready(data: Any) -> Any:
-    """Copies JSON-like data: floats without the rounding of sums, and `None` for those that are not finite."""
+    """Copies JSON-like data. Rounds floats to `DIGITS` digits, and replaces floats that are not finite by `None`."""
     if isinstance(data, float):
         return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
     if isinstance(data, Mapping):
@@ -182,13 +183,13 @@ def json_ready(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one number for each attempt.
+    """The distribution of one number over attempts.
 
     Attributes:
-        count: How many attempts have it.
+        count: Number of attempts.
         mean: The mean.
         median: The median.
-        p95: The 95th percentile, interpolated between the two numbers next to it.
+        p95: The 95th percentile, interpolated between the two nearest values.
         total: The sum.
     """
 
@@ -200,7 +201,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Computes the spread; all zero when there are no numbers."""
+        """Computes the distribution. All fields are zero without values."""
         if not values:
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
@@ -211,7 +212,7 @@ SCHEMA_VERSION = 1
 
 
 def results_document(summary: RunSummary) -> dict[str, Any]:
-    """Makes the content of `results.json`."""
+    """Returns the content of `results.json`."""
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -222,7 +223,7 @@ def results_document(summary: RunSummary) -> dict[str, Any]:
 
 
 def task_row(task: TaskStatistics) -> dict[str, Any]:
-    """Makes the row of one task, JSON-ready."""
+    """Returns the JSON-ready row of one task."""
     derived = {
         "attempts": task.attempts,
         "scored": task.scored,

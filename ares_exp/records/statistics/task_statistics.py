@@ -16,12 +16,12 @@ from ares_exp.records.statistics.estimate import LEVEL, Estimate, mean, mean_ove
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
-    """Both rates for one k.
+    """pass@k and pass^k for one k, over the tasks with at least k attempts.
 
     Attributes:
-        k: Attempts.
-        pass_at_k: pass@k; `None` when no task has k attempts. Its `tasks` says for how many it is defined.
-        pass_hat_k: pass^k; likewise.
+        k: Number of attempts.
+        pass_at_k: pass@k; `None` if no task has k attempts. Its `tasks` is the number of tasks with k attempts.
+        pass_hat_k: pass^k; `None` if no task has k attempts.
     """
 
     k: int
@@ -30,17 +30,17 @@ class PassRate:
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """Computes the probability that of k attempts, chosen from these, at least one has passed."""
+    """Computes the probability that at least one of k attempts, drawn from these attempts, has passed."""
     return 1 - comb(attempts - passed, k) / comb(attempts, k)
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """Computes the probability that k attempts, chosen from these, have all passed."""
+    """Computes the probability that all of k attempts, drawn from these attempts, have passed."""
     return comb(passed, k) / comb(attempts, k)
 
 
 def ks_up_to(attempts: int) -> tuple[int, ...]:
-    """Lists 1, 2, 4, 8 …, and the number of attempts itself."""
+    """Lists the powers of two up to the number of attempts, and the number itself."""
     return tuple(sorted({*(2**power for power in range(attempts.bit_length())), attempts} - {0}))
 
 
@@ -48,9 +48,9 @@ def pass_rates(counts: Sequence[tuple[int, int]], ks: Sequence[int], *, level: f
     """Computes the rates for every k of `ks`.
 
     Args:
-        counts: For each task, how many attempts it had and how many of them passed.
-        ks: Numbers of attempts.
-        level: How often each interval is to hold the true rate.
+        counts: Number of attempts and number of passed attempts for each task.
+        ks: Values of k.
+        level: Confidence level of the intervals.
     """
     return tuple(_pass_rate([one for one in counts if one[0] >= k], k, level) for k in ks)
 
@@ -69,7 +69,7 @@ def _pass_rate(counts: Sequence[tuple[int, int]], k: int, level: float) -> PassR
 
 
 def _of_one_task(attempts: int, passed: int, k: int, level: float) -> PassRate:
-    """Computes the rates of one task from the interval of its probability p: `1 - (1 - p)^k` and `p^k` at both ends."""
+    """Computes the rates of one task. Their bounds are `1 - (1 - p)^k` and `p^k` at the bounds of the interval of p."""
     low, high = wilson(passed / attempts, attempts, level=level)
     return PassRate(
         k,
@@ -84,18 +84,18 @@ def _between(value: float, low: float, high: float, attempts: int) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """Statistics of one task of a run, from the last try of each attempt.
+    """The statistics of one task of a run, from the last try of each attempt.
 
     Attributes:
-        task_name: The task.
-        rewards: Of the attempts, by their number; `None` where there is none.
-        passed: How many of them reach the threshold.
-        mean_reward: Over those with a reward; `None` when there are none.
-        outcomes: How many ended how.
-        errors: Of attempts without a reward: how many had which error, by its class.
-        tries: Tries of these attempts, the last ones included.
-        num_steps, tokens, cost, seconds: Means over the attempts: answers applied, prompt and generated tokens, US
-            dollars, wall seconds.
+        task_name: Name of the task.
+        rewards: Rewards of the attempts, in order; `None` for an attempt without a reward.
+        passed: Number of attempts that reached the threshold.
+        mean_reward: Mean over the attempts with a reward; `None` without rewards.
+        outcomes: Number of attempts by outcome.
+        errors: Number of attempts without a reward by class of their error.
+        tries: Number of tries of these attempts, including the last ones.
+        num_steps, tokens, cost, seconds: Means over the attempts: responses, prompt and generated tokens, US dollars,
+            wall-clock seconds.
     """
 
     task_name: str
@@ -112,7 +112,7 @@ class TaskStatistics:
 
     @classmethod
     def of(cls, results: Sequence[EpisodeResult], *, tries: int, threshold: float) -> Self:
-        """Computes the statistics from the last try of each attempt at one task, at least one."""
+        """Computes the statistics from the last tries of one or more attempts at one task."""
         results = sorted(results, key=attrgetter("attempt"))
         rewards = tuple(result.reward for result in results)
         scored = [reward for reward in rewards if reward is not None]
@@ -132,42 +132,42 @@ class TaskStatistics:
 
     @property
     def attempts(self) -> int:
-        """Number of attempts."""
+        """The number of attempts."""
         return len(self.rewards)
 
     @property
     def scored_rewards(self) -> tuple[float, ...]:
-        """Rewards of the attempts that have one."""
+        """The rewards of the attempts that have a reward."""
         return tuple(reward for reward in self.rewards if reward is not None)
 
     @property
     def rewards_with_zeros(self) -> tuple[float, ...]:
-        """Rewards of all attempts: 0.0 for those that have none."""
+        """The rewards of all attempts, with 0.0 for attempts without a reward."""
         return tuple(reward if reward is not None else 0.0 for reward in self.rewards)
 
     @property
     def scored(self) -> int:
-        """Number of attempts with a reward."""
+        """The number of attempts with a reward."""
         return len(self.scored_rewards)
 
     @property
     def pass_rate(self) -> float | None:
-        """Of the attempts with a reward, the share that passed; `None` when there are none."""
+        """The share of passed attempts among the attempts with a reward; `None` without rewards."""
         return self.passed / self.scored if self.scored else None
 
     @property
     def pass_variance(self) -> float | None:
-        """`p (1 - p)` with the pass rate p: 0.0 for always and for never, 0.25 for a toss of a coin."""
+        """The variance `p (1 - p)` of the pass rate p: 0.0 if all or no attempts pass, 0.25 if half of them pass."""
         return None if self.pass_rate is None else self.pass_rate * (1 - self.pass_rate)
 
     @property
     def is_flaky(self) -> bool:
-        """Whether it passes sometimes, neither always nor never, leaving out attempts without a reward."""
+        """Whether some, but not all, attempts with a reward passed."""
         return 0 < self.passed < self.scored
 
 
 def count_errors(results: Iterable[EpisodeResult]) -> dict[str, int]:
-    """Counts errors by their class, the commonest first."""
+    """Counts errors by class, starting with the most common."""
     return dict(Counter(result.error.type for result in results if result.error is not None).most_common())
 
 

@@ -1,8 +1,8 @@
-"""Orders to a running run: what each may contain, and the files that carry them.
+"""Orders (commands) for a running run: their format, and the files that contain them.
 
-An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all its jobs. It is
-written atomically. The run takes it, removes it, and records its outcome in `control.jsonl`. Every user who may write
-in the directory may control the run. The run rejects everything else that it finds there.
+An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all jobs of the sweep.
+The file is written atomically. The run reads and removes the file, and records the outcome in `control.jsonl`. Every
+user who can write in the directory can control the run. The run rejects all other files in `control/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ares_exp.records.validation import explain_validation
 MAX_BYTES = 64 * 2**10
 MAX_PAUSE_SEC = 30 * 86_400.0
 WATCHED = ".watched"
-"""Name of the file in `control/` that readers of the state touch. The run then writes its state more often."""
+"""Name of the file in `control/` that readers of the state touch, so that the run writes its state more often."""
 
 Verb = Literal["pause", "resume", "set", "cancel", "stop"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -40,18 +40,18 @@ _Value = StrictBool | StrictInt | StrictFloat | Annotated[str, Field(max_length=
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(extra="forbid"))
 class Order:
-    """An order.
+    """An order for a running run.
 
     Attributes:
-        id: A unique name.
-        verb: The action.
-        by: User and machine of the author, as they report themselves.
+        id: Unique name of the order.
+        verb: Action of the order.
+        by: User and machine of the author, as reported by the author's process.
         at: Time of the order, in epoch seconds.
-        reason: The author's reason.
-        what: `cancel`: the task or the episode.
-        now: `pause`: whether requests to the policy wait, too.
-        for_sec: `pause`: seconds after which the run resumes by itself.
-        values: `set`: keys with their new values.
+        reason: Reason that the author specified.
+        what: Task or episode to cancel (only for `cancel`).
+        now: Whether requests to the policy are also paused (only for `pause`).
+        for_sec: Seconds after which the run resumes automatically (only for `pause`).
+        values: Keys with their new values (only for `set`).
         schema_version: Version of the format.
     """
 
@@ -78,14 +78,14 @@ class Order:
 
     @classmethod
     def new(cls, verb: Verb, **fields: Any) -> Self:
-        """Makes an order by the user of this process.
+        """Creates an order of the user of this process.
 
         Raises:
-            ConfigError: The fields do not fit the verb.
+            ConfigError: A field is invalid, or does not apply to the verb.
         """
         try:
             user = getpass.getuser()
-        except (OSError, KeyError):  # an id without a name
+        except (OSError, KeyError):  # a user id without a name
             user = str(os.getuid())
         by = f"{user}@{socket.gethostname()}"[:200]
         try:
@@ -95,10 +95,10 @@ class Order:
 
     @classmethod
     def parse(cls, data: bytes) -> Order:
-        """Reads an order.
+        """Parses an order.
 
         Raises:
-            ValueError: The data is not an order; the message has the reason.
+            ValueError: The data is not a valid order. The message has the reason.
         """
         try:
             return _ORDER.validate_json(data)
@@ -122,7 +122,7 @@ class Order:
 
         Args:
             outcome: `done`, `refused` or `failed`.
-            says: The outcome in a sentence.
+            says: Description of the outcome in a sentence.
             uid: Owner of the file that carried the order, as the file system reports it.
         """
         return {**self.to_dict(), "uid": uid, "outcome": outcome, "says": says, "settled_at": time.time()}
@@ -135,7 +135,7 @@ def write_order(folder: Path, order: Order) -> Path:
     """Writes an order for a run.
 
     Raises:
-        ConfigError: The folder is a link, which may lead anywhere.
+        ConfigError: The folder is a link, which is not trusted.
         OSError: The file cannot be written.
     """
     if folder.is_symlink():
@@ -147,7 +147,7 @@ def write_order(folder: Path, order: Order) -> Path:
 
 
 def watch(folder: Path) -> None:
-    """Makes a run write its state more often for a while, if this process may write in its directory."""
+    """Makes a run write its state more often for a while. Does nothing if its directory is not writable."""
     with suppress(OSError):
         if not folder.is_symlink():
             folder.mkdir(exist_ok=True)
@@ -156,7 +156,7 @@ def watch(folder: Path) -> None:
 
 
 MAX_TAKEN = 200
-"""Files that are read at once; the others are read the next time."""
+"""Maximum number of files per read. Further files are read the next time."""
 MAX_LISTED = 5_000
 MAX_REMEMBERED = 10_000
 WATCHED_SEC = 10.0
@@ -164,13 +164,13 @@ WATCHED_SEC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OrderFile:
-    """A file of the inbox.
+    """A file in the inbox.
 
     Attributes:
-        name: Its name.
-        order: The order; `None` if the file is not one.
+        name: Name of the file.
+        order: Order in the file; `None` if the file is not a valid order.
         uid: User id of the file's owner; `None` if the order has no file.
-        problem: Why the file is not an order.
+        problem: Reason why the file is not a valid order.
     """
 
     name: str
@@ -180,24 +180,24 @@ class OrderFile:
 
 
 class Inbox:
-    """Takes each order once, the oldest first. Links, pipes, large and broken files are rejected, each once.
+    """Reads each order once, starting with the oldest. Rejects links, pipes, large files and invalid files, each once.
 
-    Names with a leading dot are skipped: another process may be writing these files.
+    Skips names with a leading dot, because another process may be writing these files.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Keeps the arguments; does not touch the folder.
+        """Stores the arguments, without accessing the folder.
 
         Args:
-            folder: The folder with the orders.
-            is_shared: Whether the jobs of a sweep share these orders. Then the files are not removed.
+            folder: Folder with the orders.
+            is_shared: Whether the jobs of a sweep share these orders, so that files are not removed.
         """
         self.folder = folder
         self._is_shared = is_shared
         self._known: dict[str, None] = {}
 
     def take(self) -> list[OrderFile]:
-        """Returns the new files, a bounded number of them. Blocking."""
+        """Returns up to `MAX_TAKEN` new files. Blocking."""
         try:
             directory = os.open(self.folder, DIRECTORY_FLAGS)
         except FileNotFoundError:
@@ -223,7 +223,7 @@ class Inbox:
 
     @property
     def is_watched(self) -> bool:
-        """Whether another process reads the state of the run now. Blocking."""
+        """Whether another process currently reads the state of the run. Blocking."""
         with suppress(OSError):
             return time.time() - (self.folder / WATCHED).lstat().st_mtime < WATCHED_SEC
         return False
@@ -248,7 +248,7 @@ class Inbox:
 
 
 def _read(directory: int, name: str) -> tuple[bytes, int]:
-    """Reads a small regular file; returns its content and the user id of its owner.
+    """Reads a small regular file. Returns its content and the user id of its owner.
 
     Raises:
         OSError: The file cannot be read. Links are not followed.

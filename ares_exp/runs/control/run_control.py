@@ -1,4 +1,4 @@
-"""Control of a run by files: reads its orders, applies and records them, and writes its state."""
+"""Control of a run by files: reading, applying and recording orders, and writing the state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 
 LOOK_SEC = 1.0
-"""Seconds between two reads of the inbox."""
+"""Interval between two reads of the inbox, in seconds."""
 WATCHED_WRITE_SEC = 2.0
-"""Seconds between two writes of the state while another process reads it."""
+"""Interval between two writes of the state while another process reads it, in seconds."""
 UNWIND_SEC = 2.0
 MAX_ROUNDS = 100
 SHOWN_FILES, SHOWN_EPISODES = 3, 10
@@ -37,18 +37,18 @@ class RunControl:
     """Applies orders and writes the state while its body runs: `async with RunControl(…):`.
 
     Attributes:
-        run_dir: The run directory.
-        sweep_dir: The sweep's folder, whose orders are for all its jobs.
-        scheduler: The scheduler of the run.
-        gate: The gate before the policy.
-        live: The state of the run.
-        set: Changes settings of the run, by key: all of them, or none.
-        interrupt: Ends the run, as Ctrl-C does.
-        running: Returns the running episodes.
-        on_drop: Called with each try that is taken off the queue.
-        note: Called with each line of the record.
-        interval_sec: Seconds between two writes of the state.
-        is_recorded: Whether the run can write its records. If not, the run has reported why.
+        run_dir: Directory of the run.
+        sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` without a sweep.
+        scheduler: Scheduler of the run.
+        gate: Gate that can pause requests to the policy.
+        live: Live state of the run.
+        set: Function that changes settings of the run by key. If one is invalid, it changes nothing.
+        interrupt: Function that ends the run, like Ctrl-C.
+        running: Function that returns the running episodes.
+        on_drop: Function that is called with each try that is removed from the queue.
+        note: Function that is called with each line of the record.
+        interval_sec: Interval between two writes of the state, in seconds.
+        is_recorded: Function that returns whether the run can write its records. If not, the run has reported why.
     """
 
     run_dir: RunDir
@@ -104,14 +104,14 @@ class RunControl:
             try:
                 has_changed = await asyncio.shield(look) or self.live.state != self._written
             finally:
-                await asyncio.wait({look}, timeout=UNWIND_SEC)  # an order that was taken is not lost
+                await asyncio.wait({look}, timeout=UNWIND_SEC)  # so that no order is lost
             is_watched = await asyncio.to_thread(lambda: self._own.is_watched)
             interval_sec = min(WATCHED_WRITE_SEC, self.interval_sec) if is_watched else self.interval_sec
             if has_changed or time.monotonic() - self._written_at >= interval_sec - LOOK_SEC / 2:
                 await self._write_status()
 
     async def _look(self) -> bool:
-        """Applies the new orders; returns whether there were any files."""
+        """Applies the new orders. Returns whether there were any files."""
 
         def take() -> tuple[list[OrderFile], bool]:
             found = self._own.take() + (self._shared.take() if self._shared is not None else [])
@@ -144,7 +144,7 @@ class RunControl:
         """Applies an order, and returns the outcome in a sentence.
 
         Raises:
-            UserError: The order cannot be applied; nothing has changed.
+            UserError: The order cannot be applied. The run is unchanged.
         """
         match order.verb:
             case "pause":
@@ -239,7 +239,7 @@ class RunControl:
         await self._on_disk(lambda: write_status(self.run_dir.status, self.live.read()))
 
     async def _on_disk(self, write: Callable[[], None]) -> None:
-        """Writes in a thread. If that fails, the run continues, with one warning."""
+        """Writes in a thread. If a write fails, the run continues, and one warning is logged."""
         try:
             await asyncio.to_thread(write)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The runner's own metrics, every few seconds, and warnings of episodes that are stuck."""
+"""Periodic metrics of the runner, and warnings about stuck episodes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 class ProcessFigures:
-    """Figures of this process, without those of the containers or of other processes that it started."""
+    """The metrics of this process, without its containers and child processes."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def take(self) -> dict[str, float]:
-        """Returns the figures by metric; leaves out those that the system does not provide.
+        """Returns the metrics by name. Omits metrics that the system does not provide.
 
-        `system/cpu_percent` is the mean since the last call (100 is one core), `system/rss_mb` are MiB.
+        `system/cpu_percent` is the mean since the last call (100 is one core). The unit of `system/rss_mb` is MiB.
         """
         wall, cpu = time.monotonic(), time.process_time()
         figures: dict[str, float] = {"system/threads": threading.active_count()}
         if wall > self._wall:
             figures["system/cpu_percent"] = 100 * (cpu - self._cpu) / (wall - self._wall)
         self._wall, self._cpu = wall, cpu
-        with suppress(OSError, ValueError, IndexError):  # there is no /proc on macOS
+        with suppress(OSError, ValueError, IndexError):  # macOS has no /proc
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
             figures["system/rss_mb"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
         with suppress(OSError), os.scandir("/dev/fd") as listed:
-            figures["system/open_files"] = sum(1 for _ in listed) - 1  # without the descriptor of the listing itself
+            figures["system/open_files"] = sum(1 for _ in listed) - 1  # without the descriptor of this listing
         return figures
 
 
@@ -53,13 +53,13 @@ _SHOWN_CALLS = 8
 
 
 class LoopLag:
-    """A timer on the event loop compares when it runs with when it should: the difference is the lag.
+    """Measures the lag of the event loop: the difference between the planned and the actual time of a timer.
 
-    A thread looks after the timer. While it is late by more than `blocked_sec`, the thread reports, once, what the loop
-    is doing: the call that every episode waits for.
+    A thread checks the timer. If the timer is late by more than `blocked_sec`, the thread reports once which call
+    blocks the loop and therefore all episodes.
 
     Attributes:
-        max_sec: The longest lag of all.
+        max_sec: Longest lag so far, in seconds.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class LoopLag:
         blocked_sec: float = BLOCKED_SEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keeps the arguments; `start` starts to measure.
+        """Stores the arguments. `start` starts the measurement.
 
         Args:
-            warn: Is given the sentence about a blocked loop, in the thread: the loop cannot.
-            tick_sec: Seconds between two measurements.
-            look_sec: Seconds between two looks of the thread.
-            blocked_sec: Seconds after which a loop counts as blocked.
-            clock: Seconds that only grow.
+            warn: Function that receives the warning about a blocked loop. It is called in the thread.
+            tick_sec: Interval between two measurements, in seconds.
+            look_sec: Interval between two checks of the thread, in seconds.
+            blocked_sec: Lag after which the loop counts as blocked, in seconds.
+            clock: Monotonic clock in seconds.
         """
         self.max_sec = 0.0
         self._warn = warn
@@ -95,14 +95,14 @@ class LoopLag:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts timer and thread on the running event loop."""
+        """Starts the timer on the running event loop, and the thread."""
         self._loop_thread = threading.get_ident()
         self._schedule()
         self._thread = threading.Thread(target=self._look_after, name="loop-lag", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends timer and thread. Idempotent."""
+        """Stops the timer and the thread. Idempotent."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -112,7 +112,7 @@ class LoopLag:
             self._thread = None
 
     def take(self) -> tuple[float, float]:
-        """Returns longest and mean lag in seconds since the last call. Must be called on the event loop."""
+        """Returns the longest and the mean lag since the last call, in seconds. Must be called on the event loop."""
         if (late := self._clock() - self._due) > 0:
             self._measure(late)
         longest, mean = self._max, self._sum / max(self._count, 1)
@@ -132,7 +132,7 @@ class LoopLag:
         self._max, self.max_sec = max(self._max, lag), max(self.max_sec, lag)
 
     def _look_after(self) -> None:
-        """Runs in the thread. If the thread itself is late, the whole process was stopped, and no call is to blame."""
+        """Checks the timer, in the thread. If the thread is also late, the whole process was stopped."""
         awake_since = before = self._clock()
         while not self._stopped.wait(self._look_sec):
             now = self._clock()
@@ -148,13 +148,13 @@ class LoopLag:
     def _report(self, late: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         self._warn(
-            f"The event loop has been blocked for {late:.0f} s: no episode goes on meanwhile. It is in "
-            f"{_calls(frame)}. What takes so long belongs in a thread (`asyncio.to_thread`)."
+            f"The event loop has been blocked for {late:.0f} s by {_calls(frame)}. "
+            "No episode continues meanwhile. Use `asyncio.to_thread` for blocking calls."
         )
 
 
 def _calls(frame: FrameType | None) -> str:
-    """Formats the call stack that ends in `frame`, innermost call first, up to the event loop's first call."""
+    """Formats the call stack of `frame` up to the event loop, starting with the innermost call."""
     calls: list[str] = []
     while frame is not None and len(calls) < _SHOWN_CALLS:
         code = frame.f_code
@@ -175,9 +175,9 @@ class _Stall:
 
 
 class Watchdog:
-    """Reports each episode without progress once, and again each time that the waiting time has doubled.
+    """Reports each episode without progress once, and again whenever its waiting time has doubled.
 
-    An episode makes progress when the policy has answered and when the environment asks again.
+    An episode makes progress when the policy responds, and when the environment sends the next request.
     """
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -186,7 +186,7 @@ class Watchdog:
         self._stalls: dict[str, _Stall] = {}
 
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
-        """Returns the new warnings: one sentence for each place where episodes wait."""
+        """Returns the new warnings, with one sentence for each phase in which episodes wait."""
         now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, Any]]]()
         self._stalls = {}
         for episode in episodes:
@@ -244,12 +244,16 @@ _logger = logging.getLogger(__name__)
 class RunnerMonitor:
     """Watches a run while its body runs: `async with RunnerMonitor(…):`.
 
-    A sample has `system/loop_lag_sec` (the longest since the last sample) and `system/loop_lag_mean_sec`;
-    `system/episodes_running`, and of these `…_waiting_start`, `…_waiting_policy`, `…_waiting_environment` and
-    `…_waiting_end`; `system/containers`, those that episodes hold; `system/queue`; and what `ProcessFigures` says.
+    A sample has the following metrics:
+
+    - `system/loop_lag_sec` (the longest lag since the last sample) and `system/loop_lag_mean_sec`
+    - `system/episodes_running`, and the numbers of these episodes by phase: `…_waiting_start`, `…_waiting_policy`,
+      `…_waiting_environment` and `…_waiting_end`
+    - `system/containers` (containers of running episodes) and `system/queue`
+    - the metrics of `ProcessFigures`
 
     Attributes:
-        failures: How many samples or looks failed. They fail nothing else.
+        failures: Number of failed samples and checks, which have no other effect.
     """
 
     def __init__(
@@ -263,16 +267,16 @@ class RunnerMonitor:
         queued: Callable[[], int] = lambda: 0,
         figures: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """Keeps the arguments; entering starts the monitoring.
+        """Stores the arguments. Entering the context starts the monitoring.
 
         Args:
-            episodes: The running episodes.
-            report: Receives every sample, on the event loop: it must return at once.
-            warn: Receives warnings to be logged, on the event loop or, when that is blocked, in a thread.
-            interval_sec: Seconds between two samples, and between two looks at the episodes.
-            stall_warn_sec: Seconds without progress after which an episode is reported.
-            queued: Returns the number of tries that wait for a slot or for their time.
-            figures: Returns further metrics, by name.
+            episodes: Function that returns the running episodes.
+            report: Function that receives every sample on the event loop. It must return immediately.
+            warn: Function that receives warnings, on the event loop or (if the loop is blocked) in a thread.
+            interval_sec: Interval between two samples, and between two checks of the episodes, in seconds.
+            stall_warn_sec: Time without progress after which an episode is reported, in seconds.
+            queued: Function that returns the number of tries that wait for a slot or for their delay.
+            figures: Function that returns further metrics, by name.
         """
         self.failures = 0
         self._episodes = episodes
@@ -288,7 +292,7 @@ class RunnerMonitor:
 
     @property
     def max_loop_lag_sec(self) -> float:
-        """The longest that the event loop was late so far."""
+        """The longest lag of the event loop so far, in seconds."""
         return self._lag.max_sec
 
     async def __aenter__(self) -> Self:

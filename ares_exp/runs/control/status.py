@@ -1,4 +1,4 @@
-"""The state of a running run: `status.json`, and the same in lines for people."""
+"""The state of a running run, as `status.json` and as human-readable lines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 MAX_EPISODES = 1_000
-"""Number of episodes in the file: the ones that have waited longest."""
+"""Maximum number of episodes in the file. The episodes with the longest waits are selected."""
 SLOWEST = 3
 SLOW_SEC = 5.0
-"""An episode that has waited for less is not named in the lines."""
+"""Minimum wait of an episode that is listed in the lines, in seconds."""
 PLACES: Mapping[WaitsFor, str] = {
     "start": "to start",
     "policy": "for the policy",
@@ -41,7 +41,8 @@ PLACES: Mapping[WaitsFor, str] = {
 }
 
 State = Literal["running", "pausing", "paused", "ending", "ended"]
-"""`pausing`: no episode starts, and some are running; `paused`: no episode is running."""
+"""State of a run. `pausing` means that episodes are still running, but no episode starts. `paused` means that no
+episode is running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class EpisodeStatus:
     """A running episode.
 
     Attributes:
-        episode_id, task_name, attempt: As in its row.
+        episode_id, task_name, attempt: Id, task and attempt, as in the episode's row.
         retry: Number of earlier tries of the attempt.
-        waits_for: `start`, `policy`, `environment` or `end`.
-        since: Start of that wait, in epoch seconds.
+        waits_for: Phase in which the episode waits: `start`, `policy`, `environment` or `end`.
+        since: Start of the wait, in epoch seconds.
         started_at: Start of the episode, in epoch seconds.
         num_steps: Number of responses applied so far.
         tokens: Prompt and generated tokens so far.
@@ -73,14 +74,14 @@ class EpisodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A pause.
+    """A pause that a user ordered.
 
     Attributes:
-        since: Start, in epoch seconds.
-        now: Whether requests to the policy wait, too.
-        until: Time when the run resumes by itself, in epoch seconds; `None`: it waits for an order.
+        since: Start of the pause, in epoch seconds.
+        now: Whether requests to the policy are also paused.
+        until: Time at which the run resumes automatically, in epoch seconds; `None` if only an order resumes it.
         by: Author of the order.
-        reason: The author's reason.
+        reason: Reason that the author specified.
     """
 
     since: float
@@ -95,29 +96,29 @@ class RunStatus:
     """The state of a run.
 
     Attributes:
-        written_at: Epoch seconds.
+        written_at: Time of this state, in epoch seconds.
         started_at: Start of this session, in epoch seconds.
-        pid, hostname: The process of the run.
-        state: `running`, `pausing`, `paused`, `ending` or `ended`.
-        held: The pause by an order; `None` without one.
-        outage: The causes of another pause: what cannot be reached; empty without one.
-        concurrency: Maximum number of episodes at once.
+        pid, hostname: Process id and host of the run.
+        state: State of the run: `running`, `pausing`, `paused`, `ending` or `ended`.
+        held: Pause that a user ordered; `None` without a pause.
+        outage: Causes of an automatic pause, such as an unreachable service; empty without a pause.
+        concurrency: Maximum number of concurrent episodes.
         planned: Number of attempts of the run.
         done_before: Number of attempts that earlier sessions have done.
         expected: Number of tries of this session: attempts and retries.
         ended: Number of tries of this session that have ended.
-        cut_short: Number of these that have no result, because they were cancelled or lost.
-        queued: Number of tries that wait for a slot, or for their time.
-        waiting: Number of running episodes, by what they wait for.
-        reward: Mean reward of the run, earlier sessions included, and its interval: `[value, low, high]`, `None` if not
-            known.
-        tokens, cost: Usage of this session, running episodes included.
-        tokens_per_sec: Mean since the session started.
-        spent: Spending that counts towards the run's budget, over all its sessions.
-        budget: The limits that are set.
-        max_loop_lag_sec: The longest delay of the event loop.
-        errors: The last errors, newest first.
-        episodes: The running episodes, at most `MAX_EPISODES`.
+        cut_short: Number of ended tries without a result, because they were cancelled or lost.
+        queued: Number of tries that wait for a slot, or for the end of their delay.
+        waiting: Number of running episodes by the phase in which they wait.
+        reward: Mean reward of the run, including earlier sessions, with its interval: `[value, low, high]`. Unknown
+            values are `None`.
+        tokens, cost: Usage of this session, including running episodes.
+        tokens_per_sec: Mean number of tokens per second since the session started.
+        spent: Spending of all sessions that counts towards the run's budget.
+        budget: Limits of the budget that are set.
+        max_loop_lag_sec: Longest lag of the event loop, in seconds.
+        errors: Latest errors, starting with the newest.
+        episodes: Running episodes, at most `MAX_EPISODES`.
         schema_version: Version of the format.
     """
 
@@ -149,11 +150,11 @@ class RunStatus:
 
     @property
     def running(self) -> int:
-        """Number of running episodes."""
+        """The number of running episodes."""
         return sum(self.waiting.values())
 
     def lines(self) -> Iterator[str]:
-        """Yields the state in lines for people, without those about unknown values."""
+        """Yields human-readable lines. Omits unknown values."""
         if self.held is not None:
             yield self._pause(self.held)
         if self.outage:
@@ -193,7 +194,7 @@ _STATUS = TypeAdapter(RunStatus)
 
 
 def write_status(path: Path, status: RunStatus) -> None:
-    """Writes a state, atomically; a power cut may lose it. Blocking."""
+    """Writes a state atomically. A power cut can lose the file. Blocking."""
     longest = sorted(status.episodes, key=lambda one: one.since)[:MAX_EPISODES]
     text = _STATUS.dump_json(replace(status, episodes=longest)).decode()
     with atomic_file(path, sync=False) as file:
@@ -201,7 +202,7 @@ def write_status(path: Path, status: RunStatus) -> None:
 
 
 def read_status(path: Path) -> RunStatus | None:
-    """Reads a state, which any process may have written; `None` if there is no valid one. Blocking."""
+    """Reads an untrusted state. Returns `None` if the file is missing or invalid. Blocking."""
     try:
         return _STATUS.validate_json(read_record(path, max_bytes=MAX_BYTES))
     except (OSError, ConfigError, ValidationError):
@@ -215,17 +216,17 @@ _HOSTNAME = socket.gethostname()
 
 
 class LiveStatus:
-    """Counts ended episodes, and reads the running ones on demand. May be read from any thread.
+    """Counts ended episodes, and reads the running episodes on demand. `read` can be called from any thread.
 
     Attributes:
         planned: Number of attempts of the run.
         expected: Number of tries of this session: attempts and retries.
         done_before: Number of attempts that earlier sessions have done.
-        held: The pause; `None` without one.
+        held: Pause that a user ordered; `None` without a pause.
         has_ended: Whether all episodes have ended.
-        spent: Returns the spending that counts towards the budget.
-        budget: The current budget.
-        max_loop_lag_sec: Returns the longest delay of the event loop.
+        spent: Function that returns the spending that counts towards the budget.
+        budget: Current budget.
+        max_loop_lag_sec: Function that returns the longest lag of the event loop, in seconds.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class LiveStatus:
             self._errors.append(sentence[:MAX_ERROR_CHARS])
 
     def add_reward(self, result: EpisodeResult) -> None:
-        """Counts the reward of an episode, if it has one. Earlier sessions may have run the episode."""
+        """Counts the reward of an episode, if any. The episode can be from an earlier session."""
         if result.reward is not None:
             self._rewards.setdefault(result.task_name, []).append(result.reward)
             self._reward = None
@@ -329,12 +330,12 @@ class LiveStatus:
 
     @property
     def outage(self) -> str:
-        """The causes of a pause that no order made."""
+        """The causes of an automatic pause; empty without one."""
         return " ".join(filter(None, list(self._scheduler.holds.values())))
 
     @property
     def state(self) -> State:
-        """How far the run is."""
+        """The state of the run."""
         if self.has_ended:
             return "ended"
         if self._scheduler.interrupted:

@@ -1,8 +1,8 @@
-"""The environment host: environments of a run on one node, served to the run by messages. It knows no Ray.
+"""The environment host, which serves environments on one node to the run through messages. It does not depend on Ray.
 
-The run sends messages and the host answers them; what the host has to ask or tell (an answer of a model, a record, a
-warning) waits until the run asks for news. So there is one direction of connections, and a host that the run has not
-spoken to for its lease knows that it is alone: it closes its environments, and ends.
+The run sends messages, and the host replies. Questions and news of the host (requests to a model, records, warnings)
+wait until the run asks for news, so that only the run opens connections. If the host receives no message for the time
+of its lease, it closes its environments and ends.
 """
 
 from __future__ import annotations
@@ -64,26 +64,27 @@ from ares_exp.runs.executors.remote_messages import (
 )
 
 EXPIRED_SEC = 0.05
-"""How long after the end of its lease a host ends."""
+"""Delay between the end of a host's lease and the end of the host, in seconds."""
 REPORTS_SEC = 1.0
-"""How often changed reports of busy environments are told, at most."""
+"""Minimum interval between two updates of the reports of busy environments, in seconds."""
 CLOSE_SEC = 30.0
-"""How long the environments of a host may take to close before it ends without them."""
+"""Time limit for closing the environments of a host before it ends, in seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HostOrder:
-    """What a host is to make ready for.
+    """The order to prepare a host for a run.
 
     Attributes:
-        recipe: What environments are made from.
-        task_names: The tasks that may be run.
-        digests: By task, what tells whether it is the same here; `None`: that is not known.
-        parts: Those of any episode, without the factories.
-        versions: Versions of what the run runs on, by name.
-        seen_file: A file in the run directory, and its content: who reads it sees the same disk; `None`: not asked.
+        recipe: Recipe from which environments are created.
+        task_names: Names of the tasks of the run.
+        digests: Digest of each task's content; `None` for an unknown digest.
+        parts: Parts of any episode, without the factories.
+        versions: Versions of the run's software, by name.
+        seen_file: Path and content of a file in the run directory, with which the host detects a shared disk. `None`
+            skips this check.
     """
 
     recipe: Recipe
@@ -96,13 +97,13 @@ class HostOrder:
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
-    """What a host says when it is ready.
+    """The reply of a host that is ready.
 
     Attributes:
-        hostname: Of its node.
-        pid: Of its process.
-        warnings: Sentences for the user.
-        shares_disk: Whether it sees the run directory.
+        hostname: Hostname of the node.
+        pid: Process id of the host.
+        warnings: Warnings for the user.
+        shares_disk: Whether the host can access the run directory.
     """
 
     hostname: str
@@ -112,29 +113,29 @@ class HostReady:
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions that must be the same in a run and its hosts."""
+    """Returns the versions that must be equal in a run and its hosts."""
     return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
-    """Returns what of an episode's parts crosses to a host: all but the factories, which it has."""
+    """Returns the parts of an episode that are sent to a host. The host has its own factories."""
     names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
     return {name: getattr(parts, name) for name in names}
 
 
 @dataclass(slots=True)
 class _Hosted:
-    """An environment, and what is kept for it.
+    """An environment in the host, with its state.
 
     Attributes:
         environment: The environment.
-        encoder: Of its requests.
-        files: Where files of its episode are kept; `None`: nowhere.
-        is_streamed: Whether that is a directory of this host, to be fetched.
-        is_fetched: Whether that has been done.
-        told: The report that the run was told last.
-        replied: The report that the last reply was about, and how many others replies were about before.
-        calls: Number of its calls in progress.
+        encoder: Encoder of the environment's requests.
+        files: Directory for the files of the episode; `None` if no files are kept.
+        is_streamed: Whether `files` is a directory of this host, which the run fetches.
+        is_fetched: Whether the run has fetched the files.
+        told: Report that was last sent to the run as news.
+        replied: Report of the last reply, and the number of different reports before it.
+        calls: Number of calls in progress.
     """
 
     environment: EnvironmentBase
@@ -148,14 +149,14 @@ class _Hosted:
 
 
 class EnvironmentHost(ModelsElsewhere):
-    """Environments by id, on the event loop where it is first spoken to. Every method with a message's name is one."""
+    """Environments by id, on the event loop of the first call. Methods named after a message handle this message."""
 
     def __init__(self, *, lease_sec: float, on_end: Callable[[], None] = lambda: None) -> None:
-        """Starts nothing.
+        """Creates a host without environments.
 
         Args:
-            lease_sec: For how long it goes on without hearing of the run.
-            on_end: Called when it has ended by itself.
+            lease_sec: Time without a message of the run after which the host ends, in seconds.
+            on_end: Function that is called when the host has ended by itself.
         """
         self._lease_sec = lease_sec
         self._on_end = on_end
@@ -182,7 +183,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._calls = HostCalls({method.__name__: method for method in methods})
 
     async def handle(self, call: bytes) -> bytes:
-        """Takes a call, once however often it comes, and returns its answer; see `HostCalls`."""
+        """Handles a call of the run and returns its reply. Repeated calls are handled only once (see `HostCalls`)."""
         number, arrived, wait_sec, messages = pickle.loads(call)
         try:
             self._hear()
@@ -193,14 +194,18 @@ class EnvironmentHost(ModelsElsewhere):
         return await self._calls.take(number, arrived, wait_sec, messages)
 
     def _hear(self) -> None:
-        """Notes that the run has spoken. Raises `EpisodeStateError` when that is too late."""
+        """Renews the lease.
+
+        Raises:
+            EpisodeStateError: The lease has expired, or the host has ended.
+        """
         now = time.monotonic()
         if self._watching is None:
             self._loop = asyncio.get_running_loop()
             self._watching = asyncio.create_task(self._watch(), name="lease")
         elif now - self._heard_at > self._lease_sec or self._has_ended:
             self._end_by_itself()
-            raise EpisodeStateError("the host has ended, because it did not hear of its run")
+            raise EpisodeStateError("the host has ended, because it received no message from its run")
         self._heard_at = now
 
     async def _watch(self) -> None:
@@ -214,21 +219,23 @@ class EnvironmentHost(ModelsElsewhere):
     def _end_by_itself(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            logger.warning("The run was not heard of for %g s: its environments here are closed.", self._lease_sec)
+            logger.warning(
+                "The run sent no message for %g s. Its environments on this node are closed.", self._lease_sec
+            )
             self._ending = asyncio.create_task(self._close_all())
             self._ending.add_done_callback(lambda _: self._on_end())
 
-    # What the run says
+    # Messages of the run
 
     async def prepare(self, order: HostOrder) -> HostReady:
-        """Makes the parts, and checks that the tasks can be run here.
+        """Creates the parts, and checks that the tasks can be run here.
 
         Raises:
-            UserError: They cannot; or they are not the run's.
+            UserError: The tasks cannot be run here, or versions or tasks differ from the run's.
         """
         different = {name: (here, order.versions.get(name)) for name, here in versions_here().items()}
         if told := [f"{name} {here} and not {run}" for name, (here, run) in different.items() if here != run]:
-            raise ConfigError(f"Expected the versions of the run, and it has {', '.join(told)}.")
+            raise ConfigError(f"Expected the same versions as the run, but this node has {', '.join(told)}.")
         _move_to(order.recipe)
         warnings: list[str] = []
         from omegaconf import OmegaConf
@@ -240,7 +247,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := [name for name in order.task_names if name not in names]:
-            raise ConfigError(f"Expected the tasks of the run, and {missing[0]!r:.100} is not there.")
+            raise ConfigError(f"Expected the tasks of the run, but {missing[0]!r:.100} is missing.")
         source.keep(order.task_names)
         self._source = source
         for model in source.own_models:
@@ -252,12 +259,12 @@ class EnvironmentHost(ModelsElsewhere):
         await asyncio.to_thread(source.check, self._parts(order.parts), report=warnings.append)
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in order.task_names})
         if changed := [name for name, digest in order.digests.items() if found[name] != digest]:
-            raise ConfigError(f"Expected the tasks of the run, and the files of {changed[0]!r:.100} are others.")
+            raise ConfigError(f"Expected the tasks of the run, but the files of {changed[0]!r:.100} are different.")
         shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
         return HostReady(socket.gethostname(), os.getpid(), tuple(warnings), shares_disk)
 
     async def _make(self, name: str, order: EnvironmentOrder) -> None:
-        """Makes an environment of that name. Starts nothing."""
+        """Creates an environment with this name, without starting it."""
         assert self._source is not None, "prepare() comes first"
         made = self._parts(order.parts)
         if order.streams and made.output_dir is not None:
@@ -270,7 +277,7 @@ class EnvironmentHost(ModelsElsewhere):
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
-        """Takes an environment over, which is closed with this host at the latest."""
+        """Adds an existing environment, which is closed with this host at the latest."""
         self._hosted[name] = _Hosted(complete(environment), RequestEncoder(), files, is_streamed)
 
     async def act(
@@ -285,12 +292,12 @@ class EnvironmentHost(ModelsElsewhere):
         """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
 
         Args:
-            name: Of the environment.
-            method: What is called.
-            arguments: Its arguments.
-            bases: The requests that the run has.
-            known_report: Number of the report that the run has.
-            order: What the environment is made from, when the run does not know of it yet.
+            name: Name of the environment.
+            method: Name of the method.
+            arguments: Arguments of the method.
+            bases: Latest requests that the run has.
+            known_report: Number of the latest report that the run has.
+            order: Order from which the environment is created if it does not exist yet.
         """
         if name not in self._hosted and method == "close":
             return Reply()
@@ -308,8 +315,8 @@ class EnvironmentHost(ModelsElsewhere):
         }
         if method == "export_state" and hosted.is_streamed:
             raise SnapshotUnsupportedError(
-                "Snapshots are written on the node, and it does not see the run directory. Put that on a disk that all "
-                "nodes share, or set `snapshot=none`."
+                "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
+                "disk that all nodes share, or set `snapshot=none`."
             )
         hosted.calls += 1
         value: Any = None
@@ -359,7 +366,7 @@ class EnvironmentHost(ModelsElsewhere):
     async def changed(
         self, name: str, known: Sequence[int], bases: Bases, wait_sec: float
     ) -> tuple[PendingRequest, ...] | None:
-        """Waits until an environment has other pending requests than those `known`; `None` when it has not in time."""
+        """Waits until the pending requests of an environment differ from `known`; `None` after the time limit."""
         hosted = self._of(name)
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
         try:
@@ -375,14 +382,14 @@ class EnvironmentHost(ModelsElsewhere):
             self._hosted[name].environment.grant_time(seconds)
 
     async def fork(self, name: str, forks: Sequence[str], diversify: bool) -> list[Facts]:
-        """Makes environments of these names that continue from where `name` is."""
+        """Creates environments with these names that continue from the current state of `name`."""
         made = await self._of(name).environment.fork(len(forks), diversify=diversify)
         for fork, environment in zip(forks, made, strict=True):
             self.adopt(fork, environment)
         return [await self._facts(self._hosted[fork], {}) for fork in forks]
 
     async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
-        """Returns a piece of the archive of an episode's files, from that byte on, and whether more follows."""
+        """Returns a piece of the archive of an episode's files, from a byte offset, and whether more data follows."""
         hosted = self._of(name)
         assert hosted.files is not None
         data, has_more = await asyncio.to_thread(_piece, hosted.files, offset)
@@ -390,7 +397,7 @@ class EnvironmentHost(ModelsElsewhere):
         return data, has_more
 
     async def drop(self, name: str) -> None:
-        """Closes an environment, and forgets it with its files. Does nothing when it is not known."""
+        """Closes an environment, and removes it and its files. Does nothing for an unknown name."""
         hosted = self._hosted.pop(name, None)
         if hosted is None:
             return
@@ -402,11 +409,11 @@ class EnvironmentHost(ModelsElsewhere):
                 await in_thread(lambda: _remove_files(files))
 
     async def cancel(self, number: int) -> None:
-        """Cancels what carries a message out, and returns when it has ended."""
+        """Cancels the handling of a message, and returns when it has ended."""
         await self._calls.cancel(number)
 
     def _tell_new_reports(self) -> None:
-        """Has the run told which reports of busy environments have changed, not all the time."""
+        """Sends the changed reports of busy environments to the run, at most every `REPORTS_SEC`."""
         if time.monotonic() - self._reported_at < REPORTS_SEC:
             return
         self._reported_at = time.monotonic()
@@ -416,7 +423,7 @@ class EnvironmentHost(ModelsElsewhere):
                 self.tell(Reported(name, report))
 
     async def answer(self, number: int, value: Any, failure: Failure | None) -> None:
-        """Takes the answer to a question."""
+        """Receives the answer to a question of the host."""
         waiting = self._answers.pop(number, None)
         if waiting is not None and not waiting.done():
             if failure is None:
@@ -426,12 +433,12 @@ class EnvironmentHost(ModelsElsewhere):
                 waiting.set_exception(error if isinstance(error, Exception) else RuntimeError(failure.message))
 
     async def waited(self, client: int, seconds: float) -> None:
-        """Notes that a model's client waits for something other than its answer."""
+        """Reports time that a model's client waited for something other than its response."""
         if client in self._waits:
             self._waits[client][1](seconds)
 
     async def end(self) -> None:
-        """Closes everything."""
+        """Closes all environments and ends the host."""
         self._has_ended = True
         await self._close_all()
 
@@ -456,10 +463,10 @@ class EnvironmentHost(ModelsElsewhere):
         if (folder := self._folder) is not None:
             await asyncio.to_thread(folder.remove)
 
-    # What the host asks and tells
+    # Questions and news of the host
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Makes a client that has the run ask the model at `key`."""
+        """Creates a client that sends its requests through the run to the model at `key`."""
         number = next(self._clients)
         of = ClientOfModel(number, key, self._name_of(files), spec.task_name, spec.attempt, spec.seed)
         if spec.on_wait is not None:
@@ -472,7 +479,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     def background_client_of(self, name: str) -> LLMClient:
-        """Makes a client that has the run answer the background requests of an environment."""
+        """Creates a client that sends the background requests of an environment to the run."""
 
         async def ask(request: LLMRequest) -> LLMResponse:
             answer: LLMResponse = await self._ask(lambda question: RespondInBackground(question, name, request))
@@ -481,25 +488,25 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Has the run read the record of an episode's questions."""
+        """Requests the record of an episode's questions from the run."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask(lambda question: ReadRecord(question, name))
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Has the run put a question on record, also when the caller is cancelled: it is paid for."""
+        """Sends a question to the run's record, even if the caller is cancelled, because the question is paid for."""
         if (name := self._name_of(files)) is not None:
             await finish(self._ask(lambda question: AppendRecord(question, name, key, asked)))
 
     def tell(self, news: News) -> None:
-        """Has the run told something, as soon as it asks."""
+        """Sends news to the run as soon as it asks for news."""
         self._calls.tell(news)
 
     def tell_log(self, record: logging.LogRecord) -> None:
-        """Has the run told a line of the log, from whatever thread."""
+        """Sends a log record to the run. Can be called from any thread."""
         told = Logged(record.name, record.levelno, record.getMessage())
-        with suppress(RuntimeError):  # the loop has ended, and the host with it
+        with suppress(RuntimeError):  # the loop and the host have ended
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self.tell, told)
 
@@ -513,7 +520,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     def _name_of(self, files: Path | None) -> str | None:
-        """Returns the name of the environment whose files are kept there."""
+        """Returns the name of the environment whose files are in this directory; `None` if unknown."""
         names = (name for name, hosted in self._hosted.items() if files is not None and hosted.files == files)
         return next(names, None)
 
@@ -535,7 +542,7 @@ class EnvironmentHost(ModelsElsewhere):
 
 
 def _move_to(recipe: Recipe) -> None:
-    """Makes relative paths, and the user's own modules, mean what they mean in the run."""
+    """Uses the run's working directory and module search path, for relative paths and the user's modules."""
     if recipe.cwd.is_dir():
         os.chdir(recipe.cwd)
     sys.path += [entry for entry in recipe.search_path if entry not in sys.path]
@@ -549,7 +556,7 @@ def _sees(path: Path, content: str) -> bool:
 
 
 def _shown(report: EpisodeReport | None) -> tuple[Any, ...]:
-    """Returns what of a report is shown while its environment is busy."""
+    """Returns the parts of a report that are shown while its environment is busy."""
     if report is None:
         return ()
     return report.phase, report.has_container, report.container_image, report.environment_usage
@@ -564,7 +571,7 @@ def _archive_of(files: Path) -> Path:
 
 
 def _piece(files: Path, offset: int) -> tuple[bytes, bool]:
-    """Returns a piece of the archive of a directory, which is written when its first byte is asked for. Blocking."""
+    """Returns a piece of the archive of a directory. Offset 0 creates the archive. Blocking."""
     archive = _archive_of(files)
     if offset == 0:
         with tarfile.open(archive, "w") as tar:

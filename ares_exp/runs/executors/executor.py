@@ -1,4 +1,4 @@
-"""The contract of an executor, which an option of the `executor` group makes."""
+"""The contract of an executor, which an option of the group `executor` creates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What another process makes the same environments from. No policy of the run is in it.
+    """A recipe from which another process creates the same environments. It does not contain the policy.
 
     Attributes:
-        nodes: The resolved nodes of `env`, `scorer`, `agent` and `container`.
-        cwd: The working directory, which relative paths start at.
-        search_path: Where modules are looked for, for parts of the user's own.
+        nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
+        cwd: Working directory, which is the base of relative paths.
+        search_path: Module search path, for the user's own parts.
     """
 
     nodes: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Recipe:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Takes the recipe out of a composed config."""
+        """Creates the recipe of a composed config."""
         from omegaconf import OmegaConf
 
         resolved: Any = OmegaConf.to_container(config, resolve=True)
@@ -44,15 +44,15 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run is going to run.
+    """The plan of a run, for its executor.
 
     Attributes:
-        source: Its task set, loaded.
-        task_names: The selected tasks.
-        parts: The parts of any of its episodes.
-        recipe: What other processes make environments from; `None` where parts were given as objects.
-        needs_shared_disk: Why nodes must see the run directory, in words; `None` when they need not.
-        run_dir: The run directory; `None` when nothing is kept.
+        source: Loaded task set.
+        task_names: Names of the selected tasks.
+        parts: Parts of any episode of the run.
+        recipe: Recipe from which other processes create environments; `None` if parts were passed as objects.
+        needs_shared_disk: Reason why nodes need access to the run directory; `None` if they do not need it.
+        run_dir: Run directory; `None` if nothing is recorded.
     """
 
     source: SourceBase
@@ -64,74 +64,78 @@ class RunPlan:
 
 
 class Place(Protocol):
-    """A place for one environment, held while its episode is run."""
+    """A place for one environment, which is reserved while its episode runs."""
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
-        """Makes the environment of an episode there. Starts nothing."""
+        """Creates the environment of an episode in this place, without starting it."""
         ...
 
 
 class Executor(Protocol):
-    """Where the environments of a run live. Everything else stays in the run's own process.
+    """Runs the environments of a run. Everything else stays in the run's own process.
 
-    What else can be asked of an executor is `ExecutorBase`.
+    These are the required members. `ExecutorBase` has all members.
     """
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns what can be checked while the tasks are read. Each raises `PreflightError`."""
+        """Returns checks that run while the tasks are read. A check raises `PreflightError` if it fails."""
         ...
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Checks that the tasks can be run there, and makes ready for them.
+        """Checks that the executor can run the tasks, and prepares for them.
 
         Raises:
-            UserError: They cannot.
+            UserError: The executor cannot run the tasks.
         """
         ...
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
-        """Waits for a place, which is held inside the block.
+        """Waits for a place, which is reserved inside the block.
 
         Args:
-            task_name: The task of the environment.
-            losses: How often the attempt was lost with the host that it was continued.
+            task_name: Name of the environment's task.
+            losses: Number of times that the attempt was lost with its host and continued.
         """
         ...
 
 
 class ExecutorBase(Executor):
-    """Everything that is asked of an executor. What an `Executor` need not have has its default here."""
+    """All members of an executor, with defaults for the optional members."""
 
     def figures(self) -> Mapping[str, float]:
-        """Returns its metrics, by name (`system/…`). Default: none."""
+        """Returns the metrics of the executor, by name (`system/…`). By default, there are no metrics."""
         return {}
 
     async def close(self) -> None:
-        """Releases what it holds. Idempotent. Default: nothing."""
+        """Releases all resources. Idempotent. By default, does nothing."""
 
 
 def as_executor(executor: Executor) -> ExecutorBase:
-    """Returns `executor` with the defaults of `ExecutorBase` for what it lacks."""
+    """Returns `executor` with the defaults of `ExecutorBase` for missing members."""
     return completed(executor, ExecutorBase)
 
 
 class LocalExecutor(ExecutorBase):
-    """Has environments live in this process, on its event loop: as many as asked for."""
+    """Runs environments in this process, on its event loop, without a limit on their number."""
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns the checks of the container backend and of the agent, where they are needed."""
+        """Returns the checks of the container backend and of the agent, if tasks need a container."""
         if not source.needs_container:
             return ()
         return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Has the source check its tasks. Raises `UserError` when they cannot be run."""
+        """Runs the source's check of its tasks.
+
+        Raises:
+            UserError: The tasks cannot be run.
+        """
         await asyncio.to_thread(ran.source.check, ran.parts, report=report)
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
-        """Gives a place at once."""
+        """Returns a place immediately."""
         return nullcontext(self)
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
-        """Makes the environment of an episode."""
+        """Creates the environment of an episode."""
         return source.make(task_name, parts)

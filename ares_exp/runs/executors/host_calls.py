@@ -1,8 +1,8 @@
-"""Calls of a run as its host takes them: each message is carried out once, and answers that are ready leave together.
+"""The host's side of calls from the run: each message is handled once, and available answers are returned together.
 
-To carry bytes there and back costs more than most messages themselves. So a call has all messages that the run had to
-send at that moment, and returns when the first of them is answered, with all that is to be told by then. What is
-answered later goes with later calls; one without messages, which the run always has in progress, waits for it.
+A round trip costs more than the handling of most messages. A call therefore contains all messages that the run has to
+send at the moment. It returns when the first message is answered, with all answers and news that are available. Later
+answers are returned by later calls. The run always has a call without messages in progress, which waits for them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from typing import Any
 from ares_exp.runs.executors.remote_messages import Failure
 
 CALL_BYTES = 64 * 1024
-"""What a call or its answer carries, but for a message that is larger: Ray sends what is over 100 kB by another way,
-which is slow."""
+"""Maximum size of a call or its reply, unless a single message is larger. Ray is slow for objects over 100 kB."""
 
 Method = Callable[..., Awaitable[Any]]
 Message = tuple[int, bytes]
-"""Its number, and pickled the name of a method and its arguments."""
+"""The number of a message, and the pickled name and arguments of a method."""
 Told = tuple[int | None, bytes]
-"""An answer with the number of its message, or news (`None`), pickled."""
+"""A pickled answer with the number of its message, or pickled news (with `None`)."""
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call whose answer the run may not have.
+    """A call whose reply the run may not have received.
 
     Attributes:
-        answer: Done when it returns.
-        timer: Ends its wait.
+        answer: Future of the reply.
+        timer: Timer that ends the wait of the call.
     """
 
     answer: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -41,13 +40,13 @@ class _Call:
 
 
 class HostCalls:
-    """Takes calls, has their messages carried out, and returns what there is to tell."""
+    """Receives calls, handles their messages, and returns answers and news."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
-        """Starts nothing.
+        """Stores the methods.
 
         Args:
-            methods: What carries messages out, by name.
+            methods: Methods that handle messages, by name.
         """
         self._methods = methods
         self._calls: dict[int, _Call] = {}
@@ -59,19 +58,19 @@ class HostCalls:
 
     @property
     def work(self) -> list[asyncio.Task[bytes]]:
-        """The tasks of messages that are being carried out."""
+        """The tasks of messages that are being handled."""
         return [*self._work.values()]
 
     async def take(
         self, number: int, arrived: Sequence[int], wait_sec: float | None, messages: Sequence[Message]
     ) -> bytes:
-        """Has messages carried out, unless the call came before, and returns its answer.
+        """Handles the messages of a call, unless the call was received before, and returns its reply.
 
         Args:
-            number: Of the call.
-            arrived: Numbers of earlier calls whose answers the run has.
-            wait_sec: For how long a call without messages waits for something to tell.
-            messages: What is to be carried out.
+            number: Number of the call.
+            arrived: Numbers of earlier calls whose replies the run has received.
+            wait_sec: Maximum time that a call without messages waits for answers or news, in seconds.
+            messages: Messages to handle.
         """
         for one in arrived:
             self._calls.pop(one, None)
@@ -104,19 +103,19 @@ class HostCalls:
         self._tell((number, answer))
 
     def tell(self, news: Any) -> None:
-        """Has the run told news."""
+        """Sends news to the run."""
         self._tell((None, pickle.dumps(news)))
 
     async def cancel(self, number: int) -> None:
-        """Cancels what carries a message out, and returns when it has ended."""
+        """Cancels the handling of a message, and returns when it has ended."""
         if (task := self._work.get(number)) is not None:
             task.cancel()
             await asyncio.wait({task})
 
-    # What returns
+    # Replies
 
     def _listen(self, call: _Call, wait_sec: float) -> None:
-        """Has a call return as soon as there is something to tell, or after so many seconds."""
+        """Makes a call return when answers or news are available, or after `wait_sec`."""
         self._listening.append(call)
         call.timer = asyncio.get_running_loop().call_later(wait_sec, self._give, call)
         if self._untold:
@@ -127,7 +126,7 @@ class HostCalls:
         self._return_soon()
 
     def _return_soon(self) -> None:
-        """Has what is ready told once all that is ready now has been carried out."""
+        """Schedules the replies after all handlers that are ready now have run."""
         if not self._will_return:
             self._will_return = True
             asyncio.get_running_loop().call_soon(self._return)
@@ -141,7 +140,7 @@ class HostCalls:
             self._give(self._listening[0])
 
     def _give(self, call: _Call) -> None:
-        """Has a call return what is to be told, as much as it carries."""
+        """Makes a call return the available answers and news, up to the maximum size."""
         if call in self._listening:
             self._listening.remove(call)
         if call.timer is not None:
@@ -156,7 +155,7 @@ class HostCalls:
 
 
 def fitting(sizes: Sequence[int]) -> int:
-    """Returns how many of these, in their order, one call carries; the first at least."""
+    """Returns the number of leading messages of these sizes that fit into one call; at least one."""
     total = 0
     for count, size in enumerate(sizes):
         total += size
@@ -166,5 +165,5 @@ def fitting(sizes: Sequence[int]) -> int:
 
 
 def failed(error: BaseException) -> bytes:
-    """Returns the answer that raises an error in the run."""
+    """Returns a reply that raises the error in the run."""
     return pickle.dumps((False, Failure.of(error)))

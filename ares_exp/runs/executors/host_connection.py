@@ -1,4 +1,4 @@
-"""The connection of a run to a host: messages, answers, and errors on the way."""
+"""The connection of a run to a host: messages, replies and connection errors."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from ares_exp.runs.executors.environment_host import EnvironmentHost
 
 
 class ConnectionLostError(Exception):
-    """The host is gone, for good."""
+    """The host is permanently lost."""
 
 
 class ConnectionDoubtfulError(Exception):
-    """The host cannot be reached now. The message may have arrived, and may be sent again."""
+    """The host cannot currently be reached. The message may have arrived, and can be sent again."""
 
 
 class HostConnection(Protocol):
-    """Carries messages to one host.
+    """Sends messages to one host.
 
     Attributes:
-        node: Name of the node that the host is on.
+        node: Name of the host's node.
     """
 
     node: str
 
     async def send(self, message: bytes) -> bytes:
-        """Has the host handle a message, and returns its response.
+        """Sends a message to the host, and returns the reply.
 
         Raises:
-            ConnectionLostError: The host is gone.
-            ConnectionDoubtfulError: It cannot be reached now.
+            ConnectionLostError: The host is permanently lost.
+            ConnectionDoubtfulError: The host cannot currently be reached.
         """
         ...
 
     async def end(self) -> None:
-        """Ends the process of the host, whatever it does. Idempotent."""
+        """Kills the process of the host. Idempotent."""
         ...
 
 
 class InProcessConnection(HostConnection):
-    """A host in this process: for tests, with everything pickled there and back as between machines."""
+    """A connection to a host in this process, for tests. All messages are pickled, as between machines."""
 
     def __init__(self, host: EnvironmentHost, *, node: str = "in-process") -> None:
-        """Keeps the host."""
+        """Stores the host."""
         self.node = node
         self._host = host
         self._handling: set[asyncio.Task[bytes]] = set()
         self._is_lost = asyncio.Event()
 
     async def send(self, message: bytes) -> bytes:
-        """Has the host handle the message in a task of its own, as another process would."""
+        """Handles the message in a separate task, like another process."""
         handling = asyncio.ensure_future(self._host.handle(message))
         self._handling.add(handling)
         handling.add_done_callback(self._handling.discard)
@@ -64,7 +64,7 @@ class InProcessConnection(HostConnection):
         return handling.result()
 
     async def end(self) -> None:
-        """Answers no more; the environments are closed, as those of a dead process are gone."""
+        """Stops responding and closes the host's environments, as if its process had died."""
         self._is_lost.set()
         await self._host.end()
         for handling in self._handling:

@@ -1,4 +1,4 @@
-"""The placement of environments on hosts: free slots first, then the host that has had the task's image."""
+"""The placement of environments on hosts, which prefers free hosts that already have the task's image."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from itertools import count
 from typing import Generic, TypeVar
 
 BOUND = 1.25
-"""How much more than its share of the environments a host may have before another one is chosen for a task."""
+"""Load of a host, relative to its share of the environments, above which another host is chosen for a task."""
 FEWER = 8
-"""An attempt that was lost with its host is placed beside so many times fewer others, each time that it is lost."""
+"""Factor by which each loss of an attempt with its host reduces the number of environments next to this attempt."""
 
 HostT = TypeVar("HostT")
 
@@ -25,10 +25,10 @@ class Seat(Generic[HostT]):
 
     Attributes:
         host: The host.
-        node: Name of its node: that is where images are.
-        slots: How many environments it may have.
-        limits: For each environment in it, how many may be in it with that one, itself included.
-        kept_for: Number of the waiter that it is being emptied for, if any.
+        node: Name of the host's node, which stores the images.
+        slots: Maximum number of environments on the host.
+        limits: Maximum number of environments on the host for each of its environments, including itself.
+        kept_for: Number of the waiter for which the host is being emptied; `None` otherwise.
     """
 
     host: HostT
@@ -38,16 +38,17 @@ class Seat(Generic[HostT]):
     kept_for: int | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Whether one more environment may come, beside which there may be `limit` - 1 others."""
+        """Checks whether an environment that allows `limit` - 1 other environments can be added."""
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 
 class Placement(Generic[HostT]):
-    """Gives slots in hosts, which come and go.
+    """Assigns slots on hosts, which can be added and removed at any time.
 
-    All attempts at a task go to the same host while that has not much more than its share, so that the image of a task
-    is pulled or built on few nodes. The more often an attempt was lost with its host, the fewer others are placed
-    beside it, in the end none: one that ends hosts is found, and takes ever fewer others with it.
+    All attempts at a task are placed on the same host, unless this host has much more than its share. The image of a
+    task is therefore pulled or built on few nodes. The more often an attempt was lost with its host, the fewer other
+    environments are placed next to it, and finally none. An attempt that kills hosts is therefore identified, and
+    affects fewer and fewer other attempts.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Placement(Generic[HostT]):
 
     @property
     def slots(self) -> int:
-        """Number of slots in all hosts."""
+        """The number of slots on all hosts."""
         return sum(seat.slots for seat in self._seats)
 
     @property
@@ -72,19 +73,19 @@ class Placement(Generic[HostT]):
         self.tell()
 
     def remove(self, host: HostT) -> None:
-        """Takes a host out; what is placed in it stays there."""
+        """Removes a host. Environments on the host are not affected."""
         self._seats = [seat for seat in self._seats if seat.host is not host]
 
     @asynccontextmanager
     async def slot(self, task_name: str, *, losses: int = 0) -> AsyncIterator[HostT]:
-        """Waits for a slot, which is held inside the block.
+        """Waits for a slot, which is reserved inside the block.
 
         Args:
-            task_name: What is run.
-            losses: How often it was lost with its host.
+            task_name: Name of the task.
+            losses: Number of times that the attempt was lost with its host.
 
         Raises:
-            Exception: What `give_up` was called with.
+            Exception: `give_up` was called with this error.
         """
         waiter = next(self._waiters)
         try:
@@ -101,18 +102,18 @@ class Placement(Generic[HostT]):
             self.tell()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until `condition` holds; it is asked whenever hosts or slots have changed."""
+        """Waits until `condition` is true. Checks it whenever hosts or slots have changed."""
         while not condition():
             await self._change()
 
     def tell(self) -> None:
-        """Has all that wait look again."""
+        """Wakes up all waiters, which check their conditions again."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
 
     def give_up(self, error: Exception) -> None:
-        """Has all that wait for a slot, now or later, raise `error`."""
+        """Makes all current and later waiters for a slot raise `error`."""
         self._gave_up = error
         self.tell()
 
@@ -146,10 +147,10 @@ class Placement(Generic[HostT]):
 
 
 def beside(losses: int, slots: int) -> int:
-    """Returns how many environments may be in a host with one that was lost so often, itself included."""
+    """Returns the maximum number of environments on a host with an attempt that was lost this often, including it."""
     return max(1, slots // int(FEWER**losses))
 
 
 def _affinity(task_name: str, node: str) -> bytes:
-    """Returns what orders nodes for a task, the same everywhere (rendezvous hashing)."""
+    """Returns a key that orders nodes for a task, identically on every machine (rendezvous hashing)."""
     return hashlib.sha256(f"{node}\0{task_name}".encode()).digest()

@@ -1,7 +1,7 @@
-"""`executor=ray`: environments in hosts on the nodes of a Ray cluster. Nothing else imports Ray; this does to connect.
+"""The executor for Ray (`executor=ray`): environments in hosts on the nodes of a Ray cluster.
 
-A host is an actor that is bound to its node. All that Ray does is to start it, to carry bytes to it and back, and to
-tell which nodes there are; errors, leases and losses are the matter of `RemoteHost` and `EnvironmentHost`.
+Only this module imports Ray, when it connects. A host is an actor that is bound to its node. Ray starts the host,
+transfers bytes, and lists the nodes. `RemoteHost` and `EnvironmentHost` handle errors, leases and losses.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from ares_exp.runs.executors.remote_host import RemoteHost
 from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 
 NODES_INTERVAL_SEC = 1.0
-"""Seconds between two looks at the nodes of the cluster."""
+"""Interval between two checks of the cluster's nodes, in seconds."""
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Waits before a host is started again on a node where one has ended, by how often that was in a row."""
+"""Waits before a host is restarted on a node, in seconds, by the number of consecutive failures."""
 CONNECT_SEC = 60.0
 RESPONSE_SEC = 30.0
-"""Bound on what Ray is asked while the run lasts."""
+"""Time limit of a call to Ray during the run, in seconds."""
 LEAVE_SEC = 15.0
-"""Bound on leaving the cluster."""
+"""Time limit for disconnecting from the cluster, in seconds."""
 
 GUESSES = "Some common causes include"
-"""What follows in Ray's texts is the same, whatever has happened."""
+"""Start of a generic text in Ray's error messages, which is the same for all causes."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -64,7 +64,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class RayExecutor(ExecutorBase):
-    """Starts hosts on the nodes of a Ray cluster, on those that join, too, and places environments in them."""
+    """Starts hosts on the nodes of a Ray cluster, including nodes that join later, and places environments on them."""
 
     @validate_call
     def __init__(
@@ -84,19 +84,20 @@ class RayExecutor(ExecutorBase):
         """Validates the options.
 
         Args:
-            address: The cluster: `auto` (one on this machine), or `host:6379`; `None`: the one that `RAY_ADDRESS`
-                names, else one of this machine's own that ends with the run.
-            episodes_per_host: Environments in one host at the same time.
-            hosts_per_node: Hosts on each node; several limit what ends with one.
-            resources: What a node must have, and a host reserves, e.g. `{docker: 1}`; `None`: nothing.
-            num_cpus: CPUs that a host reserves in Ray's books.
-            lease_sec: Seconds without a sign of life after which a host is given up by the run, and ends by itself if
-                it still runs.
-            lost_per_attempt: An attempt that was lost with so many hosts, the last time alone on one, is an error.
-            storage: How files of episodes come into the run directory: `shared` (nodes see it), `stream` (they are
-                sent), or `auto` (tried out for each host).
-            join_timeout_sec: Bound on the start of a host, its checks of tasks and backend included.
-            no_node_timeout_sec: How long a run waits while there is no node at all.
+            address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the
+                variable `RAY_ADDRESS`, or otherwise starts a local cluster that ends with the run.
+            episodes_per_host: Maximum number of concurrent environments on a host.
+            hosts_per_node: Number of hosts on each node. If a host ends, only its own environments are lost.
+            resources: Ray resources that a node must have and a host reserves, such as `{docker: 1}`. `None` means no
+                requirements.
+            num_cpus: Number of CPUs that a host reserves in Ray.
+            lease_sec: Time without contact after which the run treats a host as lost and the host ends, in seconds.
+            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if it was the only
+                environment on the last host.
+            storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are
+                sent), or `auto` (detected for each host).
+            join_timeout_sec: Time limit for the start of a host, including its checks of tasks and backend, in seconds.
+            no_node_timeout_sec: Maximum time that a run waits without any node, in seconds.
         """
         self._address = address
         self._slots = episodes_per_host
@@ -121,20 +122,20 @@ class RayExecutor(ExecutorBase):
         self._has_left = threading.Event()
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Connects to the cluster. Backend and agent are checked where environments will be."""
+        """Returns a check that connects to the cluster. The hosts check the container backend and the agent."""
         return (self._connect(),)
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Starts hosts, and returns when the first one is ready; others join.
+        """Starts hosts, and returns when the first host is ready. Further hosts join later.
 
         Raises:
-            PreflightError: No node can run the tasks; the message says why each cannot.
-            ConfigError: The parts of the run cannot be made in another process.
+            PreflightError: No node can run the tasks. The message has the reason for each node.
+            ConfigError: The parts of the run cannot be created in another process.
         """
         if ran.recipe is None:
             raise ConfigError(
-                "Expected parts that other processes can make, and some were given as objects. Name them by options, "
-                "or use `executor=local`."
+                "Expected components that other processes can create, but some were passed as objects. Name them by "
+                "options, or use `executor=local`."
             )
         self._report, self._needs_shared_disk = report, ran.needs_shared_disk
         self._models = {model.key: model for model in ran.source.own_models}
@@ -165,13 +166,13 @@ class RayExecutor(ExecutorBase):
         """Waits for a slot on a node.
 
         Raises:
-            PreflightError: There was no node for `no_node_timeout_sec`.
+            PreflightError: No node was available for `no_node_timeout_sec`.
         """
         async with self._placement.slot(task_name, losses=losses) as started:
             yield _RayPlace(started, may_be_blamed=losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
-        """Returns the numbers of hosts, of lost ones and of slots, and the longest of their last round trips."""
+        """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' last round trips."""
         hosts = self._placement.hosts
         return {
             "system/hosts": len(hosts),
@@ -181,7 +182,7 @@ class RayExecutor(ExecutorBase):
         }
 
     async def close(self) -> None:
-        """Ends the hosts, and leaves the cluster. Idempotent."""
+        """Ends the hosts, and disconnects from the cluster. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,10 +201,10 @@ class RayExecutor(ExecutorBase):
     # The cluster
 
     async def _connect(self) -> None:
-        """Connects, in a thread: in the main one Ray would take the signals that end a run.
+        """Connects in a thread, because Ray would replace the run's signal handlers in the main thread.
 
         Raises:
-            PreflightError: Ray is not here, or the cluster cannot be reached.
+            PreflightError: Ray is not installed, or the cluster cannot be reached.
         """
         address = self._address or os.environ.get("RAY_ADDRESS") or "local"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -211,7 +212,7 @@ class RayExecutor(ExecutorBase):
         ray = _ray()
         if ray.is_initialized():
             return
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that it takes no signals
+        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray would warn about signal handlers
         self._has_left = threading.Event()
         try:
             await _ask_ray(
@@ -222,18 +223,18 @@ class RayExecutor(ExecutorBase):
         except (Exception, SystemExit) as error:
             self._has_left.set()
             raise PreflightError(
-                f"Expected a Ray cluster at {address!r}, and there is none that responses ({type(error).__name__}: "
+                f"Expected a Ray cluster at {address!r}, but none responds ({type(error).__name__}: "
                 f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
                 "`executor.address=host:6379` or RAY_ADDRESS."
             ) from error
         self._is_connected = True
 
     async def _tend(self) -> None:
-        """Follows the nodes: starts hosts on new ones, and gives up those of dead ones."""
+        """Monitors the nodes: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
         was_ready = False
         empty_since: float | None = None
         while True:
-            with suppress(Exception):  # the head may be away for a moment
+            with suppress(Exception):  # the head node may be temporarily unreachable
                 self._follow(await _ask_ray(_ray().nodes, within_sec=RESPONSE_SEC))
             now = time.monotonic()
             was_ready = was_ready or bool(self._placement.hosts)
@@ -241,9 +242,9 @@ class RayExecutor(ExecutorBase):
                 empty_since = None
             elif empty_since is None:
                 empty_since = now
-                logger.warning("There is no host any more: the run waits for a node of the cluster.")
+                logger.warning("All hosts are lost. The run waits for a node of the cluster.")
             elif now - empty_since > self._no_node_timeout_sec:
-                why = f"there was none for {self._no_node_timeout_sec:g} s. `resume=` goes on with the run"
+                why = f"there was none for {self._no_node_timeout_sec:g} s. Use `resume=` to continue the run"
                 self._placement.give_up(PreflightError(self._why_none(why)))
             await asyncio.sleep(NODES_INTERVAL_SEC)
 
@@ -269,7 +270,7 @@ class RayExecutor(ExecutorBase):
         return all(has.get(name, 0) >= amount for name, amount in self._resources.items())
 
     async def _keep(self, node: _Node) -> None:
-        """Keeps the node's hosts running, until it refuses the tasks."""
+        """Keeps the hosts of a node running, until the node rejects the tasks."""
         await asyncio.gather(*(self._keep_one(node) for _ in range(self._hosts_per_node)))
 
     async def _keep_one(self, node: _Node) -> None:
@@ -295,7 +296,7 @@ class RayExecutor(ExecutorBase):
             failed += 1
 
     async def _start(self, node: _Node) -> _Started:
-        """Starts a host on a node, and has it make ready. Raises what it raises; nothing is left running then."""
+        """Starts and prepares a host on a node. If this fails, ends the host and raises its error."""
         ray: Any = _ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -304,7 +305,7 @@ class RayExecutor(ExecutorBase):
             "resources": self._resources,
             "max_restarts": 0,
             "max_concurrency": 100_000,
-            "enable_task_events": False,  # Ray would keep books of every call
+            "enable_task_events": False,  # Ray would record every call
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
         actor = ray.remote(HostProcess).options(**options).remote(self._lease_sec)
@@ -317,7 +318,7 @@ class RayExecutor(ExecutorBase):
         started = _Started(node, host)
         try:
             async with asyncio.timeout(self._join_timeout_sec):
-                await host.start()  # its process may take longer to start than its lease
+                await host.start()  # starting the process can take longer than the lease
                 ready: HostReady = await started.host.call("prepare", self._order)
             started.shares_disk = self._uses_shared_disk(ready)
         except BaseException:
@@ -329,24 +330,28 @@ class RayExecutor(ExecutorBase):
         return started
 
     def _uses_shared_disk(self, ready: HostReady) -> bool:
-        """Whether the host writes into the run directory. Raises `PreflightError` when it must and cannot."""
+        """Checks whether the host writes to the run directory.
+
+        Raises:
+            PreflightError: The host must write to the run directory, but cannot access it.
+        """
         if self._storage == "shared" and not ready.shares_disk:
-            raise PreflightError("it does not see the run directory, and `executor.storage=shared` says that it does.")
+            raise PreflightError("it cannot see the run directory, which `executor.storage=shared` requires.")
         shares = ready.shares_disk and self._storage != "stream"
         if not shares and self._needs_shared_disk is not None:
             raise PreflightError(
                 f"it does not share the run directory, and {self._needs_shared_disk}. Put the run directory on a disk "
-                "that all nodes share, or leave that out."
+                "that all nodes share, or remove this setting."
             )
         return shares
 
     def _lost(self, started: _Started) -> None:
-        """Places nothing in a lost host any more, and ends its process: it may run on behind a broken network."""
+        """Removes a lost host, and ends its process, which may still be running behind a broken network."""
         if started in self._placement.hosts:
             self._hosts_lost += 1
             self._placement.remove(started)
             why = started.host.why_lost
-            logger.warning("The host on %s is lost: %s. Its episodes go on elsewhere.", started.node.name, why)
+            logger.warning("The host on %s is lost: %s. Its episodes continue on other hosts.", started.node.name, why)
         started.ended.set()
         self._spawn(started.host.close())
 
@@ -364,13 +369,13 @@ class RayExecutor(ExecutorBase):
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A node.
+    """A node of the cluster.
 
     Attributes:
-        node_id: As Ray has it.
-        name: For people.
-        refusal: Why it cannot run the tasks; `None` when it can, as far as is known.
-        trouble: Why a host could not be started the last time.
+        node_id: Ray's id of the node.
+        name: Name of the node, for messages.
+        refusal: Reason why the node cannot run the tasks; `None` if no reason is known.
+        trouble: Reason why the last start of a host failed.
     """
 
     node_id: str
@@ -384,10 +389,10 @@ class _Started:
     """A host that was started.
 
     Attributes:
-        node: Where.
+        node: Node of the host.
         host: The host.
-        shares_disk: Whether it writes into the run directory.
-        ended: Set when it is lost.
+        shares_disk: Whether the host writes to the run directory.
+        ended: Event that is set when the host is lost.
     """
 
     node: _Node
@@ -397,14 +402,14 @@ class _Started:
 
 
 class _RayPlace(Place):
-    """A slot in a host."""
+    """A slot on a host."""
 
     def __init__(self, started: _Started, *, may_be_blamed: bool) -> None:
         self._started = started
         self._may_be_blamed = may_be_blamed
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
-        """Makes the environment of an episode in the host."""
+        """Creates the environment of an episode on the host."""
         sent = parts_to_send(parts)
         if parts.output_dir is not None:
             sent["output_dir"] = parts.output_dir.absolute()
@@ -429,46 +434,46 @@ class _RayPlace(Place):
         if not self._may_be_blamed:
             return error
         return HostsLostError(
-            f"{error} The attempt was lost with a host before, and this time it was alone on it: it may be what ends "
-            "them. `executor.lost_per_attempt` says how often it is tried."
+            f"{error} The attempt was lost with a host before, and was the only one on this host, so it may be the "
+            "cause. `executor.lost_per_attempt` sets the number of tries."
         )
 
 
 class HostProcess:
-    """The actor: a host in a process of its own, on a node."""
+    """The Ray actor: a host in a separate process on a node."""
 
     def __init__(self, lease_sec: float) -> None:
-        """Starts nothing: the event loop is not running yet.
+        """Creates the host, without starting it, because the event loop is not running yet.
 
         Args:
-            lease_sec: For how long it goes on without hearing of the run.
+            lease_sec: Time without a message of the run after which the host ends, in seconds.
         """
         self._host = EnvironmentHost(lease_sec=lease_sec, on_end=lambda: os._exit(0))
         log = logging.getLogger("ares_exp")
         log.addHandler(_Telling(self._host))
 
     async def handle(self, message: bytes) -> bytes:
-        """Has the host handle a message."""
+        """Passes a message to the host, and returns its reply."""
         return await self._host.handle(message)
 
 
 class _Telling(logging.Handler):
-    """Has the run told what is logged as a warning in a host."""
+    """Sends warnings that are logged in a host to the run."""
 
     def __init__(self, host: EnvironmentHost) -> None:
         super().__init__(logging.WARNING)
         self._host = host
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hands the record to the host."""
+        """Passes the record to the host."""
         self._host.tell_log(record)
 
 
 class RayConnection(HostConnection):
-    """Carries messages to an actor."""
+    """Sends messages to a Ray actor."""
 
     def __init__(self, actor: Any, node: str) -> None:
-        """Keeps the actor."""
+        """Stores the actor."""
         self.node = node
         self._actor = actor
 
@@ -491,39 +496,40 @@ class RayConnection(HostConnection):
 
 
 def _in_short(error: BaseException) -> str:
-    """Returns the class, and the last line of the text: there is the cause, behind what Ray says of its actors."""
+    """Returns the class of an error and the last line of its message, which has the cause in Ray's errors."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     cause, _, _ = (lines or [""])[-1].partition(GUESSES)
     return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
-    """Writes a file by which nodes find out whether they see the run directory; returns its path and content."""
+    """Writes a file with which nodes detect a shared run directory. Returns its path and content."""
     path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
     path.write_text(content)
     return path, content
 
 
 async def _leave() -> None:
-    """Leaves the cluster. Where Ray does not return in time, the process goes on without waiting for it."""
+    """Disconnects from the cluster. Continues without waiting if Ray does not return within `LEAVE_SEC`."""
     shutdown = _ray().shutdown
     try:
         await _ask_ray(shutdown, within_sec=LEAVE_SEC)
     except TimeoutError:
-        atexit.unregister(shutdown)  # it would be waited for again
+        atexit.unregister(shutdown)  # the exit handler would wait again
         logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
 
 
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
-    """Calls Ray in a thread that nobody waits for at the end: where a cluster is harmed, not every call returns.
+    """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
     Args:
-        call: The call.
-        within_sec: How long it may take.
-        thread_stays_until: The end of its thread, with which Linux kills the processes that the call has started.
+        call: Function that calls Ray.
+        within_sec: Time limit of the call, in seconds.
+        thread_stays_until: Event until which the thread stays alive, because Linux kills the processes that the call
+            started when the thread ends.
 
     Raises:
-        TimeoutError: It did not return in time.
+        TimeoutError: The call did not return in time.
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[T] = loop.create_future()
@@ -543,7 +549,7 @@ async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_unt
             value = call()
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # the loop was closed meanwhile
+        with suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(settle, value, error)
         if thread_stays_until is not None:
             thread_stays_until.wait()
@@ -554,12 +560,16 @@ async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_unt
 
 
 def _ray() -> Any:
-    """Returns the package. Raises `PreflightError` when it is not installed."""
+    """Returns the package Ray.
+
+    Raises:
+        PreflightError: Ray is not installed.
+    """
     try:
         import ray
     except ImportError as error:
         raise PreflightError(
-            f"Expected Ray for `executor=ray`, and it cannot be imported ({error}). Install it: "
+            f"`executor=ray` needs Ray, which cannot be imported ({error}). Install it: "
             "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
         ) from error
     return ray

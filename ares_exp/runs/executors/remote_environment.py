@@ -1,4 +1,4 @@
-"""The remote environment: an environment in a host, behind the same contract as one in this process."""
+"""The remote environment: an environment in a host, with the same contract as an environment in this process."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 CHANGED_SEC = 20.0
-"""How long one question for changed requests waits in the host."""
+"""Maximum time that a call for changed requests waits in the host, in seconds."""
 CLOSE_SEC = 120.0
-"""How long an environment in a host may take to close."""
+"""Time limit for closing an environment in a host, in seconds."""
 
 Find = Callable[[str], Awaitable[RemoteHost]]
-"""Finds the host for the environment of the name that is given."""
+"""A function that finds the host for the environment with the given name."""
 
 
 class RemoteEnvironment(EnvironmentBase):
-    """Runs its episodes in a host. What can be asked without a call is what the host said with its last response.
+    """Runs its episodes in a host. Properties return the values of the host's last reply.
 
-    When the host is lost, calls raise `HostLostError`, and there is nothing left to close.
+    If the host is lost, calls raise `HostLostError`, and closing has no effect.
 
     Attributes:
-        output_dir: Where files of the episode are kept in the run; `None`: nowhere.
+        output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
     """
 
     time_step: TimeStep[Any] | None = None
@@ -65,15 +65,15 @@ class RemoteEnvironment(EnvironmentBase):
         background_client: LLMClient | None = None,
         loss: Callable[[HostLostError], Exception] = lambda error: error,
     ) -> None:
-        """Starts nothing.
+        """Stores the arguments, without calling a host.
 
         Args:
-            find: Finds its host, at the first call.
-            task_name: Its task, for an environment that does not tell.
-            order: What the host makes it from; `None`: the host has it.
-            output_dir: Where files of the episode are kept in the run; `None`: nowhere.
-            background_client: Answers what its agent asks beside its work.
-            loss: Makes of the error of a lost host what is raised.
+            find: Function that finds the host at the first call.
+            task_name: Name of the task, if the environment does not report it.
+            order: Order from which the host creates the environment; `None` if the host already has it.
+            output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
+            background_client: Client that responds to the agent's background requests.
+            loss: Function that converts the error of a lost host to the raised error.
         """
         self.output_dir = output_dir
         self._find = find
@@ -100,7 +100,7 @@ class RemoteEnvironment(EnvironmentBase):
     # Calls
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode; see the environment in the host."""
+        """Starts an episode of the environment in the host."""
         with self._calls.during("reset()"):
             self.time_step = None
             self._asked = None
@@ -122,12 +122,12 @@ class RemoteEnvironment(EnvironmentBase):
             return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Has the environment end its episode."""
+        """Ends the episode because of a limit."""
         with self._calls.during("truncate()"):
             return await self._stepped("truncate", {"limit": limit})
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        """Has the environment export itself to a directory that the run and the host both see."""
+        """Exports the environment to a directory that the run and the host share."""
         from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
         with self._calls.during("export_state()"):
@@ -136,7 +136,7 @@ class RemoteEnvironment(EnvironmentBase):
             return await asyncio.to_thread(EnvironmentSnapshot.load_from_file, place)
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[RemoteEnvironment]:
-        """Makes environments in the same host that continue from here."""
+        """Creates environments in the same host that continue from the current state."""
         if n < 1:
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
         with self._calls.during("fork()"):
@@ -158,7 +158,7 @@ class RemoteEnvironment(EnvironmentBase):
         self._answered_at = time.perf_counter()
 
     async def close(self) -> None:
-        """Closes the environment in its host. A LAST `time_step` stays readable."""
+        """Closes the environment in its host. A LAST `time_step` remains readable."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._pending = ()
@@ -183,7 +183,7 @@ class RemoteEnvironment(EnvironmentBase):
             return
 
     async def _there(self) -> RemoteHost:
-        """Returns the host, which is found at the first call, and after `close`."""
+        """Returns the host, and finds it at the first call and after `close`."""
         if self._host is None:
             host = await self._find(self._name)
             host.guests[self._name] = self
@@ -199,7 +199,7 @@ class RemoteEnvironment(EnvironmentBase):
             raise self._loss(error) from error
 
     async def _stepped(self, method: str, arguments: Mapping[str, Any]) -> TimeStep[Any] | None:
-        """Has the environment take a time step, and returns it; `None` when it took none."""
+        """Calls a method that takes a time step, and returns the step; `None` if no step was taken."""
         before, self._pending = self.time_step, ()
         try:
             sent = await self._acted(method, arguments)
@@ -213,7 +213,7 @@ class RemoteEnvironment(EnvironmentBase):
         return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Calls the environment, and takes over its facts and its files."""
+        """Calls a method of the environment, and stores the facts and files of the reply."""
         bases = dict(self._decoder.bases)
         order = None if self._is_made or method == "close" else self._order
         known = self._facts.report_number if self._is_made else 0
@@ -237,13 +237,13 @@ class RemoteEnvironment(EnvironmentBase):
         return tuple(one._replace(request=self._decoder.decode(one.request)) for one in pending)
 
     def _note(self, time_step: TimeStep[Any], action: Any, started: float, policy_sec: float | None) -> None:
-        """Keeps a time step as one of the past steps."""
+        """Adds a time step to the past steps."""
         response = action if isinstance(action, LLMResponse) else None
         seconds, seen = time.perf_counter() - started, self._facts.activity or Activity()
         self._past.append(PastStep(time_step, response, time.time(), policy_sec, seconds, seen))
 
     async def _fetch_files(self) -> None:
-        """Fetches the files of the episode that has ended, piece by piece."""
+        """Fetches the files of the ended episode in pieces."""
         if (output_dir := self.output_dir) is None:
             return
         with tempfile.TemporaryFile() as archive:
@@ -254,10 +254,10 @@ class RemoteEnvironment(EnvironmentBase):
                 offset += len(data)
             await in_thread(lambda: _unpack(archive, output_dir))
 
-    # What can be asked without a call
+    # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """What the host said last; what models were paid by the run is counted here."""
+        """Returns the host's last report. Usage that the run paid for the environment's models is counted here."""
         report = self._news or self._report
         told, counted = report.environment_usage, self._asked
         if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
@@ -265,17 +265,17 @@ class RemoteEnvironment(EnvironmentBase):
         return report
 
     def reported(self, report: EpisodeReport) -> None:
-        """Takes a report that came while the environment is busy; one that a reply has overtaken is of the past."""
+        """Receives a report of a busy environment. Ignores a report that arrives after the reply."""
         if self._calls.in_progress:
             self._news = report
 
     def asked(self, asked: Asked) -> None:
-        """Counts what a question of the environment's own has cost."""
+        """Counts the usage of a question of the environment."""
         self._asked = asked.usage if self._asked is None else self._asked + asked.usage
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Has the policy answer a background request, as long as the episode goes on."""
-        assert self._background_client is not None, "the host asks where it was told so"
+        """Sends a background request to the policy. It is cancelled when the episode ends."""
+        assert self._background_client is not None, "the host asks only if the episode has a background client"
         answering = asyncio.ensure_future(self._background_client(request))
         self._background_requests.add(answering)
         try:
@@ -290,12 +290,12 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def step_count(self) -> int:
-        """Number of time steps since FIRST."""
+        """The number of time steps after FIRST."""
         return self._facts.step_count
 
     @property
     def current_task(self) -> str | None:
-        """Name of the task; the task itself is in the host."""
+        """The name of the task. The task itself is in the host."""
         return (self._report.task_name or self._task_name) if self._facts.has_started else None
 
     @property
@@ -305,29 +305,29 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The time steps of the running episode; empty where the environment in the host knows none."""
+        """The time steps of the running episode; empty if the environment in the host has no past steps."""
         return tuple(self._past)
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds until the time limit, as counted since the host said them."""
+        """The time until the time limit in seconds, computed from the host's last reply."""
         left = self._facts.time_left_sec
         if left is None or self.time_step is None or self.time_step.last():
             return None
         return max(0.0, left + self._granted_sec - (time.monotonic() - self._facts_at))
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit, here at once and in the host on the next occasion."""
+        """Extends the time limit, immediately in this process and with the next message in the host."""
         self._granted_sec += seconds
         if self._host is not None:
             self._host.tell("grant", self._name, seconds)
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the unanswered requests that the host told."""
+        """Returns the unanswered requests that the host reported."""
         return self._pending
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the host tells other pending requests than `known`."""
+        """Waits until the host reports pending requests that differ from `known`."""
         while True:
             bases, calls = dict(self._decoder.bases), [one.call_id for one in known]
             sent = await self._asked_of_host("changed", calls, bases, CHANGED_SEC)
@@ -351,7 +351,7 @@ def _unpack(archive: IO[bytes], output_dir: Path) -> None:
     """Unpacks the archive that a host sent. Blocking.
 
     Raises:
-        TransferError: A name leads out of `output_dir`, or the archive is broken.
+        TransferError: A name in the archive is outside of `output_dir`, or the archive is broken.
     """
     size = archive.tell()
     archive.seek(0)

@@ -1,4 +1,4 @@
-"""A host as the run sees it: calls, the host's questions, and its loss."""
+"""The run's side of a host: calls, the host's questions, and the loss of the host."""
 
 from __future__ import annotations
 
@@ -37,45 +37,45 @@ from ares_exp.runs.executors.remote_messages import (
 )
 
 NEWS_SEC = 5.0
-"""How long the host may keep a question for news, while there are none."""
+"""Maximum time that the host waits for news before it replies without news, in seconds."""
 RESEND_SEC = 0.2
-"""Wait before a message is sent again."""
+"""Wait before a message is sent again, in seconds."""
 CANCEL_SEC = 10.0
-"""How long a cancelled call may take to end in the host."""
+"""Time limit for a cancelled call to end in the host, in seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 class Guest(Protocol):
-    """What the run has in the place of an environment of the host.
+    """The run's representation of an environment in the host.
 
     Attributes:
-        output_dir: Where files of its episode are kept in the run; `None`: nowhere.
+        output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
     """
 
     output_dir: Path | None
 
     def reported(self, report: EpisodeReport) -> None:
-        """Takes a report that came while the environment is busy."""
+        """Receives a report of a busy environment."""
         ...
 
     def asked(self, asked: Asked) -> None:
-        """Takes a question of the environment's own model that is on record now."""
+        """Receives a recorded question to the environment's own model."""
         ...
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Has the policy answer a background request, as long as the episode goes on."""
+        """Sends a background request to the policy. It is cancelled when the episode ends."""
         ...
 
 
 class RemoteHost:
-    """One host. It is lost when its process has ended, or has given no sign of life for the lease.
+    """One host. It is lost if its process has ended, or if it has not replied for the time of its lease.
 
     Attributes:
-        node: Name of the node that it is on.
-        guests: What stands for its environments, by name.
-        round_trip_sec: The last round trip of a message that waits for nothing.
-        why_lost: Why it is lost; `None` while it is not.
+        node: Name of the host's node.
+        guests: Representations of the host's environments, by name.
+        round_trip_sec: Last round trip time of a message without a wait, in seconds.
+        why_lost: Reason why the host is lost; `None` if it is not lost.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class RemoteHost:
         lease_sec: float,
         on_lost: Callable[[RemoteHost], None] = lambda host: None,
     ) -> None:
-        """Keeps the arguments; `start` starts to listen.
+        """Stores the arguments. `start` starts listening.
 
         Args:
-            connection: To the host.
-            models: The models of environments that the run asks for them, by key.
-            lease_sec: After how many seconds without a sign of life it is lost. The host has the same.
-            on_lost: Called once, when it is lost.
+            connection: Connection to the host.
+            models: Models of environments, by key. The run sends the environments' requests to them.
+            lease_sec: Time without a reply after which the host is lost, in seconds. The host has the same lease.
+            on_lost: Function that is called once, when the host is lost.
         """
         self.node = connection.node
         self.guests: dict[str, Guest] = {}
@@ -110,18 +110,22 @@ class RemoteHost:
         self._clients: dict[int, tuple[str | None, LLMClient]] = {}
 
     async def start(self) -> None:
-        """Waits until the host answers, and starts to listen to it. Raises `HostLostError`."""
+        """Waits until the host replies, and starts listening for news.
+
+        Raises:
+            HostLostError: The host is lost.
+        """
         await self._exchange(0.0)
         self._spawn(self._listen(), name=f"news of {self.node}")
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Has the host carry out a method, and returns what that returns.
+        """Calls a method of the host, and returns its result.
 
-        Cancelled, it has the host cancel the method, too, and waits for that for a while.
+        If this call is cancelled, the method in the host is also cancelled, within `CANCEL_SEC`.
 
         Raises:
             HostLostError: The host is lost.
-            BaseException: What the method raised.
+            BaseException: The method raised this error.
         """
         number = next(self._numbers)
         try:
@@ -136,7 +140,7 @@ class RemoteHost:
                 await self._answer_to(next(self._numbers), "cancel", (number,))
 
     async def _answer_to(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Sends a message with all others of this moment, and waits for its answer."""
+        """Sends a message together with other pending messages, and waits for its answer."""
         if self.why_lost is not None:
             raise self._loss()
         message = (number, pickle.dumps((method, arguments)))
@@ -154,7 +158,7 @@ class RemoteHost:
         raise value.error(self.node)
 
     def _send(self) -> None:
-        """Sends the messages that were made since the last time."""
+        """Sends all pending messages."""
         while self._to_send and self.why_lost is None:
             some = fitting([len(data) for _, data in self._to_send])
             sent, self._to_send = self._to_send[:some], self._to_send[some:]
@@ -172,15 +176,15 @@ class RemoteHost:
                 self._settle(number, pickle.dumps((False, failure)))
 
     async def _exchange(self, wait_sec: float | None, messages: Sequence[Message] = ()) -> None:
-        """Calls the host, and takes what it tells with its answer.
+        """Calls the host, and handles the answers and news of its reply.
 
         Args:
-            wait_sec: For how long the host waits for something to tell when there are no messages.
-            messages: To be carried out.
+            wait_sec: Maximum time that the host waits for answers or news if there are no messages, in seconds.
+            messages: Messages for the host.
 
         Raises:
             HostLostError: The host is lost.
-            BaseException: Why the host takes no calls.
+            BaseException: The host rejected the call with this error.
         """
         number, arrived = next(self._call_numbers), tuple(self._arrived)
         self._arrived.clear()
@@ -195,17 +199,17 @@ class RemoteHost:
                 self._settle(answered, data)
 
     def _settle(self, number: int, answer: bytes) -> None:
-        """Hands an answer to what waits for it."""
+        """Passes an answer to the waiting call."""
         waiting = self._waiting.get(number)
         if waiting is None or waiting.done():
             return
         try:
             waiting.set_result(pickle.loads(answer))
-        except Exception as error:  # what is in it may be anything
+        except Exception as error:  # unpickling can raise any exception
             waiting.set_exception(error)
 
     async def _carried(self, call: bytes) -> bytes:
-        """Sends a call until it is answered, or the host is lost."""
+        """Sends a call repeatedly until the host replies or is lost."""
         while self.why_lost is None:
             try:
                 return await self._connection.send(call)
@@ -219,7 +223,7 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Gives the host up: calls in progress and to come raise `HostLostError`. Only the first time counts."""
+        """Treats the host as lost: current and later calls raise `HostLostError`. Only the first call counts."""
         if self.why_lost is not None:
             return
         self._give_up(why)
@@ -233,7 +237,7 @@ class RemoteHost:
                 waiting.set_exception(self._loss())
 
     async def close(self) -> None:
-        """Has the host close everything, and ends its process. Idempotent."""
+        """Closes all environments of the host, and ends its process. Idempotent."""
         if self.why_lost is None:
             with suppress(TimeoutError, HostLostError):
                 async with asyncio.timeout(CANCEL_SEC):
@@ -257,7 +261,7 @@ class RemoteHost:
         task.add_done_callback(self._tasks.discard)
 
     async def _listen(self) -> None:
-        """Asks for news all the time, which also keeps the lease."""
+        """Asks for news continuously, which also renews the lease."""
         wait_sec = min(NEWS_SEC, self._lease_sec / 4)
         measured_at = -math.inf
         while self.why_lost is None:
@@ -319,7 +323,7 @@ class RemoteHost:
         return guest.output_dir if guest is not None else None
 
     def _client(self, of: ClientOfModel) -> LLMClient:
-        """Returns the client that a host's client stands for; it is kept as long as its environment."""
+        """Returns the model's client for a client in the host. It is kept as long as its environment."""
         if of.number not in self._clients:
             self._forget_clients()
 
@@ -335,7 +339,7 @@ class RemoteHost:
         self._clients = kept
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Sends a message without an answer."""
+        """Sends a message without waiting for an answer."""
         if self.why_lost is None:
             self._spawn(self._tell(method, *arguments))
 

@@ -1,4 +1,4 @@
-"""Messages between a run and its hosts: errors as data, requests as differences, facts."""
+"""Messages between a run and its hosts: serialized errors, requests as differences, and facts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.records.environment_responses import Asked
 
 MAX_DETAIL_CHARS = 20_000
-"""Bound on the traceback that goes with an error."""
+"""Maximum length of the traceback of an error, in characters."""
 
 
 class ForeignError(Exception):
-    """Stands for an error whose class is not here, or that cannot be made of its parts: same name, same text."""
+    """Replaces an error whose class is missing or that cannot be recreated. It has the same name and message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error, taken apart: it arrives whatever its class is made of.
+    """A serialized error, which can be sent for any class of error.
 
     Attributes:
-        module, name: Its class.
-        arguments: What `__new__` of its class takes, and its `args`, pickled; `None` when they cannot be.
-        attributes: Those of its attributes that can be pickled, each by itself.
-        message: Its text.
-        detail: Its traceback.
+        module, name: Module and name of the error's class.
+        arguments: Pickled arguments of the class's `__new__`, and pickled `args`; `None` if they cannot be pickled.
+        attributes: Pickled attributes. Attributes that cannot be pickled are omitted.
+        message: Message of the error.
+        detail: Traceback of the error.
     """
 
     module: str
@@ -44,7 +44,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Takes an error apart."""
+        """Serializes an error."""
         pickled = {name: _pickled(value) for name, value in vars(error).items() if name != "__notes__"}
         return cls(
             module=type(error).__module__,
@@ -56,10 +56,10 @@ class Failure:
         )
 
     def error(self, host: str) -> BaseException:
-        """Makes the error again, with a note that says where it was raised.
+        """Recreates the error, with a note about its origin.
 
         Args:
-            host: Where that was.
+            host: Name of the host that raised the error.
         """
         made = self._same_class()
         if made is None or _text_of(made) != self.message:
@@ -80,13 +80,13 @@ class Failure:
             made: BaseException = kind.__new__(kind, *arguments)
             made.args = args
             vars(made).update({name: pickle.loads(data) for name, data in self.attributes.items()})
-        except Exception:  # its constructor, or what its attributes are made of, may be anything
+        except Exception:  # the constructor and the attributes can raise any exception
             return None
         return made
 
 
 def _arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """Returns its `args`; of an `OSError` the names of files, too, which `args` lacks."""
+    """Returns the `args` of an error. For an `OSError`, includes the file names, which are not in `args`."""
     if not isinstance(error, OSError):
         return error.args
     reduced = error.__reduce__()
@@ -96,7 +96,7 @@ def _arguments_of(error: BaseException) -> tuple[Any, ...]:
 def _pickled(value: object) -> bytes | None:
     try:
         return pickle.dumps(value)
-    except Exception:  # whatever the object's own `__reduce__` raises
+    except Exception:  # `__reduce__` of the object can raise any exception
         return None
 
 
@@ -108,14 +108,14 @@ def _text_of(error: BaseException) -> str:
 
 
 class RequestDifference(NamedTuple):
-    """A request as the difference to an earlier one, so that a step does not carry the whole conversation.
+    """A request as the difference to an earlier request, so that a step does not send the whole conversation.
 
     Attributes:
-        number: Of the request, in its environment.
-        base: Number of the earlier request; `None`: the difference is all of it.
-        kept: How many messages are those of the earlier request.
-        rest: The request, with the other messages alone.
-        same: Fields in which it equals the earlier one, and that `rest` lacks.
+        number: Number of the request in its environment.
+        base: Number of the earlier request; `None` if `rest` is the whole request.
+        kept: Number of messages that are shared with the earlier request.
+        rest: The request with only its other messages.
+        same: Names of fields that equal the earlier request's fields and are omitted in `rest`.
     """
 
     number: int
@@ -126,25 +126,25 @@ class RequestDifference(NamedTuple):
 
 
 _LARGE = ("system_prompt", "tools")
-"""Fields that rarely change and may be long."""
+"""Fields that rarely change and can be long."""
 
 Bases = Mapping[str, int]
-"""By conversation, the number of the latest request that the other side has."""
+"""The number of the latest request that the other side has, by conversation."""
 
 
 class RequestEncoder:
-    """Takes requests apart, against those that the other side has said it has."""
+    """Encodes requests as differences to requests that the other side has acknowledged."""
 
     def __init__(self) -> None:
         self._numbers = count()
         self._sent: dict[int, tuple[str, LLMRequest]] = {}
 
     def acknowledge(self, bases: Bases) -> None:
-        """Forgets requests before those that the other side has."""
+        """Forgets requests that are older than the requests in `bases`."""
         self._sent = {n: one for n, one in self._sent.items() if n >= bases.get(one[0], 0)}
 
     def encode(self, observation: Any, bases: Bases) -> Any:
-        """Returns the difference of a request; anything else as it is."""
+        """Returns a request as a difference. Returns other values unchanged."""
         if not isinstance(observation, LLMRequest):
             return observation
         conversation = conversation_of(observation)
@@ -156,7 +156,7 @@ class RequestEncoder:
         return self._difference(number, observation, conversation, bases)
 
     def encode_past(self, past: Sequence[PastStep]) -> tuple[PastStep, ...]:
-        """Returns time steps with their requests taken apart, each against the one before it."""
+        """Returns time steps with encoded requests, each as the difference to the previous request."""
         bases: dict[str, int] = {}
         encoded = []
         for one in past:
@@ -183,14 +183,14 @@ class RequestEncoder:
 
 
 class RequestDecoder:
-    """Puts requests together again. Messages that they share are the same objects."""
+    """Decodes requests. Shared messages of several requests are the same objects."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, LLMRequest]] = {}
         self.bases: dict[str, int] = {}
 
     def decode(self, sent: Any) -> Any:
-        """Returns the request of a difference; anything else as it is."""
+        """Returns the request of a difference. Returns other values unchanged."""
         if not isinstance(sent, RequestDifference):
             return sent
         if sent.number in self._known:
@@ -206,7 +206,7 @@ class RequestDecoder:
         return request
 
     def forget(self, bases: Bases) -> None:
-        """Forgets requests before `bases`, which the other side no longer refers to."""
+        """Forgets requests that are older than `bases`, because the other side no longer refers to them."""
         self._known = {n: one for n, one in self._known.items() if n >= bases.get(one[0], 0)}
 
 
@@ -216,13 +216,13 @@ def conversation_of(request: LLMRequest) -> str:
 
 
 class EnvironmentOrder(NamedTuple):
-    """What a host makes an environment from.
+    """The order from which a host creates an environment.
 
     Attributes:
-        task_name: Its task.
-        parts: Of its episode, without the factories.
-        streams: Whether files of the episode are kept in the host, to be fetched.
-        has_background_requests: Whether the run answers background requests of its agent.
+        task_name: Name of the task.
+        parts: Parts of the episode, without the factories.
+        streams: Whether files of the episode are stored in the host until the run fetches them.
+        has_background_requests: Whether the run responds to background requests of the agent.
     """
 
     task_name: str
@@ -232,20 +232,20 @@ class EnvironmentOrder(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What can be asked of an environment without a call, as of the end of a call.
+    """The state of an environment at the end of a call.
 
     Attributes:
-        report: Its report; `None`: the one that the run has said to have.
-        report_number: Tells reports of replies from each other.
-        step_count: Number of time steps since FIRST.
-        has_started: Whether it was reset; without that there is nothing to tell.
-        step_type: Of its time step; `None` when it has none.
-        time_left_sec: Seconds until its time limit.
-        activity: The agent's activity in the container.
-        pending: Unanswered requests, taken apart.
-        keeps_past: After `reset`, whether it knows its past steps.
-        past: After `reset`, its past steps without the last one; their requests taken apart.
-        has_files: Whether files of the episode are kept on the node, to be fetched.
+        report: Report of the environment; `None` if the run already has this report.
+        report_number: Number of the report among the reports of replies.
+        step_count: Number of time steps after FIRST.
+        has_started: Whether the environment was reset. Otherwise, the other fields are empty.
+        step_type: Type of the current time step; `None` without a time step.
+        time_left_sec: Time until the time limit, in seconds.
+        activity: Activity of the agent in the container.
+        pending: Unanswered requests, encoded.
+        keeps_past: Whether the environment has past steps (only after `reset`).
+        past: Past steps without the last one, with encoded requests (only after `reset`).
+        has_files: Whether files of the episode are on the node and must be fetched.
     """
 
     report: EpisodeReport | None = None
@@ -262,12 +262,12 @@ class Facts(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The outcome of a call of an environment.
+    """The outcome of a call to an environment.
 
     Attributes:
-        value: What it returned; requests in it are taken apart.
-        failure: What it raised; `None` when it returned.
-        facts: Of the environment afterwards.
+        value: Return value, with encoded requests.
+        failure: Error that was raised; `None` if the call succeeded.
+        facts: State of the environment after the call.
     """
 
     value: Any = None
@@ -276,19 +276,19 @@ class Reply(NamedTuple):
 
 
 def coded_step(time_step: TimeStep[Any], code: Callable[[Any], Any]) -> TimeStep[Any]:
-    """Returns the step as one of this package, with `code` applied to its observation."""
+    """Returns the step as a `TimeStep` of this package, with `code` applied to its observation."""
     return TimeStep(time_step.step_type, time_step.reward, time_step.discount, code(time_step.observation))
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOfModel:
-    """Which client of which model is asked.
+    """The identity of a model's client in a host.
 
     Attributes:
-        number: Of the client, in its host.
-        key: Where the model is configured.
-        environment: Id of the environment that asks; `None` when that is not known.
-        task_name, attempt, seed: Of its `EpisodeSpec`.
+        number: Number of the client in its host.
+        key: Config key of the model.
+        environment: Id of the environment that asks; `None` if unknown.
+        task_name, attempt, seed: Fields of the client's `EpisodeSpec`.
     """
 
     number: int
@@ -301,10 +301,10 @@ class ClientOfModel:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a host asks of the run, answered with `answer(number, …)`.
+    """A question of a host to the run, which replies with `answer(number, …)`.
 
     Attributes:
-        number: Of the question, in its host.
+        number: Number of the question in its host.
     """
 
     number: int
@@ -312,7 +312,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AskModel(Question):
-    """A response of a model is needed."""
+    """A request for a response of a model."""
 
     client: ClientOfModel
     request: LLMRequest
@@ -320,7 +320,7 @@ class AskModel(Question):
 
 @dataclass(frozen=True, slots=True)
 class RespondInBackground(Question):
-    """The policy is to answer a background request of an environment's agent."""
+    """A background request of an environment's agent to the policy."""
 
     environment: str
     request: LLMRequest
@@ -328,14 +328,14 @@ class RespondInBackground(Question):
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord(Question):
-    """The record of an episode's own questions is needed."""
+    """A request for the record of an episode's questions."""
 
     environment: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRecord(Question):
-    """A question is to be put on record."""
+    """A question to append to the record of an episode."""
 
     environment: str
     key: str
@@ -344,7 +344,7 @@ class AppendRecord(Question):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The report of an environment that is busy has changed."""
+    """A changed report of a busy environment."""
 
     environment: str
     report: EpisodeReport
@@ -352,7 +352,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A warning was logged on a node."""
+    """A warning that was logged on a node."""
 
     logger: str
     level: int
@@ -360,4 +360,4 @@ class Logged:
 
 
 News = Question | Reported | Logged
-"""What a host tells the run when it is asked for news."""
+"""News that a host returns when the run asks for news."""

@@ -1,1 +1,1 @@
-"""Resuming, replaying and branching: what an earlier run recorded, and the episodes that are left to run."""
+"""Resuming, replaying and branching: the records of an earlier run, and the remaining episodes."""

@@ -1,15 +1,14 @@
 """Commands composed from a record: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
-The base is the config that the run recorded. A typed override replaces the recorded values of its key and of every key
-below it: `policy.temperature=1` changes one number of the recorded policy, and `policy=other` drops all recorded
-values of the policy. Options and defaults that have changed since then apply only to what is chosen now.
+The base is the recorded config of the run. A typed override replaces the recorded values of its key and of all keys
+below it. For example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other` drops all
+recorded values of the policy. Options and defaults that have changed since then only affect newly chosen options.
 
-The recorded config is used before its references to other keys were resolved (see `trusted_record.values_of`):
-with resolved ones, `branches=4` would no longer reach the attempts, and a replay would
-write into the directory of the run that it replays.
+The recorded config is used with unresolved references to other keys (see `trusted_record.values_of`). With resolved
+references, `branches=4` would not change the attempts, and a replay would write to the directory of the replayed run.
 
-A sweep has no single config, as its jobs differ: it is resumed by the command line that started it. Each of its jobs
-continues with the config that it recorded (`keep_recorded`).
+A sweep has no single config, because its jobs differ. It is resumed with the command line that started it, and each of
+its jobs continues with its recorded config (`keep_recorded`).
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
-"""Keys that say what to do with a run, not how it was composed."""
+"""Keys that determine the use of a recorded run, and are not part of its composition."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
-"""Keys of `env` that select tasks, with the values that select all."""
+"""Keys of `env` that select tasks, with the values that select all tasks."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
-"""Keys that apply to one session only, not to the run or the sweep."""
+"""Keys that apply to one session, and not to the whole run or sweep."""
 
 
-_GOES_ON = "the run goes on where it is"
+_GOES_ON = "the run continues in its directory"
 FIXED: Mapping[str, Mapping[str, str]] = {
     "resume": {"hydra.run.dir": _GOES_ON, "hydra.sweep.dir": _GOES_ON},
     "replay": {
@@ -67,7 +66,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     },
     "branch_from": {"attempts": "`branches` is their number"},
 }
-"""Keys that cannot be set together with each verb, and why."""
+"""Keys that cannot be combined with each verb, with the reasons."""
 
 
 class Command(NamedTuple):
@@ -75,9 +74,9 @@ class Command(NamedTuple):
 
     Attributes:
         argv: Flags and overrides.
-        source: The run or sweep that it continues; `None` if there is none.
-        values: The recorded config that the overrides change; `None`: the root config.
-        choices: Options that were chosen for its groups.
+        source: Run or sweep that the command continues; `None` for a new run.
+        values: Recorded config that the overrides change; `None` for the root config.
+        choices: Recorded options of the groups.
     """
 
     argv: list[str]
@@ -87,12 +86,12 @@ class Command(NamedTuple):
 
 
 def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
-    """Returns the command line that these mean: they themselves, unless one of the overrides is a verb.
+    """Expands a command line that has a verb (`resume`, `replay`, …). Returns other command lines unchanged.
 
     Raises:
-        ConfigError: The run, episode or step does not exist; something recorded cannot be used again; or the verb and
-            what is typed with it do not go together.
-        hydra.errors.OverrideParseException: Something typed is no override.
+        ConfigError: The run, episode or step does not exist, a record cannot be used, or the verb cannot be combined
+            with another override.
+        hydra.errors.OverrideParseException: An argument is not a valid override.
     """
     as_typed = Command([*flags, *overrides])
     if not names_recorded_run(overrides):
@@ -100,25 +99,31 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     typed = parse_overrides(overrides)
     verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
     if "resume" in verbs and isinstance(verbs["resume"].value(), bool):
-        del verbs["resume"]  # `resume=true` names no run
+        del verbs["resume"]  # `resume=true` does not name a run
     if not verbs:
         if alone := [one.key_or_group for one in typed if one.key_or_group in BRANCH_KEYS]:
-            raise ConfigError(f"`{alone[0]}` belongs to a branch: name one with `branch_from=<run>/<episode>@<step>`.")
+            raise ConfigError(
+                f"`{alone[0]}` has an effect only with a branch. Set `branch_from=<run>/<episode>@<step>`."
+            )
         return as_typed
     if len(verbs) > 1:
-        raise ConfigError(f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}: a command does one thing.")
+        raise ConfigError(
+            f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}, got several. Use one per command."
+        )
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
-        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
-    fixed = {"experiment": "the run is composed as it was; set what is to be otherwise", **FIXED[verb]}
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use a separate command for each.")
+    fixed = {"experiment": "the run is composed as before; set only the keys to change", **FIXED[verb]}
     for key in map(key_set_by, typed):
         if key in fixed:
             raise ConfigError(f"`{key}` cannot be set with `{verb}`: {fixed[key]}. Leave `{key}=…` out.")
     own = [one for one in typed if one is not named]
     forced = any(one.key_or_group == "resume_force" and one.value() is True for one in own)
     if verb == "resume":
-        if not named.value():  # a variable of the shell that was not set, and no `.`
-            raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
+        if not named.value():  # for example, an unset shell variable
+            raise ConfigError(
+                "Expected `resume=<run dir>`, got no directory. For the current directory, use `resume=.`."
+            )
         return _resume(run_path(str(named.value())).expanduser(), flags, own, forced=forced)
     ref = EpisodeRef.parse(str(named.value()))
     check_trust(ref.run.path, forced=forced)
@@ -128,7 +133,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     if isinstance(env, dict):
         values["env"] = {key: NO_SELECTION.get(key, value) for key, value in env.items()}
     if isinstance(env, dict) and "tasks" in env and not any(one.key_or_group == "env" for one in typed):
-        needed = [*needed, f"env.tasks={listed(tasks)}"]  # the job itself narrows what another environment loads
+        needed = [*needed, f"env.tasks={listed(tasks)}"]  # another environment is narrowed by the job itself
     return _composed(ref.run, values, flags, needed, own)
 
 
@@ -137,12 +142,9 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forc
     if (place / SWEEP_RECORD).is_file():
         return _resume_sweep(RecordedSweep(place), flags if is_sweep else [*flags, "-m"], typed)
     if is_sweep:
-        raise ConfigError(f"{path} is one run and no sweep: leave `-m` out.")
+        raise ConfigError(f"{path} is a run, not a sweep. Leave `-m` out.")
     if place.is_dir() and not RunDir(place).has_run and not is_folder_of_runs(place):
-        raise ConfigError(
-            f"There is nothing to resume in {path}: its run was killed before it started, or there was none. Start "
-            "it again."
-        )
+        raise ConfigError(f"There is nothing to resume in {path}: no run started there. Start the run again.")
     run = RecordedRun(place)
     check_trust(place, forced=forced)
     values = {key: value for key, value in values_of(run).items() if key not in OF_ONE_SESSION}
@@ -153,13 +155,13 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forc
 
 
 def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Override]) -> Command:
-    """Composes the sweep's command line again, with the overrides that are typed now."""
+    """Composes the sweep's recorded command line together with the typed overrides."""
     from hydra.errors import OverrideParseException
 
     if not is_trusted(sweep.path):
         raise ConfigError(
             f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
-            f"can write in it. Type its command again, with `resume=true hydra.sweep.dir={sweep.path}`."
+            f"can write in it. Repeat its command with `resume=true hydra.sweep.dir={sweep.path}`."
         )
     needed = parse_overrides(
         ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]
@@ -176,9 +178,9 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
 
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Expands `replay=`; returns the recorded tasks, too. All attempts are run, unless `attempts=` is given."""
+    """Expands `replay=`, and also returns the recorded tasks. Replays all attempts, unless `attempts=` is set."""
     if ref.step is not None:
-        raise ConfigError(f"A replay is of whole episodes: leave `@{ref.step}` out, or use `branch_from=`.")
+        raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
     if not episodes:
         others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]
@@ -198,7 +200,7 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 
 
 def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Composes the overrides of a branch, and returns its task; the job itself does the branching."""
+    """Returns the overrides of a branch, and its task. The job creates the branches."""
     episode = ref.episode
     if episode is None or ref.step is None:
         have = (
@@ -227,7 +229,7 @@ def _composed(
 
 
 def _make_room(values: dict[str, Any], override: Override) -> None:
-    """Drops recorded values that `override` replaces: a group that is chosen, or a mapping that is set, again."""
+    """Drops the recorded values of a group or mapping that `override` replaces."""
     key = key_set_by(override)
     if key in GROUPS:
         values.pop(key, None)
@@ -241,7 +243,7 @@ def _make_room(values: dict[str, Any], override: Override) -> None:
 
 
 def _over(values: Mapping[str, Any], override: Override) -> str:
-    """Formats the override for values that may exist already."""
+    """Formats the override for composition with recorded values, which may already exist."""
     line = str(override.input_line)
     if override.is_add() and override.package is None:
         return f"+{line}"
@@ -250,7 +252,7 @@ def _over(values: Mapping[str, Any], override: Override) -> str:
         and not line.startswith(("+", "~"))
         and key_set_by(override).split(".")[0] in values
     ):
-        return f"+{line}"  # the recorded option that asked for it is not composed again
+        return f"+{line}"  # the recorded option that requires this option is not composed again
     return line
 
 
@@ -263,7 +265,7 @@ def _search_path(folders: Sequence[Path]) -> list[str]:
 
 
 def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
-    """Returns the overrides with relative paths resolved against the folder where they were typed."""
+    """Returns the overrides with relative paths resolved against the folder in which the run was started."""
     given = {one.key_or_group for one in recorded if one.value() is not None}
     lines = []
     for one in recorded:
@@ -278,18 +280,18 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 
 
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
-    """Keeps the recorded values in a config that is composed from a repeated command, except those typed now.
+    """Restores the recorded values in a config that was composed from a repeated command, except for typed keys.
 
-    Options and defaults may have changed on disk since the run was started. What cannot be given back stays:
-    `open_session` refuses it if it matters. A class that differs and a secret are not taken from a file.
+    Options and defaults may have changed on disk since the start of the run. Different classes and secrets are not
+    restored from a file. `open_session` rejects the remaining differences if they affect results.
 
     Args:
-        config: The composed config; changed.
-        run_dir: Of the run.
-        overrides: The command line's, or a job's of a sweep.
+        config: Composed config, which is changed in place.
+        run_dir: Directory of the run.
+        overrides: Overrides of the command line, or of a job of a sweep.
 
     Returns:
-        The top-level keys that have changed on disk since.
+        The top-level keys that have changed on disk since the start of the run.
     """
     from omegaconf import OmegaConf, open_dict
 

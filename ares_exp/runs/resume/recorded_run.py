@@ -1,4 +1,4 @@
-"""Records of an earlier run: which episodes it ran, and how it was composed. All of it is untrusted input."""
+"""The records of an earlier run: its episodes and its composition. All records are untrusted input."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
 PATH_KEY = re.compile(r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
-"""Config keys whose relative values are resolved against the folder where the run was started."""
+"""Pattern of config keys whose relative values are resolved against the folder in which the run was started."""
 _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 
 _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
 
 def starts_where_started(key: str, given: Container[str]) -> bool:
-    """Whether a relative value of `key` is resolved against the folder where the run was started.
+    """Checks whether a relative value of `key` is resolved against the folder in which the run was started.
 
     Args:
-        key: Of a config, dotted.
-        given: The keys that are set: with a git repository, the paths of its tasks start there.
+        key: Dotted key of a config.
+        given: Keys that are set. If a git repository is set, the paths of its tasks are relative to the repository.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -43,9 +43,9 @@ class RecordedEpisode:
     """One episode of a run.
 
     Attributes:
-        episode_id: As in `episodes.jsonl`, the trajectories and the snapshots.
-        task_name: The task.
-        last_step: The last step at which it waited for a response, counting from 0; -1 where it never did.
+        episode_id: Id of the episode, as in `episodes.jsonl`, the trajectories and the snapshots.
+        task_name: Name of the task.
+        last_step: Last step at which the episode waited for a response, from 0; -1 if it never waited.
     """
 
     episode_id: str
@@ -54,7 +54,7 @@ class RecordedEpisode:
 
 
 class _Source(BaseModel):
-    """A place that options were taken from."""
+    """A place from which options were loaded."""
 
     path: str
     schema_: str = Field(alias="schema")
@@ -70,7 +70,7 @@ class _Runtime(BaseModel):
 
 
 class _Overrides(BaseModel):
-    """Overrides of a command, of Hydra's own keys and of others."""
+    """The overrides of a command, separated into Hydra's keys and all other keys."""
 
     hydra: list[str] = []
     task: list[str] = []
@@ -86,27 +86,27 @@ class _HydraRecord(BaseModel):
 
 
 class RecordedRun:
-    """A run directory, read. `<sweep>/<number>` is one, too.
+    """The records in a run directory, such as `<run>` or `<sweep>/<number>`.
 
     Attributes:
-        path: The directory.
+        path: The run directory.
     """
 
     def __init__(self, path: Path) -> None:
-        """Keeps the path; reads no files.
+        """Stores the path. Does not read the records.
 
         Raises:
-            ConfigError: There is no run at `path`.
+            ConfigError: `path` is not a run directory.
         """
         if not is_recorded_run(path):
             raise ConfigError(no_such_run(path))
         self.path = path
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides of the run's command, as typed, but for secrets; leaves out those of Hydra itself.
+        """Returns the overrides of the run's command as typed, with masked secrets and without Hydra's keys.
 
         Raises:
-            ConfigError: They were not recorded, or cannot be read.
+            ConfigError: The overrides were not recorded, or cannot be read.
         """
         found = self._hydra_record("overrides.yaml")
         if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
@@ -114,34 +114,34 @@ class RecordedRun:
         return found
 
     def composed_config(self) -> dict[str, Any]:
-        """Returns its config with the references that were resolved later. Raises `ConfigError` as `overrides` does."""
+        """Returns the config of the run with unresolved references. Raises the same errors as `overrides`."""
         found = self._hydra_record("config.yaml")
         if not isinstance(found, dict):
             raise self._broken("config.yaml", "a config", _kind(found))
         return found
 
     def working_directory(self) -> Path:
-        """Returns the folder where it was started, the base of its paths. Raises `ConfigError` as `overrides` does."""
+        """Returns the folder in which the run was started. Raises the same errors as `overrides`."""
         return Path(self._record().runtime.cwd)
 
     def config_dirs(self) -> Sequence[Path]:
-        """Returns the user's folders of options (`--config-dir`), without those of plugins, which are found again.
+        """Returns the user's folders of options (`--config-dir`), without the folders of plugins.
 
-        Raises `ConfigError` as `overrides` does.
+        Raises the same errors as `overrides`.
         """
         sources = self._record().runtime.config_sources
         folders = [one for one in sources if one.schema_ in ("file", SCHEME) and one.provider != "main"]
         own = [Path(one.path) for one in folders if not one.provider.startswith(PROVIDER)]
-        return list(dict.fromkeys(own))  # Hydra has a `--config-dir` twice: as it is typed, and as a folder of options
+        return list(dict.fromkeys(own))  # Hydra lists a `--config-dir` twice
 
     def choices(self) -> dict[str, str]:
-        """Names of the options chosen, by group. Raises `ConfigError` as `overrides` does."""
+        """Returns the names of the chosen options, by group. Raises the same errors as `overrides`."""
         return {group: option for group, option in self._record().runtime.choices.items() if isinstance(option, str)}
 
     def episodes(self) -> Sequence[RecordedEpisode]:
-        """Lists its episodes, finished or not, as found in its rows, trajectories and snapshots together."""
+        """Lists finished and unfinished episodes from the rows, trajectories and snapshots of the run."""
         found: dict[str, RecordedEpisode] = {}
-        for episode in (*self._rows(), *self.trajectories(partial=True)):  # a trajectory knows better than a row
+        for episode in (*self._rows(), *self.trajectories(partial=True)):  # trajectories take precedence over rows
             found[episode.episode_id] = episode
         for episode_id, step in self._snapshots():
             known = found.get(episode_id)
@@ -152,14 +152,16 @@ class RecordedRun:
         return list(found.values())
 
     def episode(self, name: str) -> RecordedEpisode:
-        """Finds the episode by id, by task, or by a prefix of an id. Of the episodes of one attempt, the last is meant.
+        """Finds an episode by id, by task, or by a prefix of its id. Returns the last episode of the matching attempt.
 
         Raises:
             ConfigError: No episode matches, or episodes of several attempts do.
         """
         episodes = self.episodes()
         if not episodes:
-            raise ConfigError(f"Expected recorded episodes in {self.path}, found none: nothing was run or kept.")
+            raise ConfigError(
+                f"Expected recorded episodes in {self.path}, found none: no episode ran, or none was kept."
+            )
         for found in (
             [one for one in episodes if one.episode_id == name],
             [one for one in episodes if one.task_name == name],
@@ -174,7 +176,7 @@ class RecordedRun:
         raise ConfigError(f"{self.path} has no episode {name!r}.{close}")
 
     def _rows(self) -> Iterator[RecordedEpisode]:
-        """Yields the rows; leaves out a torn one, whose episode never ended."""
+        """Yields the episodes of valid rows. Skips an incomplete row, whose episode never ended."""
         try:
             with open_regular(self.path / EPISODES) as lines:
                 for line in lines:
@@ -184,7 +186,7 @@ class RecordedRun:
             raise ConfigError(f"Cannot read {self.path / EPISODES}: {error.strerror}.") from error
 
     def trajectories(self, *, partial: bool = False) -> Iterator[RecordedEpisode]:
-        """Yields the episodes whose steps were recorded; running and lost ones only with `partial`."""
+        """Yields the episodes that have a trajectory. Running and lost episodes are only included with `partial`."""
         from ares_exp.trajectories.stored_episodes import load
 
         try:
@@ -203,7 +205,7 @@ class RecordedRun:
         yield from filter(None, map(step_of, names))
 
     def _snapshotted_task(self, snapshot_id: str) -> str | None:
-        """Finds the task name of an episode that left only snapshots."""
+        """Finds the task name of an episode that has only snapshots."""
         from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
         try:
@@ -229,8 +231,8 @@ class RecordedRun:
             return read_yaml(path)
         except OSError as error:
             raise ConfigError(
-                f"{path}: {error.strerror}. Without Hydra's records of a run it cannot be composed again; its "
-                f"trajectories alone can be run with `policy=replay policy.trajectory={self.path}`."
+                f"{path}: {error.strerror}. The run cannot be composed again without the records of Hydra. To run "
+                f"only its trajectories, use `policy=replay policy.trajectory={self.path}`."
             ) from error
 
     def _broken(self, name: str, expected: str, got: str) -> ConfigError:
@@ -238,13 +240,13 @@ class RecordedRun:
 
 
 class RecordedSweep(RecordedRun):
-    """The folder of a sweep: how all of its jobs were composed."""
+    """The records in the folder of a sweep."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides of the sweep's command, with Hydra's own. Raises `ConfigError` as for a run."""
+        """Returns the overrides of the sweep's command, including Hydra's keys. Raises the same errors as for a run."""
         typed = self._record().overrides
         return [*typed.hydra, *typed.task]
 
@@ -253,11 +255,11 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads a run's config, as it was resolved when the run started.
+    """Reads the config of a run, as resolved at the start of the run.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ConfigError: It is no config.
+        OSError: The config cannot be read, or is not a regular file.
+        ConfigError: The file is not a valid config.
     """
     path = RunDir(run_dir).config
     found = read_yaml(path)
@@ -267,7 +269,7 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
 
 
 def last_attempts(run_dir: RunDir) -> int | None:
-    """Returns the number of attempts that the last session planned; `None` if that is not recorded."""
+    """Returns the number of attempts that the last session planned; `None` if not recorded."""
     last = None
     try:
         for text in read_record(run_dir.sessions).splitlines():
@@ -280,17 +282,17 @@ def last_attempts(run_dir: RunDir) -> int | None:
 
 
 def is_recorded_run(path: Path) -> bool:
-    """Whether a run wrote in `path`. Raises `OSError` for a path that cannot be one."""
+    """Checks whether `path` is a run directory. Raises `OSError` if the path is not accessible."""
     return is_file(path / EPISODES)
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Whether `path`, which is no run, has runs in it. Raises `OSError` if it cannot be read."""
+    """Checks whether `path` contains runs and is not a run itself. Raises `OSError` if it cannot be read."""
     return not is_recorded_run(path) and any(map(is_recorded_run, path.iterdir()))
 
 
 def no_such_run(path: Path) -> str:
-    """Explains that there is no run at a path: a sweep, something else, or nothing of that name."""
+    """Explains why a path is not a run: it is a folder of runs, another file or folder, or missing."""
     place = next((one for one in (path, *path.parents) if one.exists()), Path())
     names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
     if names:
@@ -299,12 +301,12 @@ def no_such_run(path: Path) -> str:
         close = close_matches(missing[0], names) if missing else ""
         return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
     if place == path:
-        return f"{path} is no run directory: it has no {EPISODES}."
+        return f"{path} is not a run directory: it has no {EPISODES}."
     return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."
 
 
 def _kind(value: object) -> str:
-    """Names the kind of a value; its text may be endless, as YAML can refer to the same list again and again."""
+    """Names the type of a value without its text, which YAML references can make extremely long."""
     return "nothing" if value is None else f"something else, a {type(value).__name__}"
 
 
@@ -327,12 +329,12 @@ def _listed(episodes: Sequence[RecordedEpisode]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRef:
-    """`<run>`, `<run>/<episode>` or `<run>/<episode>@<step>`, of which everything exists.
+    """A reference to an existing `<run>`, `<run>/<episode>` or `<run>/<episode>@<step>`.
 
     Attributes:
         run: The run.
-        episode: The episode; `None`: the whole run.
-        step: Number of applied responses; `None`: not given.
+        episode: The episode; `None` for the whole run.
+        step: Number of applied responses; `None` if not specified.
     """
 
     run: RecordedRun
@@ -341,18 +343,18 @@ class EpisodeRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Finds what `text` means: the longest part of it that is a run directory; the rest is the episode.
+        """Parses a reference. The longest prefix that is a run directory is the run, and the rest is the episode.
 
         Args:
-            text: For the episode its id, a start of it, or its task: the last episode of the only attempt that matches.
+            text: The reference. The episode can be an id, a prefix of an id, or a task with a single attempt.
 
         Raises:
-            ConfigError: There is no such run, episode or step; the message lists those that exist.
+            ConfigError: The run, episode or step does not exist. The message lists existing ones.
         """
         try:
             path = run_path(text).expanduser()
             run = next((place for place in (path, *path.parents) if is_recorded_run(place)), None)
-        except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, no home, a NUL
+        except (OSError, RuntimeError, ValueError) as error:  # a too long name, a missing home, or a NUL
             raise ConfigError(f"Expected <run>/<episode>@<step>, got {text!r:.200}: {error}") from error
         if run is None:
             raise ConfigError(no_such_run(path))
@@ -370,7 +372,7 @@ class EpisodeRef:
         return cls(RecordedRun(run), episode, step)
 
     def __str__(self) -> str:
-        """Formats the reference in full, so that its meaning does not change later."""
+        """Formats the reference with the full episode id, so that its meaning does not change later."""
         if self.episode is None:
             return str(self.run.path)
         return f"{self.run.path / self.episode.episode_id}{'' if self.step is None else f'@{self.step}'}"

@@ -1,6 +1,6 @@
-"""The policy of an episode that can be resumed: logs every response, and gives logged responses again.
+"""The policy of an episode that can be resumed: it logs every response, and replays logged responses.
 
-So is that there was no response in time: the stage of the task that it ended ends there again.
+Missing responses are also logged. If a missing response ended a stage of the task, the stage ends there again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The responses of an earlier try that a policy has given again.
+    """The responses of an earlier try that a policy has replayed.
 
     Attributes:
-        responses: The responses in order, including those before a restored snapshot.
-        diverged_at: The first step whose request differed; `None`: all were the same.
+        responses: Responses in order, including the responses before a restored snapshot.
+        diverged_at: First step whose request differs; `None` if all requests are equal.
     """
 
     responses: list[LLMResponse]
@@ -42,12 +42,12 @@ class GivenAgain:
 
 
 class _Answered(NamedTuple):
-    """A response that is on record.
+    """A recorded response.
 
     Attributes:
         response: The response.
-        ahead: Its number in the log, if it was asked ahead; `None`: its turn is recorded with it.
-        is_taken: Whether the earlier try had asked for it.
+        ahead: Number in the log of a response that was requested ahead of time; `None` for other responses.
+        is_taken: Whether the earlier try requested the response.
     """
 
     response: LLMResponse
@@ -56,15 +56,15 @@ class _Answered(NamedTuple):
 
 
 class ResumablePolicy:
-    """Gives the responses of an earlier try again while the requests are the same; then asks the policy.
+    """Replays the responses of an earlier try as long as the requests are equal. Then, it asks the policy.
 
-    Times, process ids and the like may differ (see `request_diff`). The conversations of an agent are conversations,
-    each with an order of its own: a request is compared with the next one of its conversation. Responses that were
-    asked ahead are logged when they come; those of the earlier try whose turn never came are given to the requests
-    that they answer, in whatever order.
+    Times, process ids and similar values may differ (see `request_diff`). Each conversation of an agent has its own
+    order, so that a request is compared with the next recorded request of its conversation. Responses that are
+    requested ahead of time are logged when they arrive. If the earlier try did not use such a response, it is replayed
+    for an equal request, in any order.
 
     Attributes:
-        given_again: The responses given again so far.
+        given_again: The responses that were replayed so far.
     """
 
     def __init__(
@@ -82,16 +82,15 @@ class ResumablePolicy:
         """Advances the client past the exchanges before `start_at`.
 
         Args:
-            client: Answers new requests. An `AdvancingClient` is informed of the responses that are
-                given instead of its own, and of missing ones.
-            log: Has the earlier exchanges already, and receives the new ones.
-            earlier: The exchanges of the earlier try.
-            ahead: What the earlier try had asked ahead, and had not applied.
-            start_at: How many of them precede the snapshot that the episode continues from.
-            events: Says how many stages of the task have ended and whether the time is up, and hears of every response
-                that is to be paid for.
-            may_ask: Returns when the policy may be asked: not while the run is held.
-            normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
+            client: Client for new requests. An `AdvancingClient` is notified of replayed and of missing responses.
+            log: Response log, which contains the earlier exchanges and receives the new ones.
+            earlier: Exchanges of the earlier try.
+            ahead: Exchanges that the earlier try requested ahead of time and did not apply.
+            start_at: Number of earlier exchanges before the snapshot from which the episode continues.
+            events: Events of the episode, which provide the number of finished stages and the time limit, and count
+                every paid response.
+            may_ask: Function that waits until the policy may be asked, for example while the run is paused.
+            normalisers: Definitions of values that may differ between equal requests; `None` for the built-in ones.
         """
         self._client = client
         self._log = log
@@ -117,25 +116,25 @@ class ResumablePolicy:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the policy may be asked for several responses at once."""
+        """Whether the policy can be asked for several responses at once."""
         return self._asked.looks_ahead
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """As `ForesightedClient`: asks ahead, unless answers of the earlier try are still being given again."""
+        """Requests responses ahead of time (see `ForesightedClient`), unless responses are still being replayed."""
         self._pending = pending
         if self._is_live:
             self._asked.expect(pending)
 
     async def close(self) -> None:
-        """Cancels what was asked ahead."""
+        """Cancels requests that were sent ahead of time."""
         await self._asked.close()
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request.
+        """Responds to one request.
 
         Raises:
-            PolicyError: The policy failed, or what it answered is no response.
-            UnansweredError: There was no response to it in time.
+            PolicyError: The policy failed, or returned an invalid response.
+            UnansweredError: The recorded request has no response, because the time limit was reached.
         """
         position = self._position
         self._position += 1
@@ -149,7 +148,7 @@ class ResumablePolicy:
             if isinstance(error, UnansweredError):
                 self._note_unanswered(request)
             raise
-        except BaseException:  # usually the cancellation when the environment's time is up
+        except BaseException:  # usually a cancellation because of the environment's time limit
             if self._events.is_time_up:
                 self._note_unanswered(request)
             raise
@@ -162,10 +161,10 @@ class ResumablePolicy:
         return response
 
     async def _recorded_response(self, request: LLMRequest, position: int) -> LLMResponse | None:
-        """Returns the recorded response to the same request; `None` if its conversation has no more or differs.
+        """Returns the recorded response to an equal request; `None` if the conversation has no more or differs.
 
         Raises:
-            UnansweredError: As `__call__`.
+            UnansweredError: The recorded request has no response, or its stage has ended.
         """
         asked = serialize_llm_request(request)
         if (exchange := self._recorded.next_for(asked)) is None:
@@ -185,12 +184,12 @@ class ResumablePolicy:
         return None
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the response.
+        """Responds to a request that does not take a step, one at a time. Replays a response of the earlier try.
 
-        In the log such a response is one that was asked ahead and whose turn never comes.
+        The log records such responses as requested ahead of time and never used for a step.
 
         Raises:
-            PolicyError: The policy failed, or what it answered is no response.
+            PolicyError: The policy failed, or returned an invalid response.
         """
         async with self._background_request:
             call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
@@ -205,7 +204,7 @@ class ResumablePolicy:
             return response
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
-        """Continues a conversation with the policy: its later recorded responses are not used."""
+        """Continues a conversation with the policy. The conversation's later recorded responses are not used."""
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
             logger.warning(
@@ -219,10 +218,10 @@ class ResumablePolicy:
         await self._start_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
 
     def _go_live(self) -> None:
-        """Asks the policy from now on, ahead, too, when nothing is given again any more."""
+        """Asks the policy from now on. Also requests responses ahead of time when the replay is complete."""
         if not self._has_gone_live:
             self._has_gone_live = True
-            for response in responses(self._left_over.values()):  # paid for, whether or not its turn comes
+            for response in responses(self._left_over.values()):  # paid for, even if never used
                 self._give_again(response)
         if not self._is_live and not self._recorded:
             self._is_live = True
@@ -233,7 +232,7 @@ class ResumablePolicy:
         self._events.usage.pay(response)
 
     async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
-        """Asks the policy for one response, which is on record and paid for when this returns."""
+        """Asks the policy for one response, and logs and counts it."""
         if self._left_over and (taken := self._take(call)) is not None:
             return taken
         response = await self._paid_response(call.request)
@@ -246,7 +245,7 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Asks the policy, when it may be asked. Who calls counts the response; that of a refusal is counted here."""
+        """Asks the policy as soon as this is allowed. The caller counts the response, except for a refusal."""
         if self._may_ask is not None:
             await self._may_ask()
         try:
@@ -257,7 +256,7 @@ class ResumablePolicy:
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns the response that the earlier try had asked ahead to this request, if there is one."""
+        """Returns the response to this request that the earlier try requested ahead of time, if any."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             response = earlier.response
@@ -267,7 +266,7 @@ class ResumablePolicy:
         return None
 
     def _note_unanswered(self, request: LLMRequest) -> None:
-        """Logs that the last request had no response before the environment's time was up."""
+        """Logs that the last request had no response before the environment's time limit."""
         self._log.append(request, None, stage=self._events.num_stages)
         if self._recorded:
             self._note(request, None)
@@ -288,4 +287,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Does nothing: a client without a position has none to advance."""
+    """Does nothing, for clients without a position."""

@@ -45,13 +45,13 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PreviousSessions:
-    """Known state of the run so far.
+    """The state of the run after its earlier sessions.
 
     Attributes:
-        results: Every try that ended, or was lost.
-        lost: Those whose row was written by this session.
-        logs: The responses of attempts that have no result, by attempt.
-        wall_sec: Seconds of earlier sessions.
+        results: Results of all tries that ended or were lost.
+        lost: Results of lost tries, whose rows were written by this session.
+        logs: Logged responses of attempts that have no result, by attempt.
+        wall_sec: Wall-clock seconds of earlier sessions.
     """
 
     results: tuple[EpisodeResult, ...] = ()
@@ -62,12 +62,12 @@ class PreviousSessions:
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
     ) -> list[PlannedEpisode]:
-        """Returns the attempts still to be run, those that were running first.
+        """Returns the remaining attempts, starting with the attempts that were running.
 
         Args:
             planned: All planned attempts.
             run_seed: Seed of the run.
-            redo: Outcomes that do not count as results: their attempts are run again.
+            redo: Outcomes whose attempts are run again.
         """
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
@@ -90,13 +90,13 @@ class PreviousSessions:
 
 
 def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
-    """Completes the rows of episodes that were running, and returns the state of the run. Blocking.
+    """Writes the rows of lost episodes, and returns the state of the run. Blocking.
 
-    To be called by the run's only process. Killed in the middle, it can be called again.
+    Only the process that owns the run may call this function. If it is killed, the function can be called again.
 
     Raises:
-        UserError: What the run recorded cannot be read.
-        OSError: Its files cannot be written.
+        UserError: The records of the run cannot be read.
+        OSError: The files of the run cannot be written.
     """
     run_dir.sweep_up()
     recorded_results = read_results(run_dir.episodes)
@@ -108,7 +108,7 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
     _end_lost_trajectories(run_dir.path)
     lost = [log for log in logs if log.episode_id not in ended and log.has_started]
     in_progress = {log.slot for log in lost}
-    never = [log for log in logs if not log.has_started and log.slot in in_progress]  # for a retry of these
+    never = [log for log in logs if not log.has_started and log.slot in in_progress]  # unstarted retries
     end_times = _end_times(run_dir.path, {log.episode_id for log in lost})
     new = [
         log.result or _lost(log, end_times.get(log.episode_id, 0.0), recorded_usage(run_dir.files / log.episode_id))
@@ -123,9 +123,9 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
 def _latest(
     run_dir: RunDir, logs: Sequence[LoggedEpisode], results: Sequence[EpisodeResult], never: Sequence[LoggedEpisode]
 ) -> dict[Slot, LoggedEpisode]:
-    """Returns the newest log of every attempt without a result; the others are deleted.
+    """Returns the newest log of every attempt without a result, and deletes all other logs.
 
-    The newest log may belong to an earlier try: a try that ended early has taken nothing over yet.
+    The newest log can belong to an earlier try, if the last try ended before it replayed responses.
     """
     used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in RESPONSES_USED_UP}
     useful = [log for log in logs if log.slot not in used_up and log not in never]
@@ -137,7 +137,7 @@ def _latest(
 
 
 def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) -> EpisodeResult:
-    """Returns the row of an episode whose process died before its end."""
+    """Returns the result of an episode whose process died."""
     usage = EpisodeUsage()
     for response in responses(log.exchanges):
         usage.add(response)
@@ -166,7 +166,7 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
 
 
 def _end_lost_trajectories(path: Path) -> None:
-    """Ends the trajectories of lost episodes: while this session records, they would seem to be running."""
+    """Ends the trajectories of lost episodes, which would otherwise look like running episodes."""
     from ares_exp.trajectories.files.episode_file import end_lost_episodes
     from ares_exp.trajectories.stored_episodes import find_files
 
@@ -214,18 +214,18 @@ KEYS_THAT_MAY_CHANGE = (
     *(f"policy.{name}" for name in (*_OF_THE_ENDPOINT, *_OF_THE_MODEL)),
     *(f"trainer.{name}" for name in _OF_A_TRAINING),
 )
-"""Keys that may change when a run is resumed, because they change no result."""
+"""Keys that may change when a run is resumed, because they do not change results."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One process that runs a run.
+    """One execution of a run by a process.
 
     Attributes:
-        run_id: Of the run.
-        earlier: Results and logs of earlier sessions; `None`: the run is new.
+        run_id: Id of the run.
+        earlier: Results and logs of earlier sessions; `None` for a new run.
     """
 
     run_id: str
@@ -242,15 +242,15 @@ def open_session(
     """Starts the run, or resumes the one in its directory. Blocking.
 
     Args:
-        run_dir: Of the run; this process owns it.
-        config: Resolved, without secrets.
+        run_dir: Directory of the run, which this process owns.
+        config: Resolved config without secrets.
         provenance: Provenance of this process.
-        tasks: The selected tasks, each with a digest that tells whether it has changed.
-        warnings: Warnings given to the user so far.
+        tasks: Selected tasks, each with a digest of its content.
+        warnings: Warnings that were shown to the user so far.
 
     Raises:
-        ConfigError: The run in the directory is another one, or cannot be read.
-        OSError: Nothing can be written in the directory.
+        ConfigError: The directory contains another experiment, or its records cannot be read.
+        OSError: The directory is not writable.
     """
     from omegaconf import OmegaConf
 
@@ -269,7 +269,7 @@ def open_session(
         found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
         run_dir.write_json(run_dir.provenance, {**found, "cwd": str(Path.cwd())})
         text = OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-        write_atomically(run_dir.config, text)  # the last one: with it there is a run
+        write_atomically(run_dir.config, text)  # written last, because it marks the run as started
     line = {
         "started": time.time(),
         "pid": os.getpid(),
@@ -284,7 +284,7 @@ def open_session(
 
 
 def close_session(run_dir: RunDir, summary: RunSummary) -> None:
-    """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
+    """Records the end of the session, and removes the folder of response logs if it is empty."""
     line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
     try:
         append_durably(run_dir.sessions, f"{line}\n")  # does not create a deleted directory again
@@ -301,7 +301,11 @@ def _check_same(
     recorded: Mapping[str, Any],
     tasks: Mapping[str, str | None],
 ) -> None:
-    """Refuses to mix two experiments in one directory, unless that is forced."""
+    """Checks that the experiment is the recorded experiment, or that the user forces a mixture.
+
+    Raises:
+        ConfigError: The config or the tasks differ from the record.
+    """
     from ares_exp.runs.resume.recorded_run import recorded_config
 
     was = recorded_config(run_dir.path)
@@ -317,16 +321,16 @@ def _check_same(
         return
     shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
     if config["resume_force"]:
-        logger.warning("The run is resumed although it is not the same any more: %s.", shown)
+        logger.warning("The run is resumed although its config or tasks have changed: %s.", shown)
         return
     raise ConfigError(
-        f"Expected the experiment that {run_dir.path} was started with, but this is another one: {shown}. Its results "
-        "would be a mixture. Leave out what differs, start another run, or mix them with `resume_force=true`."
+        f"Expected the experiment that {run_dir.path} was started with, but it has changed: {shown}. The results "
+        "would be mixed. Undo the changes, start another run, or use `resume_force=true` to mix the results."
     )
 
 
 def names_recorded_run(overrides: Sequence[str]) -> bool:
-    """Returns whether a command line may continue, replay or branch a recorded run."""
+    """Checks whether a command line may resume, replay or branch a recorded run."""
     return any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides)
 
 
@@ -342,10 +346,10 @@ def config_differences(
     A missing value is `"nothing"`.
 
     Args:
-        was: The config before.
-        now: The config now.
-        place: Directory against which relative paths of `was` are resolved; by default the current directory.
-        may_differ: Keys that may differ, with the keys below them.
+        was: Earlier config.
+        now: Current config.
+        place: Directory against which relative paths of `was` are resolved. Defaults to the current directory.
+        may_differ: Keys that may differ, including the keys below them.
     """
     from ares_exp.runs.resume.recorded_run import starts_where_started
 
@@ -366,7 +370,7 @@ def config_differences(
 
 
 def _without_port(url: Any) -> Any:
-    """Returns the parts of a URL but its port, which may be another one each time that a server is started."""
+    """Returns the parts of a URL without its port, which can differ each time that a server is started."""
     try:
         parts = urlsplit(str(url))
         return parts.scheme, parts.username, parts.hostname, parts.path.rstrip("/"), parts.query
@@ -375,7 +379,7 @@ def _without_port(url: Any) -> Any:
 
 
 def _places(value: Any, start: Path) -> Any:
-    """Resolves a path, or a list of paths, against `start`; returns anything else unchanged."""
+    """Resolves a path, or a list of paths, against `start`. Returns other values unchanged."""
     if isinstance(value, list):
         return [_places(one, start) for one in value]
     return (start / value).resolve() if isinstance(value, str) else value
@@ -391,7 +395,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
         yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
     beside = dict.fromkeys(file for name, now in tasks.items() for file in changed_files(before.get(name), now))
     if beside:
-        yield f"what the agents are told besides has changed ({', '.join(list(beside)[:SHOWN])})"
+        yield f"other files that agents read have changed ({', '.join(list(beside)[:SHOWN])})"
 
 
 def _counted(names: Sequence[str], *, verb: bool = True) -> str:
@@ -401,12 +405,12 @@ def _counted(names: Sequence[str], *, verb: bool = True) -> str:
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Seconds that earlier sessions took; one that was killed took until the end of its last episode."""
+    """Returns the duration of earlier sessions in seconds. A killed session counts until its last episode's end."""
     starts: list[float] = []
     ends: list[float] = []
     with suppress(OSError, ConfigError):
         for text in read_record(run_dir.sessions).splitlines():
-            with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a torn line is no use
+            with suppress(ValueError, TypeError, OverflowError, RecursionError):  # an incomplete line
                 line = json.loads(text)
                 starts += [float(line["started"])] if "started" in line else []
                 ends += [float(line["ended"])] if "ended" in line else []

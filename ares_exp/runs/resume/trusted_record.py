@@ -1,9 +1,9 @@
-"""Trust in recorded runs: which of their files may decide something on this machine.
+"""Trust in recorded runs: the effects that their files can have on this machine.
 
-A run directory is trusted if it belongs to this user and no other user can write in it. Any other one needs
-`resume_force=true`, and is read as hostile: values are taken from it (numbers, texts, names of options), but it cannot
-name a class that no option on this machine names, and its sweeps are not resumed. No record brings its own options, or
-reads a variable of this machine. Overrides that the user types are not checked here.
+A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories require
+`resume_force=true` and are treated as hostile. Values (numbers, strings, names of options) are used, but classes must
+be named by an option on this machine, and sweeps are not resumed. No record can provide its own options, or read
+variables of this machine. Overrides that the user types are not checked here.
 
 All code that composes a command from a record uses this module.
 """
@@ -33,11 +33,11 @@ _NOT_OF_THE_RUN = ("defaults", "hydra")
 """Keys that set up Hydra itself."""
 _IN_TEXT = re.compile(r"(\\*)\$\{")
 _REFERENCE = re.compile(r"\$\{([\w.]+|hydra:(runtime\.output_dir|run\.dir))\}")
-"""A reference to another config key, or to the run's directory. Other resolvers may read this machine, or write."""
+"""Pattern of references to config keys or to the run's directory. Other resolvers could read or change this machine."""
 
 
 def is_trusted(run_dir: Path) -> bool:
-    """Returns whether a run directory and its config belong to this user, and no other user can write there."""
+    """Checks that a run directory and its config belong to this user, and that no other user can write there."""
     hydra = run_dir / ".hydra"
     records = [RunDir(run_dir).config, run_dir / SWEEP_RECORD, hydra, *(hydra.iterdir() if hydra.is_dir() else ())]
     found = [run_dir.stat(), *(path.lstat() for path in records if os.path.lexists(path))]
@@ -45,7 +45,7 @@ def is_trusted(run_dir: Path) -> bool:
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:
-    """Ignores the permissions of a group that has this user as its only member: its umask is often 002."""
+    """Checks whether other users can write a file. Ignores a group that has only this user (umask 002)."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(status.st_gid)
         is_own_group = group.gr_name == name and {*group.gr_mem} <= {name}
@@ -55,10 +55,10 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def check_trust(run_dir: Path, *, forced: bool) -> None:
-    """Rejects the run directory of another user, unless that is forced.
+    """Rejects a run directory that is not trusted, unless its use is forced.
 
     Raises:
-        ConfigError: It is not trusted.
+        ConfigError: The run directory is not trusted.
     """
     if not forced and not is_trusted(run_dir):
         raise ConfigError(
@@ -68,11 +68,11 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run in a form to compose from.
+    """Returns the recorded config of a run for a new composition.
 
-    Its values are those that were recorded when the run started, as text: nothing in them is interpolated. But a
-    reference to another key, or to the run's directory, stays a reference, so that a key that is typed now applies
-    wherever it is referred to, and a new run writes in its own directory.
+    The values are the values at the start of the run, and are not interpolated. However, references to other keys and
+    to the run's directory remain references. A typed key therefore applies wherever it is referenced, and a new run
+    writes to its own directory.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -85,7 +85,7 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
 
 
 def values_as_meant(run: RecordedRun) -> dict[str, Any]:
-    """Returns a run's recorded config, with relative paths that keep the meaning they had where it was started.
+    """Returns a run's recorded config, with relative paths resolved against the folder in which it was started.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -93,7 +93,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
     try:
         values = recorded_config(run.path)
     except OSError as error:
-        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. Nobody knows what was run.") from error
+        raise ConfigError(f"{run.path / 'config.yaml'}: {error.strerror}. The config of the run is unknown.") from error
     place = run.working_directory()
     given = {key for key, value in dotted_items(values) if value is not None}
 
@@ -108,7 +108,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
 
 
 def _text(value: Any, composed: Any) -> Any:
-    """Converts a resolved value to text, or returns its reference if that may be resolved again."""
+    """Escapes a resolved value, or returns its reference if the reference can safely be resolved again."""
     if isinstance(composed, str) and "${" in composed and "${" not in _REFERENCE.sub("", composed):
         return composed
     if isinstance(value, dict):
@@ -123,16 +123,16 @@ def _text(value: Any, composed: Any) -> Any:
 def check_values(
     run: RecordedRun, values: Mapping[str, Any], *, typed: Collection[str], config_dirs: Sequence[Path]
 ) -> None:
-    """Rejects secrets that are not on disk. In a run that is not trusted, rejects classes that no option here names.
+    """Rejects masked secrets. If the run is not trusted, also rejects classes that no option on this machine names.
 
     Args:
-        run: The run.
-        values: From `values_of`.
-        typed: Keys that are set now: their recorded values do not count.
+        run: The recorded run.
+        values: Recorded values, from `values_of`.
+        typed: Keys that the user sets now, whose recorded values are ignored.
         config_dirs: The user's folders of options.
 
     Raises:
-        ConfigError: With what is to be typed again.
+        ConfigError: A secret is missing, or a class is not trusted. The message names the keys to set.
     """
     recorded = [(key, one) for key, one in leaves(values) if not any(covers(new, key) for new in typed)]
     check_secrets([key for key, one in recorded if isinstance(one, str) and MASK in one])
@@ -144,42 +144,47 @@ def check_values(
     for key, one in [*(leaf for leaf in recorded if "_target_" in leaf[0].split(".")), *functions]:
         if one not in known:
             raise ConfigError(
-                f"The recorded run names a class that no option here names, which is not taken over from a file: "
-                f"`{key}={one!s:.100}`. Choose an option, or type it again if you trust it."
+                f"The recorded run names a class that no available option has. It is not loaded from a file: "
+                f"`{key}={one!s:.100}`. Choose an option, or repeat the override if you trust it."
             )
 
 
 def functions_of_scorers(env: Any) -> list[str]:
-    """Returns the functions that the scorers of a recorded `env` are, where they are named without `_target_`."""
+    """Returns the names of scorer functions in a recorded `env` that are listed without `_target_`."""
     scorers = env.get("scorers") if isinstance(env, Mapping) else None
     named = scorers.values() if isinstance(scorers, Mapping) else scorers if isinstance(scorers, list) else ()
     return [one for one in named if isinstance(one, str)]
 
 
 def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
-    """Returns the recorded folders of options. They name classes: a run cannot bring its own.
+    """Returns the recorded folders of options. A run cannot provide its own options, because options name classes.
 
     Raises:
-        ConfigError: One is gone, or is the run's own.
+        ConfigError: A folder is missing, or is in the run directory.
     """
     folders = run.config_dirs()
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{run.path} was composed with the options in {folder}, which is no folder any more.")
+            raise ConfigError(
+                f"{run.path} was composed with the options in {folder}, which is missing now. Restore the folder."
+            )
         if not folder.is_absolute() or folder.resolve().is_relative_to(run.path.resolve()):
             raise ConfigError(f"Expected the folder of options of {run.path} outside of it, got {folder}.")
     return folders
 
 
 def check_secrets(keys: Sequence[str]) -> None:
-    """Rejects recorded values that are secrets, which are not on disk.
+    """Rejects keys whose recorded values are masked secrets.
+
+    Args:
+        keys: Keys with a masked value.
 
     Raises:
-        ConfigError: There are such keys.
+        ConfigError: `keys` is not empty.
     """
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(
-            f"The recorded run was given secrets, which are not kept on disk, for {', '.join(keys)}. "
-            f"Give them again ({again}), or leave one out with `~{keys[0]}`."
+            f"The recorded run had secrets, which are not stored on disk, for {', '.join(keys)}. "
+            f"Set them again ({again}), or remove one with `~{keys[0]}`."
         )

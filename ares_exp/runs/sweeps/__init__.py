@@ -1,1 +1,1 @@
-"""Sweeps: many jobs of one command, their plan, their folders, their report."""
+"""Sweeps, which run several jobs with one command: their plan, folders and report."""

@@ -1,9 +1,9 @@
-"""Early end of a sweep, wherever its jobs run: a stop file in its folder, which its jobs watch.
+"""The early end of a sweep by a stop file in its folder, which its jobs watch.
 
-A launcher may have started the jobs in other processes (joblib, submitit). They leave the terminal's process group, so
-that Ctrl-C reaches the first process alone. That one leaves a file in the sweep's folder, which every job looks for; a
-job also looks whether the first process still lives, which kill -9 gives no time for leaving a file. Either way a job
-ends as if it had got SIGTERM: its running episodes are cancelled and recorded.
+A launcher (joblib, submitit) can run the jobs in other processes. These are not in the terminal's process group, so
+that Ctrl-C only reaches the first process. The first process then creates a stop file in the sweep's folder. Each job
+checks for this file, and also checks that the first process is alive, in case it was killed with `kill -9`. In both
+cases, a job ends as after SIGTERM: its running episodes are cancelled and recorded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class JobProcess:
-    """This process, which a launcher has started for jobs of a sweep: it ends with the sweep's first process."""
+    """This process, which a launcher started for jobs of a sweep. It ends when the sweep's first process ends."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts to watch the first process.
+        """Starts watching the first process.
 
         Args:
-            first_process: What `owner_labels` says there. If that is on another machine, which the jobs of a cluster
-                may outlive, only the file ends them.
+            first_process: Result of `owner_labels` in the first process. If it runs on another machine, only the stop
+                file ends the jobs, because jobs on a cluster may outlive it.
         """
         self._first_process = first_process
         self._lock = threading.Lock()
@@ -46,10 +46,10 @@ class JobProcess:
 
     @contextmanager
     def running(self, sweep_dir: Path) -> Iterator[None]:
-        """Lets the run job end in good order when the sweep is to end.
+        """Ends the job in this block like SIGTERM if the sweep ends early.
 
         Raises:
-            SweepInterrupted: It ends already.
+            SweepInterrupted: The sweep has already been stopped.
         """
         if self._is_over(sweep_dir):
             raise SweepInterrupted
@@ -73,7 +73,7 @@ class JobProcess:
                 elif (
                     not told and self._is_over(self._sweep_dir) and signal.getsignal(signal.SIGTERM) is not self._before
                 ):
-                    told = True  # once, and to the job's own handler: a second SIGTERM would end it in the middle
+                    told = True  # only once, because a second SIGTERM would kill the job
                     os.kill(os.getpid(), signal.SIGTERM)
 
     def _is_over(self, sweep_dir: Path) -> bool:
@@ -81,10 +81,10 @@ class JobProcess:
 
 
 class Interruption:
-    """The first process's handler of Ctrl-C (or SIGTERM) while its jobs run in others. A second signal exits at once.
+    """Handles Ctrl-C (or SIGTERM) in the first process while jobs run in others. A second signal exits immediately.
 
     Attributes:
-        requested: Whether the sweep is to end.
+        requested: Whether the user has requested the end of the sweep.
     """
 
     def __init__(self, sweep_dir: Path) -> None:
@@ -96,13 +96,13 @@ class Interruption:
                 signal.signal(number, self._on_signal)
 
     def end(self) -> None:
-        """Gives the handlers back."""
+        """Restores the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _on_signal(self, _: int, __: FrameType | None) -> None:
         if self.requested:
-            os._exit(INTERRUPTED)  # the jobs notice that this process is gone
+            os._exit(INTERRUPTED)  # the jobs detect the end of this process
         self.requested = True
         with suppress(OSError):
             (self._sweep_dir / STOP).touch()

@@ -1,4 +1,4 @@
-"""The folder of a sweep's job: state and results while the sweep runs, and after its end."""
+"""The folder of a sweep's job: its state and results, during and after the sweep."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MAX_CHARS = 20_000
 
 
 class FailureNote:
-    """`<job>/failure.json`.
+    """The record of a job's failure (`<job>/failure.json`).
 
     Attributes:
-        path: The file.
+        path: Path of the file.
     """
 
     def __init__(self, job_dir: Path) -> None:
         self.path = job_dir / FAILURE
 
     def write(self, exit_code: int, message: str) -> None:
-        """Leaves it, in the place of an earlier one. Where that is impossible the job counts as not complete anyway."""
+        """Writes the record. If this fails, logs a warning, because the job counts as incomplete in any case."""
         for secret in typed_secrets(sys.argv[1:]):
             message = message.replace(secret, MASK)
         note = {"exit_code": exit_code, "message": message[:MAX_CHARS]}
@@ -49,15 +49,15 @@ class FailureNote:
             logger.warning("Writing %s failed: %s", self.path, error)
 
     def remove(self) -> None:
-        """Takes an earlier one away: the job has results now."""
+        """Removes an earlier record, because the job has results now."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
     def read(self) -> tuple[int, str] | None:
-        """Reads exit code and message; `None` if there is no note.
+        """Reads the exit code and the message. Returns `None` if the file is missing.
 
         Raises:
-            ConfigError: It is broken.
+            ConfigError: The file is broken.
         """
         try:
             note = read_json_object(self.path, max_bytes=8 * MAX_CHARS)
@@ -70,14 +70,14 @@ class FailureNote:
 
 
 DEPTH = 4
-"""Maximum depth of job folders: `hydra.sweep.subdir` may name nested folders."""
+"""Maximum depth of job folders, because `hydra.sweep.subdir` can name nested folders."""
 
 OF_THE_SUMMARY = ("attempts", "branches", "reward_threshold")
-"""Keys that may change when a job is resumed, but change what a complete job adds up to."""
+"""Keys that may change when a job is resumed, but that affect the summary of a complete job."""
 
 
 class JobState(StrEnum):
-    """State of a job."""
+    """The state of a job."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
@@ -87,12 +87,12 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """A job's folder, read.
+    """The content of a job's folder.
 
     Attributes:
-        path: The folder.
-        summary: Totals of its run so far; `None` if no run was started.
-        failure: Exit code and message, where it was refused or failed.
+        path: Path of the folder.
+        summary: Totals of the job's run so far; `None` if no run was started.
+        failure: Exit code and message of a rejected or failed job; `None` otherwise.
     """
 
     path: Path
@@ -110,7 +110,7 @@ class JobFolder:
 
     @property
     def state(self) -> JobState:
-        """The job's state."""
+        """The state of the job."""
         if self.failure is not None:
             return JobState.FAILED
         if self.summary is None:
@@ -119,14 +119,14 @@ class JobFolder:
 
     @property
     def exit_code(self) -> int:
-        """The lower bound that the job puts on its sweep's exit code."""
+        """The exit code of the job. The exit code of a sweep is at least the exit code of each job."""
         if self.failure is not None:
             return self.failure[0]
         is_well = self.state is JobState.COMPLETE and self.summary is not None and not self.summary.broken
         return exit_codes.COMPLETE if is_well else exit_codes.INCOMPLETE
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides that Hydra recorded; empty if it could not record them.
+        """Returns the overrides that Hydra recorded; empty if they are missing.
 
         Raises:
             ConfigError: The record is broken.
@@ -138,7 +138,7 @@ class JobFolder:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def is_done(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether the job is complete, as this config asks for it."""
+        """Checks whether the job is complete with this config."""
         if self.state is not JobState.COMPLETE or config["resume_redo"]:
             return False
         try:
@@ -150,7 +150,7 @@ class JobFolder:
 
 
 def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
-    """Yields the folders in which jobs of a sweep have started to write, numbered ones in their order."""
+    """Yields the folders of a sweep's started jobs, with numbered folders in numeric order."""
     try:
         folders = [path for path in sweep_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError as error:

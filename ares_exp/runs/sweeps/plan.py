@@ -1,4 +1,4 @@
-"""The list of a sweep's jobs, written before the first one starts, so that missing jobs can be detected."""
+"""The list of a sweep's jobs, which is written before the first job starts, so that missing jobs can be detected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAN = "plan.json"
 MAX_JOBS = 100_000
 MAX_BYTES = 64 * 2**20
 BASIC_SWEEPER = "BasicSweeper"
-"""Last part of the dotted name of Hydra's own sweeper, which makes all combinations of values."""
+"""Last part of the dotted name of Hydra's default sweeper, which creates all combinations of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class SweepPlan:
     """The jobs of a sweep.
 
     Attributes:
-        count: How many; 0 where that is not known.
-        objective: The metric by which jobs are compared.
+        count: Number of jobs; 0 if unknown.
+        objective: Metric by which jobs are compared.
         minimize: Whether lower values are better.
-        jobs: The overrides of each, secrets masked, in the order of their numbers; empty where a sweeper decides as it
-            goes, as Optuna's does.
+        jobs: Overrides of each job with masked secrets, in the order of their numbers. Empty if the sweeper chooses
+            jobs during the sweep, like Optuna's.
     """
 
     count: int = 0
@@ -59,10 +59,10 @@ class SweepPlan:
 
     @classmethod
     def read(cls, sweep_dir: Path) -> Self:
-        """Reads the plan in a sweep's folder; an empty plan if there is none.
+        """Reads the plan in a sweep's folder. Returns an empty plan if the file is missing.
 
         Raises:
-            ConfigError: It cannot be read.
+            ConfigError: The plan is broken.
         """
         from pydantic import TypeAdapter, ValidationError
 
@@ -75,22 +75,20 @@ class SweepPlan:
             return cls()
         except (OSError, ValueError, RecursionError) as error:
             first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
-            raise ConfigError(
-                f"{path} is broken: {first}. Without it the folder is read as it is: remove it."
-            ) from None
+            raise ConfigError(f"{path} is broken: {first}. Remove it to use the jobs in the folder.") from None
         if not 0 <= plan.count <= MAX_JOBS or len(plan.jobs) not in (0, plan.count):
             raise ConfigError(f"{path} is broken: expected at most {MAX_JOBS:,} jobs, each with its overrides.")
         return plan
 
     def write(self, sweep_dir: Path) -> None:
-        """Writes it down."""
+        """Writes the plan to a sweep's folder."""
         write_atomically(sweep_dir / PLAN, dump_json(asdict(self)) + "\n")
 
     def check_continues(self, earlier: SweepPlan) -> None:
-        """Checks that the jobs are those of an earlier plan, in what varied there and varies here.
+        """Checks that the jobs equal the jobs of an earlier plan, in all keys that vary in one of the plans.
 
         Raises:
-            ConfigError: One of them is another job.
+            ConfigError: A job differs.
         """
         keys = {*varied(self.jobs), *varied(earlier.jobs)}
         for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
@@ -98,12 +96,12 @@ class SweepPlan:
                 raise ConfigError(
                     f"Expected the jobs of the sweep that is to be resumed, but its job {number} is "
                     f"`{' '.join(_chosen(job, keys)) or 'none'}`, and this command's is "
-                    f"`{' '.join(_chosen(now, keys)) or 'none'}`. Other jobs need a sweep folder of their own."
+                    f"`{' '.join(_chosen(now, keys)) or 'none'}`. For other jobs, use another sweep folder."
                 )
 
 
 def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Lists the keys whose values differ between jobs, in the order given, without the keys of `resume`."""
+    """Lists the keys whose values differ between jobs, in order, without the keys of `resume`."""
     values: dict[str, set[str | None]] = {}
     for job in jobs:
         for override in job:
@@ -117,7 +115,7 @@ def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
 
 
 def job_label(sweep_dir: Path, number: int, overrides: Sequence[str]) -> str:
-    """Returns the number of a job and the overrides in which it differs from the others of its sweep.
+    """Returns the number of a job, and the overrides in which it differs from other jobs of the sweep.
 
     Raises:
         ConfigError: The plan of the sweep cannot be read.
@@ -128,7 +126,7 @@ def job_label(sweep_dir: Path, number: int, overrides: Sequence[str]) -> str:
 
 
 def unescaped(override: str) -> str:
-    """Returns an override without the backslashes in which Hydra's sweeper puts it."""
+    """Returns an override without the backslashes that Hydra's sweeper adds."""
     return re.sub(r"\\([\\(){}\[\]:=, \t])", r"\1", override)
 
 
@@ -137,7 +135,7 @@ def _chosen(job: Sequence[str], keys: set[str]) -> list[str]:
 
 
 def _grid(config: DictConfig) -> tuple[tuple[str, ...], ...]:
-    """Computes the jobs that Hydra's own sweeper will make; empty where it will refuse the command and explain it."""
+    """Computes the jobs of Hydra's default sweeper. Returns an empty tuple if the sweeper will reject the command."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

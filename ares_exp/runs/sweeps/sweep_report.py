@@ -1,4 +1,4 @@
-"""The summary of a sweep: a row for each job, and the best one."""
+"""The summary of a sweep, with a row for each job, and the best job."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Row:
     """One job in the summary.
 
     Attributes:
-        job: Its folder, from the sweep's.
-        overrides: What was typed for it and not for all jobs, by key; secrets masked.
-        state: Its state.
+        job: Path of the job's folder, relative to the sweep's folder.
+        overrides: Overrides that differ between jobs, by key, with masked secrets.
+        state: State of the job.
         planned: Number of planned attempts.
-        finished: Number of ended attempts, without those that were cut short (`cancelled`, `lost`).
+        finished: Number of ended attempts, without interrupted attempts (`cancelled`, `lost`).
         outcomes: Number of attempts by outcome.
-        objective: The metric by which the jobs are compared; `None` where it has none.
-        low, high: Its interval, where the metric has one.
-        mean_reward: Mean reward, errors counted as zero.
-        tokens, cost: Sums over all tries, cost in US dollars.
-        message: The reason why it failed.
+        objective: Metric by which the jobs are compared; `None` if it cannot be computed.
+        low, high: Bounds of the metric's interval; `None` without an interval.
+        mean_reward: Mean reward, with errors counted as zero.
+        tokens, cost: Sums over all tries, with the cost in US dollars.
+        message: Reason why the job failed.
     """
 
     job: str
@@ -73,16 +73,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The jobs that differ only in one key, such as `seed`, taken together.
+    """The total of jobs that differ in only one key, such as `seed`.
 
     Attributes:
-        overrides: Their other overrides that vary in the sweep, by key.
-        jobs: The jobs.
+        overrides: Other overrides that vary in the sweep, by key.
+        jobs: Names of the jobs.
         started: Number of these jobs that have a run.
-        planned, finished: Numbers of attempts, as of a job.
-        objective: The metric over all results of these jobs; `None` if it cannot be computed.
-        low, high: Its interval over tasks and jobs, if the metric has one.
-        lowest, highest: The range of the metric over single jobs.
+        planned, finished: Total numbers of planned and finished attempts.
+        objective: Metric over all results of these jobs; `None` if it cannot be computed.
+        low, high: Bounds of the metric's interval over tasks and jobs; `None` without an interval.
+        lowest, highest: Range of the metric over single jobs.
     """
 
     overrides: Mapping[str, str]
@@ -99,15 +99,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """A sweep's folder, added up.
+    """The summary of a sweep's folder.
 
     Attributes:
-        path: The folder.
-        plan: What the sweep was to consist of.
-        rows: One for each job, those that have not started included.
-        exit_code: What the command that ran the sweep exits with, unless it was interrupted.
-        over: The key in which the jobs of one setting differ.
-        settings: One for each group of jobs that differ only in this key; empty if no group has two jobs.
+        path: Path of the sweep's folder.
+        plan: Plan of the sweep.
+        rows: One row per job, including jobs that have not started.
+        exit_code: Exit code of the sweep's command, unless it was interrupted.
+        over: Key in which the jobs of one setting differ.
+        settings: One setting for each group of jobs that differ only in this key; empty if no group has two jobs.
     """
 
     path: Path
@@ -119,14 +119,14 @@ class SweepReport:
 
     @classmethod
     def read(cls, path: Path, *, over: str | None = None) -> Self:
-        """Reads the summary of a sweep that runs, has ended or was killed.
+        """Reads the summary of a sweep that is running, has ended or was killed.
 
         Args:
-            path: Its folder.
-            over: The key in which the jobs of one setting differ; `None` takes `seed`, if this key repeats a setting.
+            path: Path of the sweep's folder.
+            over: Key in which the jobs of one setting differ. `None` uses `seed`, if this key repeats a setting.
 
         Raises:
-            ConfigError: It is no sweep's folder, or a record in it is broken; or `over` does not repeat a setting.
+            ConfigError: The folder is not a sweep, a record is broken, or `over` does not repeat a setting.
         """
         plan = SweepPlan.read(path)
         folders = {str(folder.relative_to(path)): JobFolder.read(folder) for folder in job_folders(path)}
@@ -160,18 +160,18 @@ class SweepReport:
 
     @property
     def has_started(self) -> bool:
-        """Whether any job left something."""
+        """Whether any job has started."""
         return any(row.state is not JobState.NOT_STARTED for row in self.rows)
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective; if none is complete, the best of all; `None` without any."""
+        """The complete job with the best objective. If no job is complete, the best job; `None` without jobs."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 
     @property
     def equals(self) -> list[Row]:
-        """The best job and those with the same objective; empty if all jobs have it, which makes none the best."""
+        """The best job, and all jobs with the same objective; empty if all jobs are equal."""
         best, rated = self.best, self._rated
         equals = [row for row in rated if best is not None and row.objective == best.objective]
         return equals if len(equals) < len(rated) or len(rated) == 1 else []
@@ -343,7 +343,7 @@ def _lines(report: SweepReport) -> Iterator[str]:
     if len(failed) > MAX_FAILURES:
         yield f"and {len(failed) - MAX_FAILURES} more failed, see failure.json in their folders"
     if counts[JobState.COMPLETE] < len(report.rows):
-        yield f"To go on with what is not complete: ares-exp resume={_shown(report.path)}"
+        yield f"To continue incomplete jobs: ares-exp resume={_shown(report.path)}"
 
 
 def _shown(path: Path) -> str:

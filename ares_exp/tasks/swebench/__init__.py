@@ -1,1 +1,1 @@
-"""SWE-bench: rows of its data sets as tasks, graded as its harness grades."""
+"""SWE-bench: rows of its data sets as tasks, graded in the same way as by its harness."""

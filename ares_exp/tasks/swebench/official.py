@@ -1,4 +1,4 @@
-"""Grades of test runs, by the official harness: the package `swebench`."""
+"""Grades of test runs by the official harness, the package `swebench`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Grade:
     """The grade of a test run.
 
     Attributes:
-        fail_to_pass, pass_to_pass: Each test, and whether it had the expected result.
-        reason: Why there is nothing to grade; `None` if there is.
+        fail_to_pass, pass_to_pass: Tests by name, with whether each had the expected result.
+        reason: Why the run cannot be graded; `None` if it can.
     """
 
     fail_to_pass: Mapping[str, bool]
@@ -41,7 +41,7 @@ class Grade:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """`reward`: 1 if resolved, else 0; `f2p` and `p2p`: the fractions of the tests with the expected result."""
+        """`reward`: 1 if resolved, otherwise 0; `f2p` and `p2p`: fractions of the tests with the expected result."""
         f2p, p2p = _part(self.fail_to_pass), _part(self.pass_to_pass)
         return {"reward": float(self.resolved), "f2p": f2p, "p2p": p2p}
 
@@ -82,7 +82,7 @@ def nothing_to_grade(row: SweBenchRow, reason: str) -> Grade:
 
 
 def official_version() -> str | None:
-    """Returns the version of the harness; `None` where it is not installed, or is older than 5. Imports nothing."""
+    """Returns the version of the harness; `None` if it is not installed or older than 5. Does not import it."""
     if importlib.util.find_spec("swebench") is None:
         return None
     try:
@@ -97,7 +97,7 @@ async def official_grade(row: SweBenchRow, log: str) -> Grade:
     """Makes the harness grade a log with markers.
 
     Raises:
-        VerifierError: It failed, or took too long.
+        VerifierError: The harness failed, or took too long.
     """
     child = ChildProcess()
     grading = asyncio.ensure_future(asyncio.to_thread(_grade, child, row, log))

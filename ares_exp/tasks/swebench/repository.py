@@ -1,6 +1,6 @@
 """The repository in a container: its set-up for the agent, the agent's patch, and the application of patches.
 
-All of it are shell scripts that are run as root, with the `git` of the container.
+All operations are shell scripts that run as root, with the `git` of the container.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SET_UP_TIMEOUT_SEC = 1200.0
 _GIT_TIMEOUT_SEC = 600.0
 _LOG_CHARS = 2000
 
-# Who made the repository in the image need not be who runs git there.
+# The owner of the repository in the image may differ from the user who runs git there.
 _ENV: Mapping[str, str] = {
     "GIT_CONFIG_COUNT": "1",
     "GIT_CONFIG_KEY_0": "safe.directory",
@@ -30,8 +30,8 @@ _ENV: Mapping[str, str] = {
 _START = "refs/ares_exp/start"
 """A tree in the repository: its files as the agent found them, those included that git does not know."""
 
-# A git directory of ours for the repository's files and objects. What it has itself of configuration, hooks, attributes
-# and indexes, or its user, starts no program and changes no content; and may be broken. What it ignores is ignored.
+# A separate git directory for the repository's files and objects. The repository's own configuration, hooks, attributes
+# and indexes, and its owner, then start no program and change no content. They may be broken. Ignored files stay so.
 _OURS = """
 clean=$(mktemp -d)  # where a HOME is that has nothing in it either
 trap 'rm -rf "$clean"' EXIT
@@ -51,8 +51,8 @@ add_all() {
 }
 """
 
-# Refs and objects that are younger than the base commit may hold the fix. Looking for commits that nothing leads to
-# takes a second in a repository of 400,000 objects; it is packed anew only where there are some.
+# Refs and objects that are newer than the base commit may contain the fix. Searching for unreachable commits takes a
+# second in a repository of 400,000 objects. The repository is repacked only if some are found.
 _SET_UP = f"""set -eu
 git merge-base --is-ancestor "$BASE" HEAD || {{ echo "HEAD does not come from $BASE"; exit 3; }}
 git remote | while read -r remote; do git remote remove "$remote"; done
@@ -118,8 +118,8 @@ class AgentPatch:
     """The changes of an agent.
 
     Attributes:
-        data: A patch, as `git diff --binary` writes it; empty: nothing.
-        problem: Why there is none; `None` where there is.
+        data: A patch, as `git diff --binary` writes it; empty if nothing changed.
+        problem: Why no patch could be made; `None` if one was made.
     """
 
     data: bytes = b""
@@ -127,13 +127,13 @@ class AgentPatch:
 
 
 async def set_up_repository(container: Container, base_commit: str) -> None:
-    """Removes everything later than the base commit, and notes the files as they are.
+    """Removes everything later than the base commit, and records the current files.
 
-    Remotes go, branches and tags that are younger, the reflog, and the objects that nothing leads to any more. What the
-    image's maker has committed on top of the base commit stays.
+    Remotes, newer branches and tags, the reflog, and unreachable objects are removed. Commits that the image's maker
+    added on top of the base commit are kept.
 
     Raises:
-        ContainerStartError: There is no repository in the image, or not that commit.
+        ContainerStartError: The image has no repository, or the repository lacks the commit.
         ContainerError: The container failed.
     """
     result = await _git(container, _SET_UP, timeout_sec=_SET_UP_TIMEOUT_SEC, BASE=base_commit)
@@ -145,7 +145,7 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
 
 
 async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
-    """Returns the difference from the repository that the agent found, with new files and without ignored ones.
+    """Returns the difference from the initial repository, with new files and without ignored ones.
 
     Raises:
         ContainerError: The container failed.
@@ -166,17 +166,17 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:
-    """Applies a patch of the container to its repository: as a whole or, with exit code 1, not cleanly."""
+    """Applies a patch of the container to its repository. Exit code 1 means that it does not apply cleanly."""
     return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
 
 
 async def fits_base(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Checks whether a patch of the container can be applied to the base commit (exit code 0), and notes its files."""
+    """Checks that a patch of the container applies to the base commit (exit code 0), and records its files."""
     return await _git(container, _FITS_BASE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
 async def restore_files(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Gives the files of a patch that `fits_base` their content at the base commit; removes the others."""
+    """Restores the files of a patch checked by `fits_base` to the base commit, and removes new ones."""
     return await _git(container, _RESTORE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 

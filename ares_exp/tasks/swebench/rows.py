@@ -1,7 +1,8 @@
-"""Rows of SWE-bench: where a data set is, how its files are read, and the validation of a row.
+"""Rows of SWE-bench: locations of data sets, readers of their files, and the validation of a row.
 
-Rows may come from any file. The columns are those of the data sets `SWE-bench/SWE-bench` and its parts (Verified, Lite)
-on the Hugging Face hub; `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the harness.
+Rows may come from any file. The columns are the columns of the data sets `SWE-bench/SWE-bench` and its parts (Verified,
+Lite) on the Hugging Face hub. `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the
+harness.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _encodable(text: str) -> str:
 
 
 def _from_json(value: Any) -> Any:
-    """The data sets hold lists and tables as JSON text."""
+    """Parses a list or table, which the data sets store as JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -65,18 +66,18 @@ class SweBenchRow(BaseModel):
     Attributes:
         instance_id: Unique name, `owner__name-number`.
         repo: `owner/name` of the repository.
-        base_commit: All digits of the commit that the problem was fixed on.
+        base_commit: Full hash of the commit that the fix is based on.
         problem_statement: The issue.
-        hints_text: What was said under the issue before the fix.
+        hints_text: Comments on the issue from before the fix.
         patch: The fix.
-        test_patch: What the fix brought for the tests.
+        test_patch: Changes of the fix to the tests.
         fail_to_pass: Tests that fail without the fix and pass with it.
         pass_to_pass: Tests that pass before and after.
         image: The image's name.
-        eval_script: The script that applies the test patch and runs the tests.
+        eval_script: Script that applies the test patch and runs the tests.
         log_parser: Name of the harness's function that reads its output.
-        eval_type: `fail_only` where the output tells of failures alone.
-        image_assets: Files that no patch can carry: the row is of the multimodal data set.
+        eval_type: `fail_only` if the output lists only failures.
+        image_assets: Files that a patch cannot contain, for rows of the multimodal data set.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
@@ -100,12 +101,12 @@ class SweBenchRow(BaseModel):
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether files belong to it that no patch can carry."""
+        """Whether it has files that a patch cannot contain."""
         return any((self.image_assets or {}).values())
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of what it says."""
+        """`sha256:` and the hex digest of its content."""
         return f"sha256:{hashlib.sha256(self.model_dump_json().encode()).hexdigest()}"
 
 
@@ -117,7 +118,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
         where: The file and the number of the row, for messages.
 
     Raises:
-        TaskError: It is no row; the message names every column that is wrong.
+        TaskError: The data is not a row. The message names every invalid column.
     """
     if not isinstance(data, dict):
         raise TaskError(f"{where}: expected a table with the columns of SWE-bench, got a {type(data).__name__}.")
@@ -142,11 +143,11 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
     """Validates the rows of a data set.
 
     Args:
-        found: Number and content of each.
-        source: Where they are from, for messages.
+        found: Number and content of each row.
+        source: Name of the data set, for messages.
 
     Raises:
-        TaskError: One is no row, two have the same name, there are too many, or none.
+        TaskError: A row is invalid, two rows have the same name, or the data set is empty or too large.
     """
     rows: dict[str, SweBenchRow] = {}
     for number, data in found:
@@ -170,11 +171,11 @@ _ROWS_PER_BATCH = 32
 
 
 def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields number, from 1 (of a `.jsonl`: the line), and content of each row. Blocking.
+    """Yields the number and the content of each row. Numbers start at 1 and, in a `.jsonl`, are line numbers. Blocking.
 
     Raises:
-        TaskError: It cannot be read, is too large, or is not what its name says.
-        ConfigError: A `.parquet`, and pyarrow is not installed.
+        TaskError: The file cannot be read, is too large, or does not have the format of its suffix.
+        ConfigError: The file is a `.parquet`, and pyarrow is not installed.
     """
     try:
         size = path.stat().st_size
@@ -252,7 +253,7 @@ class Dataset:
     """A data set.
 
     Attributes:
-        file: A file of rows; `None`: of the hub.
+        file: A file of rows; `None` for a data set of the hub.
         hub_name: `owner/name` on the Hugging Face hub; empty for a file.
         split: Part of a data set of the hub.
     """
@@ -268,10 +269,10 @@ class Dataset:
 
 
 def find_dataset(dataset: str, split: str) -> Dataset:
-    """Returns the data set that `env.dataset` and `env.split` name. Reads nothing.
+    """Returns the data set that `env.dataset` and `env.split` name, without reading it.
 
     Raises:
-        ConfigError: Nothing that is known, or the multimodal data set.
+        ConfigError: The data set is unknown, or is the multimodal one.
     """
     choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(SUFFIXES)})"
     if Path(dataset).suffix in SUFFIXES:
@@ -289,15 +290,15 @@ def find_dataset(dataset: str, split: str) -> Dataset:
 def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
     """Reads and validates all rows. Blocking.
 
-    A data set of the hub is loaded by the library `datasets`, from its cache where it is there.
+    The library `datasets` loads data sets of the hub, from its cache if possible.
 
     Args:
-        dataset: Which.
-        child: Loads data sets of the hub; whoever has it can stop that.
-        timeout_sec: What that may take.
+        dataset: The data set.
+        child: Process that loads data sets of the hub, so that the caller can stop it.
+        timeout_sec: Time limit of this process.
 
     Raises:
-        TaskError: A row is wrong, or the file.
+        TaskError: A row or the file is invalid.
         ConfigError: A package is missing.
         PreflightError: The data set could not be loaded.
     """

@@ -1,7 +1,7 @@
-"""`SweBenchStage`: the problem statement of a row, and the grading of what the agent made of it.
+"""`SweBenchStage`: the problem statement of a row, and the grading of the agent's changes.
 
-The agent's changes are taken out of its container as a patch, and graded in a fresh container of the same image, as the
-official harness does: what else the agent did to its container has no effect on the tests.
+The agent's changes are copied out of its container as a patch, and graded in a fresh container of the same image, as in
+the official harness. Other changes of the agent to its container have no effect on the tests.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class SweBenchStage:
 
     Attributes:
         row: The row.
-        hints: Whether the instruction has the discussion under the issue.
+        hints: Whether the instruction includes the comments on the issue.
         agent_network: Network of the agent.
         test_timeout_sec: Time limit of the tests.
-        verifier_spec: The container of the tests: a fresh one, as the agent's was when it started.
+        verifier_spec: The container of the tests: a fresh copy of the agent's initial container.
     """
 
     row: SweBenchRow
@@ -99,7 +99,7 @@ class SweBenchStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Bound on the tests, and time to apply patches and to grade."""
+        """Bound on the tests, including time to apply patches and to grade."""
         return self.test_timeout_sec + _GRADING_SEC
 
     async def start(self, container: Container) -> None:
@@ -110,26 +110,26 @@ class SweBenchStage:
         return {}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`."""
+        """Uploads the row's fix to the container, to be applied by `/solution/solve.sh`."""
         self.check_solution()
         await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
         await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")
         return {}
 
     def check_solution(self) -> None:
-        """Raises `TaskError` when the row has no fix."""
+        """Raises `TaskError` if the row has no fix."""
         if not self.row.patch.strip():
             raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Run another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason."""
+        """Copies the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason."""
         if target is None:
             return
         patch = await agent_patch(container, self.row.base_commit)
 
         def write() -> None:
             target.mkdir(parents=True, exist_ok=True)
-            for name in (MODEL_PATCH, NO_PATCH):  # of an episode before
+            for name in (MODEL_PATCH, NO_PATCH):  # of an earlier episode
                 (target / name).unlink(missing_ok=True)
             if patch.problem is None:
                 (target / MODEL_PATCH).write_bytes(patch.data)
@@ -143,20 +143,20 @@ class SweBenchStage:
         return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives the fresh container what `collect` left."""
+        """Uploads the files that `collect` left to the fresh container."""
         for name in (MODEL_PATCH, NO_PATCH):
             if await asyncio.to_thread((artifacts / name).is_file):
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Applies the agent's patch to the fresh repository, restores the tests, runs the row's script, and grades it.
+        """Applies the agent's patch to the fresh repository, restores the tests, and runs and grades the row's script.
 
         Leaves `test_output.txt`, `report.json` and `reward.json` in `output_dir`.
 
         Raises:
-            VerifierTimeoutError: The tests ran longer than `test_timeout_sec`: to the official harness an error, too,
+            VerifierTimeoutError: The tests ran longer than `test_timeout_sec`: also an error in the official harness,
                 not an unresolved problem.
-            VerifierError: The row's test patch does not fit its own commit; or the grading failed.
+            VerifierError: The row's test patch does not fit its own commit; or grading failed.
             ContainerError: The container failed.
         """
         row = self.row
@@ -185,7 +185,7 @@ class SweBenchStage:
         return Verdict(found.rewards["reward"], found.rewards, found.reason)
 
     async def _apply_patches(self, container: Container) -> str | None:
-        """Brings the repository to what is tested; why that is not possible, if it is not."""
+        """Prepares the repository for the tests. Returns the reason if this is impossible."""
         row = self.row
         patch, no_patch = f"{TESTS_DIR}/{MODEL_PATCH}", f"{TESTS_DIR}/{NO_PATCH}"
         missing = await container.exec(f"cat {no_patch}", user="root", timeout_sec=60, shell="bash -c")
@@ -231,9 +231,9 @@ class SweBenchStage:
 
 
 def _with_exit_code(script: str) -> str:
-    """Returns the script with the exit code of the tests printed behind the end marker.
+    """Returns the script, extended to print the exit code of the tests after the end marker.
 
-    The exit code of the script itself is that of a `git checkout`.
+    The exit code of the script itself is the exit code of a `git checkout`.
     """
     lines = script.split("\n")
     for index, line in enumerate(lines):
@@ -244,7 +244,7 @@ def _with_exit_code(script: str) -> str:
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
-    """Writes text files into a directory of the container, line ends as they are."""
+    """Writes text files into a directory of the container, without changing line ends."""
     async with working_directory("verifier") as folder:
 
         def write() -> None:
@@ -256,7 +256,7 @@ async def _upload(container: Container, files: Mapping[str, str], target: str) -
 
 
 def _ended(patch: str) -> str:
-    """The patch with the line break at its end that git wants; a copy may have lost it."""
+    """Returns the patch with the final line break that git requires and a copy may have lost."""
     return patch if not patch or patch.endswith("\n") else f"{patch}\n"
 
 

@@ -33,9 +33,9 @@ class SweBenchOptions:
     """Options for all rows of a run.
 
     Attributes:
-        hints: Whether the instruction has the discussion under the issue.
+        hints: Whether the instruction includes the comments on the issue.
         agent_network: Whether agents have a network.
-        image_template: Names of images, with `{id}` in them; `None`: the row's, or `IMAGE`.
+        image_template: Image names, with `{id}` as placeholder; `None`: the row's image, or `IMAGE`.
         test_timeout_sec: Time limit of the tests.
     """
 
@@ -55,7 +55,7 @@ class SweBenchOptions:
 
 
 def _filled(template: str, instance_id: str) -> str:
-    """Returns a name with the id in small letters and `_1776_` for `__`, which registries do not accept."""
+    """Fills in the id in lower case, with `_1776_` for `__`, which registries do not accept."""
     return template.replace("{id}", instance_id.lower().replace("__", "_1776_"))
 
 
@@ -65,8 +65,8 @@ class SweBenchTask:
 
     Attributes:
         row: The row.
-        options: How it is run and graded.
-        source: The data set that it is from.
+        options: Options for running and grading it.
+        source: The data set that contains it.
     """
 
     row: SweBenchRow
@@ -82,12 +82,12 @@ class SweBenchTask:
 
     @property
     def context(self) -> AgentContext:
-        """Nothing: agents only get the instruction."""
+        """An empty context: agents only get the instruction."""
         return AgentContext()
 
     @cached_property
     def fresh_spec(self) -> ContainerSpec:
-        """The specification of a container of the row's image: by the template, the row, or the convention."""
+        """The container of the row's image, which the template, the row, or the naming convention sets."""
         template = self.options.image_template
         image = self.row.image if template is None else ""
         return ContainerSpec(
@@ -112,7 +112,7 @@ class SweBenchTask:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of the row, and of how it is run."""
+        """`sha256:` and the hex digest of the row and its options."""
         how = [self.options.hints, self.fresh_spec.docker_image, self.row.digest]
         return f"sha256:{hashlib.sha256(json.dumps(how).encode()).hexdigest()}"
 
@@ -128,11 +128,12 @@ class SweBenchTask:
         }
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks, without starting anything, what would fail in the middle of an episode.
+        """Checks, without starting anything, for errors that would otherwise occur during an episode.
 
         Raises:
-            UnsupportedTaskError: It is of the multimodal data set, or the harness that grades it is not installed.
-            TaskError: It has no script for its tests; or no fix, and one is needed.
+            UnsupportedTaskError: The row is from the multimodal data set, or the harness that grades it is not
+                installed.
+            TaskError: The row has no test script, or the required fix is missing.
         """
         if self.row.is_multimodal:
             raise UnsupportedTaskError(f"{self.name}: it is of the multimodal SWE-bench, which is not supported.")

@@ -1,4 +1,4 @@
-"""The cache of fetched tasks, and of the commits that they are from.
+"""The cache of fetched tasks and of their commits.
 
 A task is in `<folder>/<key>/<base name of the task>`, with a key for each repository, commit and path. The copy of a
 commit is in `<folder>/commits/<key>`.
@@ -28,17 +28,17 @@ def default_cache_dir() -> Path:
 
 
 class TaskCache:
-    """Tasks and commits that were fetched once. Several processes may use it at the same time.
+    """A cache of fetched tasks and commits. Several processes may use it at the same time.
 
-    Directories in it are complete: they are made in a `workspace`, and renamed. They never change, because their keys
-    have all digits of the commit. Nothing is cleaned while a process lives that used the cache.
+    Directories in it are complete: they are made in a `workspace` and renamed. They never change, as their keys
+    have the full hash of the commit. Nothing is cleaned while a process that used the cache is running.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Names a cache.
+        """Keeps the path of the cache.
 
         Args:
-            folder: Its folder; made when something is kept.
+            folder: Its folder, created on first use.
         """
         self.folder = folder
 
@@ -51,7 +51,7 @@ class TaskCache:
         return self.folder / _key(origin.git_url, origin.git_commit, origin.path) / name
 
     def has(self, place: Path) -> bool:
-        """Whether a directory of the cache is there, and not empty."""
+        """Returns whether a directory of the cache exists and is not empty."""
         hold(self.folder)
         return place.is_dir() and any(place.iterdir())
 
@@ -59,7 +59,7 @@ class TaskCache:
         """Moves a directory of a `workspace` to its place in the cache; another process may have been faster.
 
         Raises:
-            PreflightError: It cannot be moved.
+            PreflightError: The directory cannot be moved.
         """
         try:
             place.parent.mkdir(exist_ok=True)
@@ -72,10 +72,10 @@ class TaskCache:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """Makes a directory next to the tasks and removes it afterwards, with directories of killed processes.
+        """Makes a directory next to the tasks. Removes it afterwards, with directories of killed processes.
 
         Raises:
-            PreflightError: It cannot be made.
+            PreflightError: The directory cannot be made.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

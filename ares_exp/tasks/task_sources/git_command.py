@@ -1,4 +1,4 @@
-"""The installed `git`, run with bounds, and with nothing in it that a repository could start."""
+"""The installed `git`, run within bounds, so that a repository cannot start programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ares_exp.errors import GitError, PreflightError
 from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.task_sources.git_names import GIT_PROTOCOLS
 
-# Settings of the user for all repositories apply: credentials, proxies, keys. Variables that point git at another
-# repository (as in a hook), or make it print more, do not.
+# The user's settings for all repositories apply: credentials, proxies, keys. Variables that point git at another
+# repository (as in a hook), or that make it print more, do not apply.
 _PASSED_ON = ("GIT_ASKPASS", "GIT_CONFIG", "GIT_PROXY", "GIT_SSH", "GIT_SSL")
 _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -56,7 +56,7 @@ class Git:
             settings: More settings, `name=value`.
 
         Raises:
-            PreflightError: Git is missing; it failed (`GitError`), took too long, printed too much, or was stopped.
+            PreflightError: Git is missing, failed (`GitError`), took too long, printed too much, or was stopped.
         """
         program = shutil.which("git")
         if program is None:

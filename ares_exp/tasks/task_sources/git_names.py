@@ -1,4 +1,4 @@
-"""Names of repositories, and of tasks in them. They are untrusted input, and checked before git gets them."""
+"""Names of repositories, and of tasks in them. They are untrusted input, which is checked before git gets it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_CHARACTERS = 1000
 
 
 def is_commit(ref: str | None) -> bool:
-    """Says whether a ref is all the digits of a commit, which names the same files for ever."""
+    """Returns whether a ref is the full hash of a commit, whose files never change."""
     return ref is not None and _COMMIT.fullmatch(ref) is not None
 
 
@@ -30,8 +30,8 @@ def check_git_url(url: str) -> str:
     """Returns the address of a repository unchanged.
 
     Raises:
-        ValueError: It is none: not of a protocol that is allowed, an option, or a local path. A password in it is
-            refused, as it would be in every record of a run.
+        ValueError: The text is not an address, is a local path or an option, or uses another protocol. An address with
+            a password is rejected too, because it would be in every record of a run.
     """
     scheme, separator, _ = url.partition("://")
     if url.startswith("-") or _UNPRINTABLE.search(url) or len(url) > _MAX_CHARACTERS:
@@ -61,10 +61,10 @@ def check_git_url(url: str) -> str:
 
 
 def check_git_ref(ref: str) -> str:
-    """Returns a branch, a tag or a commit unchanged; a commit with small letters.
+    """Returns a branch, a tag or a commit unchanged, except that commits become lower case.
 
     Raises:
-        ValueError: Git has no such names, or reads more than a name in it.
+        ValueError: The text is not a valid name in git, or has a special meaning in it.
     """
     if is_commit(ref):
         return ref.lower()
@@ -78,7 +78,7 @@ def check_inner_path(path: str) -> str:
     """Returns a path inside a repository in its shortest spelling; `.` is the repository itself.
 
     Raises:
-        ValueError: It is absolute, leads out of the repository, or is no path.
+        ValueError: The path is absolute, leaves the repository, or is invalid.
     """
     shortest = posixpath.normpath(path) if path else "."
     if (
@@ -107,7 +107,7 @@ class GitTask:
 
     @property
     def name(self) -> str:
-        """The base name of the folder; of a repository that is one task, the repository's without `.git`."""
+        """Base name of the folder or, if the repository is the task, of the repository without `.git`."""
         if self.path != ".":
             return posixpath.basename(self.path)
         return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
@@ -119,12 +119,12 @@ class GitTask:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryReference:
-    """The meaning of `env.repo`.
+    """The parsed value of `env.repo`.
 
     Attributes:
         url: The repository.
         ref: A commit, a branch or a tag; `None`: the default branch.
-        folder: The folder of tasks in it; `None`: not given.
+        folder: The folder of tasks in it; `None` if not given.
     """
 
     url: str
@@ -136,7 +136,7 @@ class RepositoryReference:
         """Reads one of the `FORMS`.
 
         Raises:
-            ValueError: It has another form.
+            ValueError: The text has another form.
         """
         if not text or text.startswith((".", "/", "~", "-")):
             raise ValueError(
@@ -144,7 +144,7 @@ class RepositoryReference:
                 "repository file:///…"
             )
         place, at, tail = text.rpartition("@")
-        if not at or not place or "/" in tail or ":" in tail:  # the `@` of a user
+        if not at or not place or "/" in tail or ":" in tail:  # the `@` of a user name
             place, ref = text, None
         else:
             ref = check_git_ref(tail)

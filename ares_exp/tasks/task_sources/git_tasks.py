@@ -1,4 +1,4 @@
-"""Git repositories of tasks: commits are copied into the cache without history and files, then tasks out of them."""
+"""Git repositories of tasks. Commits are cached without history and files, and tasks are copied from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fetched:
 
     Attributes:
         places: The directory of each task, and its origin.
-        problems: Errors of the other tasks, by their names.
+        problems: Errors of the other tasks, by name.
     """
 
     places: dict[GitTask, tuple[Path, TaskOrigin]] = field(default_factory=dict)
@@ -46,21 +46,21 @@ class Fetched:
 
 
 class Repositories:
-    """Repositories, by their checked addresses. Every method blocks, and raises `PreflightError` if one fails."""
+    """Repositories by checked address. Every method blocks, and raises `PreflightError` if git fails."""
 
     def __init__(self, git: Git, cache: TaskCache) -> None:
-        """Names no repository yet.
+        """Keeps the arguments.
 
         Args:
-            git: Runs the commands.
-            cache: Keeps commits and tasks.
+            git: Runner of the commands.
+            cache: Cache of commits and tasks.
         """
         self._git = git
         self._cache = cache
         self._commits: dict[tuple[str, str | None], str] = {}
 
     def commit(self, url: str, ref: str | None) -> str:
-        """Returns all digits of the commit that `ref` names now, and copies that commit into the cache.
+        """Returns the full hash of the commit that `ref` names now, and copies the commit into the cache.
 
         Args:
             url: The repository.
@@ -87,7 +87,7 @@ class Repositories:
 
         Args:
             tasks: The tasks.
-            report: Gets a line for submodules, whose files are missing.
+            report: Receiver of a line about submodules, whose files are missing.
         """
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str | None], list[GitTask]] = {}
@@ -104,7 +104,7 @@ class Repositories:
         return found
 
     def _named(self, url: str, ref: str | None) -> str:
-        """Returns the commit that a branch, a tag or (`None`) the default branch is now."""
+        """Returns the current commit of a branch, a tag or (`None`) the default branch."""
         names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
         names += [f"refs/heads/{ref}"] if ref is not None else []
         try:
@@ -123,7 +123,7 @@ class Repositories:
         """Copies a commit into the cache, and returns it; a branch may have moved meanwhile."""
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
-        digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # digits of SHA-1
+        digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # length of a SHA-1 hash
         announce(f"Fetching the list of files of {url} at {commit[:12]} to {self._cache.folder}.")
         with self._cache.workspace() as workspace:
             made = workspace / "git"
@@ -139,7 +139,7 @@ class Repositories:
         return commit
 
     def _missing(self, group: Sequence[GitTask], commit: str, found: Fetched) -> list[GitTask]:
-        """Returns the tasks that are not in the cache; notes the others."""
+        """Returns the tasks that are not in the cache; adds the others to `found`."""
         places = {task: (self._cache.task(task.at(commit), task.name), task.at(commit)) for task in group}
         found.places |= {task: place for task, place in places.items() if self._cache.has(place[0])}
         return [task for task in group if task not in found.places]
@@ -169,9 +169,9 @@ class Repositories:
                     self._cache.keep(made, found.places[task][0])
 
     def _check_out(self, url: str, commit: str, paths: Sequence[str], workspace: Path) -> Path:
-        """Makes a directory with these folders of a commit as they are, links included, and not much else."""
+        """Checks out these folders of a commit unchanged, including links, with few other files."""
         git_dir, work_tree = workspace / "git", workspace / "files"
-        shutil.copytree(self._cache.commit(url, commit), git_dir)  # the copy in the cache gets no index and no files
+        shutil.copytree(self._cache.commit(url, commit), git_dir)  # the cached copy must get no index and no files
         work_tree.mkdir()
         patterns = "".join(f"{_pattern(path)}\n" for path in paths)
         (git_dir / "info").mkdir(exist_ok=True)

@@ -22,18 +22,18 @@ SHOWN_DATASETS = 30
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """The name of a data set, as users write it.
+    """The name of a data set in the form that users write.
 
     Attributes:
         name: Its name.
-        version: The version; `None`: `head`, or the highest one.
+        version: The version; `None`: `head`, or the highest version.
     """
 
     name: str
     version: str | None = None
 
     def __str__(self) -> str:
-        """Writes it as users do."""
+        """Returns the form that users write."""
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
     @classmethod
@@ -41,7 +41,7 @@ class DatasetName:
         """Reads `name[@version]`.
 
         Raises:
-            ValueError: It is no such text, or names a package.
+            ValueError: The text has another form, or names a package.
         """
         name, at, version = text.partition("@")
         if "/" in name:
@@ -56,7 +56,7 @@ class DatasetName:
 
 
 class _Row(BaseModel):
-    """An object of the file; keys that the format does not know are ignored."""
+    """An object of the file. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -71,7 +71,7 @@ class RegisteredTask(_Row):
 
 
 class RegisteredMetric(_Row):
-    """One entry of `metrics`: how Harbor sums results up. Checked, and not used."""
+    """One entry of `metrics`: how Harbor aggregates results. Checked, but not used."""
 
     type: Literal["sum", "min", "max", "mean", "uv-script"]
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -91,7 +91,7 @@ def read_registry(path: Path) -> list[Dataset]:
     """Reads the data sets of a file.
 
     Raises:
-        ConfigError: It cannot be read, or is not a registry.
+        ConfigError: The file cannot be read, or is not a registry.
     """
     try:
         data = read_record(path)
@@ -109,7 +109,7 @@ def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
         where: The file, for messages.
 
     Raises:
-        ConfigError: It is not a registry; the message names every mistake of the first wrong data set.
+        ConfigError: The data is not a registry. The message names every error of the first invalid data set.
     """
     try:
         rows = json.loads(data)
@@ -131,10 +131,10 @@ def _dataset(row: object, where: str) -> Dataset:
 
 
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
-    """Returns the data set of that name and version.
+    """Returns the data set with this name and version.
 
     Raises:
-        ConfigError: There is none; the message lists the existing ones.
+        ConfigError: The data set or version does not exist. The message lists the existing ones.
     """
     versions = [dataset for dataset in datasets if dataset.name == wanted.name]
     if not versions:
@@ -153,7 +153,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """Returns `head`, else the highest as Python packages are counted, else the last one in the order of text."""
+    """Returns `head`, otherwise the highest version by Python's rules, otherwise the last in alphabetical order."""
     if "head" in versions:
         return "head"
     numbered = []

@@ -63,7 +63,7 @@ ListTasks = Callable[[Repositories], Sequence[TaskReference]]
 
 
 class ListedTasks:
-    """Tasks of a list. Only selected ones are fetched and read, and all of them have to be valid."""
+    """Tasks of a list. Only selected tasks are fetched and read, and all of these must be valid."""
 
     path = None
     loads_offline = False
@@ -71,13 +71,13 @@ class ListedTasks:
     def __init__(
         self, list_tasks: ListTasks, *, cache_dir: Path | None, git_timeout_sec: float, links_within: Path | None = None
     ) -> None:
-        """Names the list.
+        """Keeps the arguments.
 
         Args:
             list_tasks: The list.
             cache_dir: The folder of fetched tasks; `None`: `default_cache_dir()`.
             git_timeout_sec: Time limit of one git command.
-            links_within: A folder that links of local tasks may lead to; `None`: they stay inside their task.
+            links_within: A folder that links of local tasks may point to; `None`: links stay inside their task.
         """
         self._list = list_tasks
         self._links_within = links_within.expanduser() if links_within is not None else None
@@ -150,10 +150,10 @@ def listed_tasks(
     cache_dir: Path | None,
     git_timeout_sec: float,
 ) -> ListedTasks:
-    """Returns the tasks that options of env=harbor name together; see `HarborEnvironments`. Reads nothing.
+    """Returns the tasks that the options of env=harbor select; see `HarborEnvironments`. Reads nothing.
 
     Raises:
-        ConfigError: An option is malformed, or they do not go together.
+        ConfigError: An option is malformed, or options contradict each other.
     """
     refuse_url("registry", registry, "download it first, or name its repository: `env.repo=org/name[@ref]`")
     given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
@@ -223,10 +223,10 @@ def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -
 def data_set_of_repository(
     repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
 ) -> Sequence[TaskReference]:
-    """Lists a data set of a registry in a repository; tasks without an address are in the same repository.
+    """Lists a data set of a registry in a repository. Tasks without an address are in the same repository.
 
     Raises:
-        UserError: There is no such file or data set, or it is not valid.
+        UserError: The file or the data set does not exist or is not valid.
     """
     url = repository.url
     commit = repositories.commit(url, repository.ref)
@@ -278,7 +278,7 @@ def _of_folder(repository: RepositoryReference, folder: str, repositories: Repos
 def _references(
     dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
 ) -> list[TaskReference]:
-    """Returns the tasks of a data set; those without an address are in the repository `url`, if it is given."""
+    """Returns the tasks of a data set. Tasks without an address are in the repository `url`, if given."""
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
         raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, it has none.")

@@ -1,4 +1,4 @@
-"""Artifacts at the end of a stage: hooks run, artifacts are collected, and a verifier of its own gets them."""
+"""Artifacts at the end of a stage: hooks run, artifacts are collected, and the verifier's own container gets them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _logger = logging.getLogger(__name__)
 
 
 def hook_limit_sec(hook: CollectHook) -> float:
-    """Seconds that the hook may take."""
+    """Returns the time limit of the hook, in seconds."""
     return min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)
 
 
 async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
-    """Runs the hooks one after the other. A failure is logged, no more.
+    """Runs the hooks one after the other. A failure is only logged.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -71,7 +71,7 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
     """Returns the service of that name.
 
     Raises:
-        ContainerError: There is none.
+        ContainerError: The service does not exist.
     """
     if name == MAIN_SERVICE:
         return container
@@ -96,16 +96,16 @@ async def collect(
     secrets: Sequence[str],
     stops_main: bool,
 ) -> None:
-    """Runs the hooks and copies the artifacts: those of the agent's container, then those of services beside it.
+    """Runs the hooks and copies the artifacts: first for the agent's container, then for the other services.
 
     Args:
-        container: The agent's, or the service `main` of several.
-        target: Directory of the host that gets the artifacts and their manifest; `None`: only the hooks are run.
-        hooks: In their order.
-        artifacts: In their order.
-        secrets: What is blanked in what is kept.
-        stops_main: Whether, if there are such services, the agent's container is stopped in between, so that what the
-            agent left running there has no part in what they say.
+        container: The agent's container, or the service `main` of several.
+        target: Directory on the host for the artifacts and their manifest; `None` only runs the hooks.
+        hooks: Hooks in the order in which they run.
+        artifacts: Artifacts in order of precedence.
+        secrets: Values to blank in the kept files.
+        stops_main: Whether the agent's container is stopped before hooks and artifacts of other services, so that
+            processes of the agent cannot influence them.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -136,7 +136,7 @@ async def _stop_main(container: Container) -> None:
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
-    """Removes what an episode before has left in the places of the artifacts: a verifier may be given what is there."""
+    """Removes files of an earlier episode from the places of the artifacts, because a verifier may get them."""
     (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))
@@ -148,7 +148,7 @@ class ArtifactCollection:
     """The artifacts and hooks at the end of one stage.
 
     Attributes:
-        entries: What became of the artifacts so far.
+        entries: Manifest entries of the artifacts so far.
     """
 
     def __init__(self, container: Container, target: Path) -> None:
@@ -156,7 +156,7 @@ class ArtifactCollection:
 
         Args:
             container: The agent's container, or the service `main` of several.
-            target: Directory of the host that the artifacts go to.
+            target: Directory on the host for the artifacts.
         """
         self.entries: list[ManifestEntry] = []
         self._container = container
@@ -164,7 +164,7 @@ class ArtifactCollection:
         self._places = Places()
 
     async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies each to its place, unless that is taken.
+        """Copies each artifact to its place, unless the place is taken.
 
         Raises:
             ContainerDiedError: The agent's container is gone.
@@ -209,7 +209,7 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 
 
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
-    """Finds out what a path is, whether it is an empty directory, and whether it exists; a guess if no command runs.
+    """Returns the kind of a path, whether it is an empty directory, and whether it exists. Guesses on failure.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -228,7 +228,7 @@ async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tu
 
 
 def _make_way(place: Path, folder: Path) -> None:
-    """Makes the directory for `place` in `folder`; links that came out of the container must not lead elsewhere."""
+    """Makes the directory for `place` in `folder`. Links from the container must not lead elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
         raise TransferError(f"Expected {place} to be inside of {folder}: a link leads out of it.")
@@ -237,10 +237,10 @@ def _make_way(place: Path, folder: Path) -> None:
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
-    """Downloads a directory but for what its patterns, of `tar --exclude`, match: packed there, unpacked here.
+    """Downloads a directory without the files that its patterns (of `tar --exclude`) match, as a tar archive.
 
     Raises:
-        ContainerError: It could not be packed, copied or unpacked.
+        ContainerError: The directory could not be packed, copied or unpacked.
     """
     patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
     pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
@@ -268,27 +268,27 @@ def _unpack(packed: Path, target: Path) -> None:
 
 
 async def deliver_artifacts(container: Container, folder: Path) -> None:
-    """Uploads what `folder` has of artifacts to the paths that they came from.
+    """Uploads the artifacts in `folder` to their original paths.
 
-    What came out of a container has no setuid bits, no special files and no links that lead out of an artifact any
-    more: `Container.download` sees to it.
+    Files from a container have no setuid bits, are not special files, and have no links that leave an artifact, because
+    `Container.download` removes these.
 
     Args:
-        container: The verifier's own.
+        container: The verifier's own container.
         folder: Artifacts and their manifest.
 
     Raises:
         ContainerError: The container failed.
     """
-    for entry in await asyncio.to_thread(read_manifest, folder):  # none: the collection took too long
+    for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):
             await _deliver(container, entry, entry.host_path(folder))
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
-    """Puts an artifact in place: a directory, or that of a file, is made writable; the former is emptied first.
+    """Uploads an artifact. Its directory is emptied and made writable; for a file, the parent is made writable.
 
-    What the verifier's image has at that path is in the way where the agent has made something of another kind of it.
+    A path of the verifier's image is removed if it has another kind than the artifact.
     """
     source = shlex.quote(entry.source)
     if entry.type == "directory":

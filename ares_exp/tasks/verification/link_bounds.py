@@ -1,4 +1,4 @@
-"""`LinkBounds`: where the symbolic links of a task may lead, and reads that follow no other link."""
+"""`LinkBounds`: allowed targets of a task's symbolic links, and reads that follow no other link."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from ares_exp.errors import TaskError
 from ares_exp.records.run_dir import DIRECTORY_FLAGS, open_beneath
 
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in its place blocks nothing
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO at this path must not block
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """The folders that the links of a task may lead to. Folders are compared without links in their paths.
+    """The folders that the links of a task may point to. Folders are compared with links in their paths resolved.
 
     Attributes:
         root: The task directory, without links in its path.
-        shared: The folder of tasks that the user named, without links in its path; `None`: only the task counts.
+        shared: The folder of tasks that the user named, without links in its path; `None`: only the task directory.
     """
 
     root: Path
@@ -27,11 +27,11 @@ class LinkBounds:
 
     @classmethod
     def of(cls, task: Path, shared: Path | None = None) -> LinkBounds:
-        """Resolves the links in the paths of the two folders: the user chose them."""
+        """Resolves the links in the paths of the two folders, which are trusted because the user chose them."""
         return cls(task.resolve(), shared.resolve() if shared is not None else None)
 
     def real(self, path: Path) -> Path:
-        """Resolves the links of `path`, whether or not there is something at their end.
+        """Resolves the links of `path`, whether or not the target exists.
 
         Raises:
             TaskError: The links leave the bounds.
@@ -39,7 +39,7 @@ class LinkBounds:
         return self._split(path)[1]
 
     def contain(self, path: Path) -> bool:
-        """Whether the links of `path` stay inside the bounds."""
+        """Returns whether the links of `path` stay inside the bounds."""
         try:
             self.real(path)
         except TaskError:
@@ -71,7 +71,7 @@ class LinkBounds:
             return file.read()
 
     def _split(self, path: Path) -> tuple[Path, Path]:
-        """Returns the folder of the bounds that holds what `path` leads to, and its real path."""
+        """Returns the folder of the bounds that contains the target of `path`, and the real path."""
         real = Path(os.path.realpath(path))
         for folder in (self.root, self.shared):
             if folder is not None and real.is_relative_to(folder):

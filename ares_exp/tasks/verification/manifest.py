@@ -1,4 +1,4 @@
-"""Artifacts on the host: their places, and the manifest that says what became of them."""
+"""Artifacts on the host: their places, and the manifest with their status."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ManifestEntry:
     Attributes:
         source: Its path in the container.
         destination: Its path on the host: `artifacts/…`.
-        type: What it is, or would be.
-        status: `skipped`: another one has its place; `empty`: `/logs/artifacts` with nothing in it.
-        service: Where it is from, as the task says; `None`: the agent's container.
-        exclude: Patterns of what was left out of a directory.
+        type: Its kind; the expected kind if it is missing.
+        status: `skipped`: another artifact has its place; `empty`: an empty `/logs/artifacts`.
+        service: Its service, as set in the task; `None`: the agent's container.
+        exclude: Patterns of the files that were left out of a directory.
     """
 
     source: str
@@ -51,7 +51,7 @@ class ManifestEntry:
         )
 
     def host_path(self, folder: Path) -> Path:
-        """Returns its path, when `folder` has the artifacts."""
+        """Returns its path if the artifacts are in `folder`."""
         return folder / self.destination.removeprefix("artifacts").lstrip("/")
 
 
@@ -63,10 +63,10 @@ def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
 
 
 def read_manifest(folder: Path) -> list[ManifestEntry]:
-    """Reads the manifest that `write_manifest` wrote; empty when there is none. Blocking.
+    """Reads the manifest that `write_manifest` wrote; empty if it does not exist. Blocking.
 
     Raises:
-        OSError, ValueError: It cannot be read, or is broken.
+        OSError, ValueError: The manifest cannot be read, or is broken.
     """
     if not (folder / MANIFEST).exists():
         return []
@@ -78,13 +78,13 @@ ARTIFACTS_DIR = "/logs/artifacts"
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Puts `/logs/artifacts` before the artifacts, unless it is among them."""
+    """Puts `/logs/artifacts` before the artifacts, unless it is already included."""
     named = list(artifacts)
     return named if any(map(is_conventional, named)) else [Artifact(source=ARTIFACTS_DIR), *named]
 
 
 def is_conventional(artifact: Artifact) -> bool:
-    """Whether it is the agent's `/logs/artifacts`."""
+    """Returns whether an artifact is the agent's `/logs/artifacts`."""
     return artifact.service == MAIN_SERVICE and artifact.source.rstrip("/") == ARTIFACTS_DIR
 
 
@@ -95,16 +95,16 @@ def place_of(artifact: Artifact) -> PurePosixPath:
 
 
 class Places:
-    """The places that are taken. First come, first served."""
+    """The places that are taken. The first artifact gets a place."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[PurePosixPath, Artifact | None]] = [(PurePosixPath(MANIFEST), None)]
 
     def take(self, artifact: Artifact) -> Artifact | str | None:
-        """Gives an artifact its place.
+        """Reserves the place of an artifact.
 
         Returns:
-            `None`; or what has it already: another artifact, or the name of the manifest.
+            `None`; if the place is taken: the artifact that has it, or the name of the manifest.
         """
         place = place_of(artifact)
         for taken, by in self._taken:
@@ -115,7 +115,7 @@ class Places:
 
 
 def covers(first: Artifact, second: Artifact) -> bool:
-    """Whether `second` is `first` or a part of it, and has the same place as that part."""
+    """Returns whether `second` is `first` or a part of it, and has the same place as that part."""
     source, within = PurePosixPath(first.source), PurePosixPath(second.source)
     if first.service != second.service or not within.is_relative_to(source):
         return False
@@ -125,7 +125,7 @@ def covers(first: Artifact, second: Artifact) -> bool:
 
 
 def _is_again(first: Artifact, second: Artifact) -> bool:
-    """Whether `second` is all of `first` once more; a part of it would be copied twice."""
+    """Returns whether `second` repeats `first` as a whole; a part of it would be copied twice."""
     return PurePosixPath(first.source) == PurePosixPath(second.source) and covers(first, second)
 
 

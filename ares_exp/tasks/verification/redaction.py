@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @asynccontextmanager
 async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
-    """Blanks `secrets` in what the body has copied into `folder`, also when it breaks off or is cancelled."""
+    """Blanks `secrets` in files that the body has copied into `folder`, also if it fails or is cancelled."""
     try:
         yield
     except BaseException:
@@ -28,7 +28,7 @@ async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
 def redact(folder: Path, secrets: Sequence[str]) -> None:
     """Blanks `secrets`, and keys of episodes, in every plain file in and below `folder`.
 
-    A file too large to rewrite is removed instead. Blocking.
+    A file that is too large to rewrite is removed instead. Blocking.
     """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
     for path in folder.rglob("*"):

@@ -16,16 +16,16 @@ MAX_REWARD_BYTES = 1024 * 1024
 
 
 def read_verdict(folder: Path, *, reward_key: str | None = None) -> Verdict:
-    """Reads the reward file in `folder`: `reward.json` alone if it is there, else `reward.txt`.
+    """Reads the reward file in `folder`: only `reward.json` if it exists, otherwise `reward.txt`.
 
     Args:
         folder: The verifier's output on the host.
-        reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
+        reward_key: The reward key in `reward.json`; `None`: `reward`, otherwise the only key.
 
     Raises:
-        RewardFileNotFoundError: There is neither file.
+        RewardFileNotFoundError: Neither file exists.
         RewardFileEmptyError: The file has no bytes.
-        VerifierOutputParseError: The file holds something that is no reward.
+        VerifierOutputParseError: The content of the file is not a reward.
     """
     for name, parse in ((REWARD_JSON, parse_reward_json), (REWARD_TXT, parse_reward_txt)):
         path = folder / name
@@ -52,8 +52,8 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
     """Reads the number in a `reward.txt`, under the key `reward`.
 
     Raises:
-        RewardFileEmptyError: No bytes.
-        VerifierOutputParseError: Anything but one finite number.
+        RewardFileEmptyError: The data is empty.
+        VerifierOutputParseError: The data is not one finite number.
     """
     _refuse_empty(data, REWARD_TXT)
     try:
@@ -69,8 +69,8 @@ def parse_reward_json(data: bytes) -> dict[str, float]:
     """Reads the numbers in a `reward.json`, by key; whole numbers stay ints, booleans become 0.0 and 1.0.
 
     Raises:
-        RewardFileEmptyError: No bytes.
-        VerifierOutputParseError: Anything but a JSON object whose values are finite numbers.
+        RewardFileEmptyError: The data is empty.
+        VerifierOutputParseError: The data is not a JSON object with finite numbers as values.
     """
     _refuse_empty(data, REWARD_JSON)
     try:
@@ -91,10 +91,10 @@ def _is_scored(key: str, value: object) -> bool:
 
 
 def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
-    """Chooses one number of `rewards`: `reward_key` if given, else the key `reward`, else the only key.
+    """Chooses one number of `rewards`: `reward_key` if given, otherwise the key `reward`, otherwise the only key.
 
     Raises:
-        VerifierOutputParseError: It is not clear which.
+        VerifierOutputParseError: The choice is ambiguous, or the key is missing.
     """
     listing = ", ".join(sorted(rewards)[:20])
     if not rewards:
@@ -110,7 +110,7 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
 
 
 def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
-    """Whether a verdict has at least that much for the key `reward`, or for every key that is named."""
+    """Returns whether a verdict reaches `least` for the key `reward`, or for every named key."""
     wanted = least if isinstance(least, Mapping) else {"reward": least}
     return all(verdict.rewards.get(key, -math.inf) >= number for key, number in wanted.items())
 
@@ -119,7 +119,7 @@ def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = Non
     """Computes the mean over the steps of a task, key by key; a key that a step lacks counts as 0 there.
 
     Raises:
-        VerifierOutputParseError: It is not clear which key is the reward.
+        VerifierOutputParseError: The choice of the reward key is ambiguous, or a mean is not finite.
     """
     keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
     try:

@@ -12,7 +12,7 @@ from ares_exp.errors import ContainerError, EpisodeError, VerifierError
 PLAIN_SHELL: Shell = "sh -c"
 """Reads no profile files: an agent may have edited them."""
 CLEAR_TIMEOUT_SEC = 600.0
-"""Bound on the removal of what is in a few directories: an agent may have left millions of files there."""
+"""Bound on the removal of the contents of a few directories, where an agent may have left millions of files."""
 _CLEAR = """\
 is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
@@ -75,21 +75,21 @@ async def as_root(
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
 ) -> str:
-    """Runs what has to succeed.
+    """Runs a command that must succeed.
 
     Args:
-        container: Where.
-        command: Is read by `sh`.
-        purpose: What it is for, to follow "Expected to ".
+        container: The container.
+        command: Command for `sh`.
+        purpose: Purpose of the command, for the error: "Expected to PURPOSE".
         cwd: Working directory; `None`: the container's own.
-        timeout_sec: Bound on it.
-        failure: Class of the error where it does not succeed.
+        timeout_sec: Time limit.
+        failure: Class of the error if the command fails.
 
     Returns:
-        What it printed.
+        Output of the command.
 
     Raises:
-        EpisodeError: It did not succeed: a `failure`.
+        EpisodeError: The command failed; the class is `failure`.
         ContainerError: The container failed.
     """
     result = await container.exec(command, cwd=cwd, user="root", timeout_sec=timeout_sec, shell=PLAIN_SHELL)
@@ -110,7 +110,7 @@ def fork_hint(output: str) -> str:
 
 
 async def stop_processes(container: Container) -> None:
-    """Kills every process in a container. The shells of this package are opened again when they are needed.
+    """Kills every process in a container. Shells of this package are opened again when needed.
 
     Raises:
         VerifierError: Some processes still run, or the container shares its processes with this machine.
@@ -128,12 +128,12 @@ async def stop_processes(container: Container) -> None:
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:
-    """Makes world-writable directories, emptied if they were there before, whoever has written there.
+    """Makes world-writable directories. Existing ones are emptied, whichever user wrote there.
 
-    Whatever else is in their place is replaced; above them, what keeps them from being made.
+    Other files at these paths are replaced. So are files in place of their parent directories, if they block creation.
 
     Raises:
-        ContainerError: They could not be made, or the container failed.
+        ContainerError: The directories could not be made, or the container failed.
     """
     above = " ".join(dict.fromkeys(map(posixpath.dirname, folders)))
     listing = " ".join(folders)
@@ -146,9 +146,9 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
 
 
 async def reserve_log_dir(container: Container, folder: str, user: User | None) -> None:
-    """Makes an empty directory that only `user` and root can write to, also if other users wrote there before.
+    """Makes an empty directory that only `user` and root can write to, even if other users wrote there before.
 
-    Processes of other users cannot replace it, either: the directory above belongs to root until `release_log_dir`.
+    Processes of other users cannot replace it either: its parent belongs to root until `release_log_dir`.
 
     Raises:
         ContainerError: The directory could not be made, or the container failed.
@@ -168,7 +168,7 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
 
 
 async def release_log_dir(container: Container, folder: str) -> None:
-    """Gives the directory above `folder` the owner and the mode that it had before `reserve_log_dir`.
+    """Restores the owner and the mode that the parent of `folder` had before `reserve_log_dir`.
 
     Raises:
         ContainerError: The owner or mode could not be restored, or the container failed.
@@ -177,13 +177,13 @@ async def release_log_dir(container: Container, folder: str) -> None:
 
 
 async def empty(container: Container, folder: str) -> bool:
-    """Makes an empty directory of one of the container, or of whatever is in its place; none where there is none.
+    """Replaces a directory of the container, or another file at its path, by an empty one. A missing path stays so.
 
     Returns:
-        Whether there was anything but an empty directory.
+        Whether the path was anything but an empty directory.
 
     Raises:
-        ContainerError: It could not be emptied, or the container failed.
+        ContainerError: The directory could not be emptied, or the container failed.
     """
     command = f"gone {folder} || {{ is_empty {folder} || echo left; clear {folder} && mkdir -p {folder}; }}"
     return bool(

@@ -1,4 +1,4 @@
-"""What is put into a container before an agent or the oracle starts: health checks, set-up of steps, solutions."""
+"""Preparation of a container before an agent or the oracle starts: health checks, set-up of steps, solutions."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ async def await_health(check: HealthCheck, container: Container, *, user: User |
 
     Args:
         check: The table of task.toml.
-        container: Where its command is run.
-        user: Who runs it; `None` is the image's user.
+        container: Container of its command.
+        user: User of its command; `None` is the image's user.
 
     Raises:
-        HealthcheckError: It failed as often as it may, its command took too long, or all of it did.
+        HealthcheckError: The check failed too often, or its command or the whole check took too long.
         ContainerError: The container failed.
     """
     try:
@@ -59,7 +59,7 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
     while True:
         counts = time.monotonic() >= starts_to_count
         result = await container.exec(check.command, user=user, timeout_sec=whole_seconds(check.timeout_sec))
-        if result.timed_out:  # no failed attempt: the state of its command is unknown
+        if result.timed_out:  # not counted as a failed attempt, because the state of its command is unknown
             raise HealthcheckError(
                 f"The health check `{check.command}` did not end within its limit of {check.timeout_sec:g} s."
             )
@@ -76,7 +76,7 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
 
 
 def whole_seconds(limit: float) -> float | None:
-    """Rounds a time limit as the format does: whole seconds; less than one, or infinity, is no limit."""
+    """Rounds a time limit down to whole seconds, as the format does. Below 1, and infinity, mean no limit."""
     return float(int(limit)) if 1 <= limit < float("inf") else None
 
 
@@ -98,10 +98,10 @@ async def set_up_step(
     """Copies `workdir/` to the working directory, runs the `setup.sh` in it, then the step's health check.
 
     Args:
-        container: The agent's.
+        container: The agent's container.
         folder: `steps/<name>` of the task.
-        user: Who runs the script: the step's agent user.
-        health_check: The step's own.
+        user: User of the script: the step's agent user.
+        health_check: The step's health check.
 
     Raises:
         StepSetupError: The script failed or took too long.
@@ -137,14 +137,14 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """Finds the directory with the solution: the step's, where it has one, or the task's.
+    """Finds the directory of the solution: of the step if it has one, otherwise of the task.
 
     Args:
         root: The task directory.
-        folder: That of the step; of a task without steps the same.
+        folder: The directory of the step; for a task without steps, the task directory.
 
     Raises:
-        TaskError: There is none, or its script is left out of what is uploaded.
+        TaskError: The solution is missing, or its script is excluded from the upload.
     """
     own = folder / "solution"
     script = (own if own.is_dir() else root / "solution") / SOLVE_SCRIPT
@@ -158,10 +158,10 @@ def find_solution(root: Path, folder: Path) -> Path:
 
 
 async def upload_solution(container: Container, root: Path, folder: Path) -> None:
-    """Puts the solution into the container, ready to run as `/solution/solve.sh`; see `find_solution`.
+    """Uploads the solution to the container, ready to run as `/solution/solve.sh`; see `find_solution`.
 
     Raises:
-        TaskError: There is none.
+        TaskError: The solution is missing.
         ContainerError: The container failed.
     """
     async with uploadable(root, find_solution(root, folder)) as solution:

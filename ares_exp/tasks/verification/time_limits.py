@@ -13,18 +13,18 @@ from ares_exp.tasks.task_contract import Stage, Task
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Turns a task's time limits into those in force: `min(override or the task's, max) * multiplier`.
+    """Computes the effective time limits of a task: `min(override or the task's, max) * multiplier`.
 
     Attributes:
-        timeout_multiplier: Stretches every limit that has no multiplier of its own.
-        agent_timeout_sec: Replaces the task's agent limit; `None` and 0 do not.
-        agent_timeout_max_sec: Caps the agent limit, before it is multiplied; `None` and 0 do not.
-        agent_timeout_multiplier: Stretches the agent limit in place of `timeout_multiplier`.
+        timeout_multiplier: Multiplier of every limit without its own multiplier.
+        agent_timeout_sec: Override of the task's agent limit; ignored if `None` or 0.
+        agent_timeout_max_sec: Cap on the agent limit before it is multiplied; ignored if `None` or 0.
+        agent_timeout_multiplier: Multiplier of the agent limit, instead of `timeout_multiplier`.
         verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same for the verifier.
-        environment_build_timeout_multiplier: The same for building and starting the container.
+        environment_build_timeout_multiplier: Multiplier of the limit on building and starting the container.
 
     Raises:
-        ConfigError: A limit is negative, or a multiplier not positive.
+        ConfigError: A limit is negative, or a multiplier is not positive.
     """
 
     timeout_multiplier: float = 1.0
@@ -41,7 +41,7 @@ class TimeLimits:
             _check(field.name, getattr(self, field.name))
 
     def agent(self, stage: Stage | None) -> float | None:
-        """Computes the limit on the agent phase of a stage, or of an episode whose task sets none, in seconds.
+        """Computes the limit on the agent phase of a stage, or (`None`) of an episode without stages, in seconds.
 
         `None` is unlimited.
         """
@@ -49,7 +49,7 @@ class TimeLimits:
         return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
 
     def verifier(self, stage: Stage) -> float | None:
-        """Computes the limit on verification in seconds; `None` is unlimited (the task says `inf`)."""
+        """Computes the limit on verification in seconds; `None` is unlimited (`inf` in the task)."""
         return self._limit(
             self.verifier_timeout_sec or stage.verifier_timeout_sec,
             self.verifier_timeout_max_sec,
@@ -62,7 +62,7 @@ class TimeLimits:
         return math.inf if limit is None else limit
 
     def container_spec(self, task: Task) -> ContainerSpec:
-        """Applies the limits on starting and on the lifetime of the container to the task's specification of it."""
+        """Applies the limits on starting and on the lifetime to the task's specification of the container."""
         start = self.start(task)
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
@@ -71,7 +71,7 @@ class TimeLimits:
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
-        """Applies the limits to the verifier's separate container; `None` when it works in the agent's."""
+        """Applies the limits to the verifier's separate container; `None` if the agent's container is used."""
         if (spec := stage.verifier_spec) is None:
             return None
         start = self.start(task)
@@ -93,7 +93,7 @@ class TimeLimits:
 
 
 def _sum(limits: Sequence[float | None]) -> float | None:
-    """Adds up; `None` when one of them is unlimited."""
+    """Adds up limits; `None` if one of them is unlimited."""
     seconds = [math.inf if limit is None else limit for limit in limits]
     return None if math.inf in seconds else sum(seconds)
 

@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:
-    """Uploads the tests and runs `test.sh`. The exit code means nothing: the reward file counts.
+    """Uploads the tests and runs `test.sh`. The exit code is ignored: only the reward file counts.
 
     Raises:
         AddTestsDirError: The tests could not be copied into the container.
@@ -54,7 +54,7 @@ async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, s
     )
     cwd = await usable_workdir(container, user=user)
     script = f"{TESTS_DIR}/test.sh > {_in_container(TEST_OUTPUT)} 2>&1"
-    # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
+    # Not a login shell: the agent may have edited the profile files, and they reset variables of the image (PATH).
     return await container.exec(script, env=env, user=user, cwd=cwd, shell="bash -c")
 
 
@@ -69,8 +69,8 @@ async def fetch_verdict(
 
     Raises:
         DownloadVerifierDirError: The output could not be copied out of the container.
-        RewardFileNotFoundError: The tests wrote no reward; the message shows the end of what they printed.
-        VerifierError: They wrote something that is no reward.
+        RewardFileNotFoundError: The tests wrote no reward; the message shows the end of their output.
+        VerifierError: The tests wrote an invalid reward.
     """
     await in_thread(lambda: _forget_rewards(folder))
     async with redacted(folder, secrets):
@@ -90,10 +90,10 @@ async def fetch_verdict(
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
-    """Downloads the reward alone: what a test prints may come from the agent, and be more than can be copied.
+    """Downloads only the reward, because the tests' output may come from the agent and be too large to copy.
 
     Raises:
-        DownloadVerifierDirError: There is none.
+        DownloadVerifierDirError: The reward could not be copied.
     """
     for name in (REWARD_JSON, REWARD_TXT):
         with suppress(TransferError):
@@ -133,15 +133,15 @@ async def verify(
 
     Args:
         container: Container of the tests.
-        upload: Puts the tests into the container, as `/tests`. Does nothing if the image brings them.
+        upload: Function that uploads the tests to `/tests`. It does nothing if the image contains them.
         env: Variables of the test script.
         user: User of the script; `None` is the image's user.
-        output_dir: Directory on the host for the verifier's files; `None`: they are not kept.
-        reward_key: The key of `reward.json` that is the reward, if not the obvious one.
-        secrets: Values to blank in the files that are kept.
+        output_dir: Directory on the host for the verifier's files; `None` keeps no files.
+        reward_key: The reward key in `reward.json`, if it is neither `reward` nor the only key.
+        secrets: Values to blank in the kept files.
 
     Raises:
-        VerifierError: There is no usable reward; the class says why.
+        VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
         ContainerError: The container failed.
     """
     run = await run_tests(container, upload, env=env, user=user)
@@ -152,22 +152,22 @@ async def verify(
 
 
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
-    """Finds a directory where a command can be run: without one no command starts, and there would be no reward.
+    """Finds a directory where a command can run. Without one, no command starts and no reward is written.
 
     Args:
-        container: Whose working directory is made anew, empty, where it is missing.
-        user: Who runs the command; `None` is the image's user.
+        container: Container whose working directory is created, empty, if it is missing.
+        user: User of the command; `None` is the image's user.
 
     Returns:
-        `None`: the container's own; `/` where that cannot be used, such as a file in its place.
+        `None`: the container's own; `/` if that directory cannot be used, for example because it is a file.
 
     Raises:
         ContainerError: The container failed.
     """
-    if not await _is_usable(container, "root"):  # root first: a backend may open shells of others in that directory
+    if not await _is_usable(container, "root"):  # root first: a backend may open shells of other users there
         async with working_directory("verifier") as nothing:
             try:
-                await container.upload(nothing, ".")  # makes it
+                await container.upload(nothing, ".")  # creates the directory
             except TransferError:
                 return "/"
     return None if await _is_usable(container, user) else "/"

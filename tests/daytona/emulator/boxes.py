@@ -1,4 +1,4 @@
-"""What a sandbox really is: a container of ours, in which every request gets a shell of its own."""
+"""The container behind a sandbox: every request gets a separate shell in it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Box:
     """One running container.
 
     Attributes:
-        workdir: Where its commands start.
+        workdir: Directory in which commands start.
         shell: What they are read by.
     """
 
@@ -102,10 +102,10 @@ class Box:
         self.shell = ""
 
     async def ask(self) -> None:
-        """Finds out what is in it.
+        """Detects the shell and tools of the container.
 
         Raises:
-            ContainerStartError: Not what is needed.
+            ContainerStartError: The container lacks a required tool.
         """
         stream = await self.open_shell()
         try:
@@ -164,7 +164,7 @@ class Boxes:
         """A box that runs.
 
         Raises:
-            ContainerStartError: It could not be built or started.
+            ContainerStartError: The container could not be built or started.
         """
         if UNKNOWN_REGISTRY in source.dockerfile.partition("\n")[0]:
             raise ContainerStartError(f"failed to pull {source.dockerfile.split()[1]}: not found")
@@ -214,7 +214,7 @@ class Boxes:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "Dockerfile"
         if not file.exists():
-            new = self._folder / secrets.token_hex(8)  # beside the context: its other users shall not see it
+            new = self._folder / secrets.token_hex(8)  # outside the context, which other users read
             new.write_text(source.dockerfile)
             new.rename(file)
         return folder
@@ -228,14 +228,14 @@ class Boxes:
                 try:
                     client.images.remove(image)
                 except docker.errors.APIError:
-                    continue  # somebody else uses it, or it was never finished
+                    continue  # another process uses it, or it was never finished
         finally:
             client.close()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did: `timed_out` without output, else its exit code and output."""
+    """The result of a command: `timed_out` without output, otherwise exit code and output."""
 
     exit_code: int = -1
     output: str = ""
@@ -281,7 +281,7 @@ async def run(box: Box, command: str, *, timeout: float | None = None) -> Outcom
     text, mark, code = output.rpartition(key.encode())
     if not mark:
         raise ContainerError("The box ended while a command ran.")
-    # Bytes as Go puts them into JSON: each one that is no UTF-8 becomes U+FFFD.
+    # Bytes as Go puts them into JSON: each byte that is not UTF-8 becomes U+FFFD.
     return Outcome(int(code), _SURROGATES.sub("\ufffd", bytes(text).decode("utf-8", "surrogateescape")))
 
 

@@ -30,7 +30,7 @@ class Emulator:
         url: Base address of the API (`DAYTONA_API_URL`).
         api_key: What requests must carry (`DAYTONA_API_KEY`).
         requests: Everything that was asked, in order, but for the SDK's attempts to get events.
-        unknown: What was asked and is not implemented, as `"METHOD path"`.
+        unknown: Requests that are not implemented, as `"METHOD path"`.
         invalid: Messages that the SDK's models do not take: the client's, or bugs of this emulator. They fail the
             context at its end.
         faults: What it does wrong.
@@ -43,7 +43,7 @@ class Emulator:
 
         Args:
             box: What sandboxes are.
-            port: Where to listen; 0: anywhere.
+            port: Port to listen on; 0 selects any free port.
         """
         self.api_key = f"dtn_{secrets.token_hex(16)}"
         self.requests: list[Request] = []
@@ -66,7 +66,7 @@ class Emulator:
 
     @property
     def sandboxes(self) -> dict[str, Sandbox]:
-        """Those that are there, by id."""
+        """The existing sandboxes, by id."""
         return self.service.by_id
 
     def lose(self, sandbox_id: str, state: str = "destroyed") -> None:
@@ -120,7 +120,7 @@ class Emulator:
         except Cut:
             if request.transport is not None:
                 request.transport.abort()
-            return web.Response()  # which nobody gets
+            return web.Response()  # no client receives it
         record.status = response.status
         record.body = request.get(BODY, record.body)
         return response

@@ -24,9 +24,9 @@ class Fault:
         path: Regular expression searched in the path, which is without query.
         times: How often, counted in requests; `None`: always.
         skip: Requests that pass unharmed before the first.
-        status: Of `status` and `status_after`.
+        status: HTTP status of `status` and `status_after`.
         retry_after: Value of a Retry-After header, seconds.
-        seconds: Of `slow`.
+        seconds: Duration of `slow`.
         body: What the error answer says instead of the usual: JSON, or text.
         hits: How many requests it has met.
         met: Set when it has met one.

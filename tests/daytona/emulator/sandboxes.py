@@ -1,4 +1,4 @@
-"""The sandboxes and snapshots of the service: what is known of each, how they start, live and end."""
+"""The sandboxes and snapshots of the service: their data, and how they start, live and end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Sandbox:
     """One sandbox.
 
     Attributes:
-        id, name, labels, state: As the API shows them.
+        id, name, labels, state: Fields as the API shows them.
         number: Those that were made later have a larger one.
-        params: The CreateSandbox JSON as it was sent; of a fork, that of its origin.
+        params: The CreateSandbox JSON as it was sent; a fork has the JSON of its origin.
         source: What its files come from; of a stopped one, with what it changed.
         box: What runs; `None` before and after.
         error_reason: Why `state` is `error` or `build_failed`.
@@ -34,7 +34,7 @@ class Sandbox:
         expiry: The timer that ends it.
         ttl: Minutes.
         network: Its restrictions by name, as the API names them.
-        terminals: By name.
+        terminals: Terminals by name.
     """
 
     id: str
@@ -127,7 +127,7 @@ class Deadlines:
     """The times to live of all sandboxes.
 
     Attributes:
-        minute: Seconds in a minute of the service; what is set from now on is counted in it.
+        minute: Seconds in a minute of the service; later deadlines use it.
     """
 
     def __init__(self, delete: Callable[[Sandbox], None]) -> None:
@@ -152,9 +152,9 @@ class Sandboxes:
     """All of them.
 
     Attributes:
-        by_id: In the order of their creation.
+        by_id: Sandboxes in the order of their creation.
         by_name: Those that are not being destroyed.
-        snapshots: By name.
+        snapshots: Snapshots by name.
         deadlines: What ends them by and by.
         max_count: Quota; `None`: none.
     """
@@ -174,7 +174,7 @@ class Sandboxes:
         """Starts to make what a CreateSandbox asks for.
 
         Raises:
-            Refusal: As the service does.
+            Refusal: The service would reject the request.
         """
         name, build = params.get("name"), params.get("buildInfo")
         if build is not None:
@@ -272,7 +272,7 @@ class Sandboxes:
 
         Args:
             sandbox: Which.
-            state: What becomes of it. `destroyed`: it is forgotten. Else it is still shown, as `error` or `stopped`.
+            state: New state. `destroyed` removes it; `error` and `stopped` sandboxes are still shown.
         """
         if state == "destroyed":
             self.by_id.pop(sandbox.id, None)

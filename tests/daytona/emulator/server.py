@@ -20,11 +20,11 @@ PAGE_SIZE = 2
 """Bound on the sandboxes and snapshots in one answer."""
 
 PATIENCE_SEC = 0.5
-"""For so long an answer about a sandbox waits for the end of what has started with it."""
+"""The longest time that a response about a sandbox waits for its start to end."""
 
 
 class Api:
-    """What is asked of the API, one method per route."""
+    """The requests of the API, one method per route."""
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator

@@ -1,7 +1,7 @@
 """Pseudo-terminals of sandboxes over WebSockets: bytes both ways, and messages about its start and end.
 
-As the daemon of the service does it: a client that does not take what is printed is cut off, and so is one that sends
-too much at once. A terminal goes on without a client.
+Like the daemon of the service, it disconnects a client that does not read the output or that sends too much at once.
+A terminal continues without a client.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ DAEMON = "DAYTONA_DAEMON"
 
 
 class Toolbox:
-    """What is asked of the daemons, one method per route."""
+    """The requests of the daemons, one method per route."""
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator

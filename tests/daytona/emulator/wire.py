@@ -26,7 +26,7 @@ class Request:
         method, path: Path without query.
         query: Its query string's variables.
         body: JSON as sent; of an upload the list of paths; `None`: none.
-        status: Of the answer; `None` while there is none, and for a connection that was cut.
+        status: Status of the response; `None` before the response and for a broken connection.
     """
 
     method: str
@@ -59,7 +59,7 @@ class Refusal(Exception):
         self.status, self.message, self.code, self.source = status, message, code, source
 
     def response(self, request: web.Request) -> web.Response:
-        """In the form of the API, or with a code in that of the daemon in the sandbox."""
+        """In the form of the API, or with a code in the form of the daemon in the sandbox."""
         body = {
             "statusCode": self.status,
             "message": self.message,

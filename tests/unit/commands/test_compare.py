@@ -98,7 +98,7 @@ def test_what_would_settle_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     b = _run(tmp_path / "b", _tasks([3, 2, 3, 2, 2, 1, 3, 3, 2, 3]))
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
-    assert "Not settled: chance alone makes a difference as large with p = 0." in text
+    assert "Not settled: chance can explain a difference of this size (p = 0." in text
     pair = _document(capsys, a, b)["pairs"][0]
     attempts, tasks = pair["remedy"]["attempts"], pair["remedy"]["tasks"]
     assert attempts > 4
@@ -313,7 +313,7 @@ def test_what_is_no_run_is_refused(content: str, said: str, tmp_path: Path, caps
     for arguments, expected in (
         ((a, b), said),
         ((a,), "Expected 2 to 100 runs to compare, got 1"),
-        ((a, a), f"all 2 paths mean the same run: {a}"),
+        ((a, a), f"all 2 paths name the same run: {a}"),
         ((a, tmp_path / "nowhere"), "There is no run"),
         ((a, tmp_path / "runs"), "is a folder of runs (first, second)"),
         ((a, tmp_path / ("x" * 5000)), "File name too long"),

@@ -233,7 +233,7 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
     show = "Written to outputs/my run; show: ares-exp show 'outputs/my run'"
     done, started = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
     assert done.splitlines()[-2:] == ["", show]
-    assert started.splitlines()[-2:] == ["", f"{show}; go on: ares-exp resume='outputs/my run'"]
+    assert started.splitlines()[-2:] == ["", f"{show}; continue: ares-exp resume='outputs/my run'"]
     lost = tuple(
         replace(_result(name, None), outcome=outcome, error=ErrorInfo(name, "gone"))
         for name, outcome in (
@@ -243,7 +243,9 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
             ("VerifierTimeoutError", Outcome.VERIFIER_ERROR),
         )
     )
-    command = "repeat what was lost: ares-exp resume='outputs/my run' 'resume_redo=[container_error,policy_error]'"
+    command = (
+        "retry infrastructure errors: ares-exp resume='outputs/my run' 'resume_redo=[container_error,policy_error]'"
+    )
     assert _render(RunSummary(4, lost), run_dir).splitlines()[-1] == f"{show}; {command}"
     assert _render(RunSummary(2, lost[2:]), run_dir).splitlines()[-1] == show
     (run_dir / "trajectories").rmdir()
@@ -273,8 +275,8 @@ def test_what_episodes_ran_into_is_counted(tmp_path: Path) -> None:
     lines = _render(RunSummary(5, results), tmp_path).splitlines()
     assert "truncated: 2 by steps, 1 by time" in lines
     assert "format errors: 4 in 2 episodes" in lines
-    assert "answers cut off at the bound on output tokens (finish_reason=length): 2 in 1 episode" in lines
-    assert "no image was pulled: FROM in a Dockerfile means this host and its programs" in lines
+    assert "responses cut off at the limit on output tokens (finish_reason=length): 2 in 1 episode" in lines
+    assert "FROM is ignored with container=local: commands use the programs of this machine" in lines
     quiet = _render(RunSummary(1, (_result("a", 1.0),)), tmp_path)
     assert not any(word in quiet for word in ("truncated", "format errors", "cut off", "container=local"))
 
@@ -322,7 +324,7 @@ def test_summary_shows_worst_of_many_tasks(tmp_path: Path) -> None:
     rewards = [1.0] * 47 + [0.5, 0.0, None]
     text = _render(RunSummary(50, tuple(_result(f"t{i:03}", reward) for i, reward in enumerate(rewards))), tmp_path)
     assert [row[0] for row in _cells(text)[1:]] == ["t049", "t048", "t047", *(f"t{i:03}" for i in range(37))]
-    assert "40 of 50 tasks, those with the lowest rewards" in " ".join(text.split())
+    assert "40 of 50 tasks with the lowest rewards" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

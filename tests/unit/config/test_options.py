@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_said(folder: Path) -> None:
     [problem] = option_problems([folder])
-    assert f"`env=harbor` of {folder} is not to be had: ares_exp itself has an option of that name" in problem
+    assert f"`env=harbor` of {folder} is ignored: ares_exp itself has an option of that name" in problem
     assert f"Rename {folder / 'env' / 'harbor.yaml'}." in problem
     composed = compose_config(["env=harbor"], config_dirs=[folder])
     assert composed.env._target_ == "ares_exp.environments.harbor.HarborEnvironments"

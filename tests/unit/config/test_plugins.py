@@ -52,7 +52,7 @@ def test_an_own_option_is_never_replaced(site: Site) -> None:
     files = {"fine/conf/env/harbor.yaml": "# Theirs\n_target_: fine.Source\n"}
     site.install("fine", {"fine": "fine.conf"}, OPTION | files)
     [problem] = option_problems()
-    assert "`env=harbor` of the plugin `fine` is not to be had: ares_exp itself has" in problem
+    assert "`env=harbor` of the plugin `fine` is ignored: ares_exp itself has" in problem
     [option] = [one for one in find_options("env") if one.name == "harbor"]
     assert option.origin == "built in"
     assert compose_config(["env=harbor"]).env._target_ == "ares_exp.environments.harbor.HarborEnvironments"

@@ -138,7 +138,7 @@ def test_directories_that_a_container_closed_are_removed(clean: Clean, tmp_path:
 def test_help(clean: Clean) -> None:
     done = clean("--help")
     assert done.returncode == 0
-    for words in ("--dry-run", "--images", "is kept", "Exit codes: 0 "):
+    for words in ("--dry-run", "--images", "cache for later runs", "Exit codes: 0 "):
         assert " ".join(words.split()) in " ".join(done.stdout.split())
 
 

@@ -1,22 +1,24 @@
-"""The choice of a mode by `container=local`, and the refusals of `container=host`."""
+"""The checks of local isolation, the seccomp filter, and the upper directory of an overlay."""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.capture import find_upper_directory
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory, isolation
 from ares_exp.containers.local.host_factory import HostContainer, HostContainerFactory
-from ares_exp.containers.local.isolation import Isolation, Machine, evidence
+from ares_exp.containers.local.isolation import Isolation, Machine, compiled_filter, evidence
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, PreflightError, SnapshotUnsupportedError, UnsupportedTaskError
 
@@ -151,3 +153,144 @@ def test_host_warns_of_limits_and_networks() -> None:
         "memory_mb=512: not enforced by container=host",
         "network: not cut off by container=host, although the task asks for none",
     ]
+
+
+ALLOW, ERROR = 0x7FFF0000, 0x00050000
+X86_64, AARCH64, I386 = 0xC000003E, 0xC00000B7, 0x40000003
+NEW_USER_NAMESPACE = 0x10000000
+
+
+def verdict(machine: str, architecture: int, number: int, first_argument: int = 0) -> int:
+    """Runs the classic BPF program on one system call."""
+    code = compiled_filter(machine)
+    assert code is not None
+    program = list(struct.iter_unpack("<HBBI", code))
+    data = {0: number, 4: architecture, 16: first_argument & 0xFFFFFFFF}
+    position = accumulator = 0
+    while True:
+        operation, if_true, if_false, operand = program[position]
+        position += 1
+        if operation == 0x20:
+            accumulator = data[operand]
+        elif operation == 0x06:
+            return operand
+        else:
+            holds = {0x15: accumulator == operand, 0x35: accumulator >= operand, 0x45: bool(accumulator & operand)}
+            position += if_true if holds[operation] else if_false
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "keyctl", "bpf", "clone", "unshare", "read", "socket"),
+    [("x86_64", X86_64, 250, 321, 56, 272, 0, 41), ("aarch64", AARCH64, 219, 280, 220, 97, 63, 198)],
+)
+def test_verdicts(
+    machine: str, architecture: int, keyctl: int, bpf: int, clone: int, unshare: int, read: int, socket: int
+) -> None:
+    denied, not_here = ERROR | errno.EPERM, ERROR | errno.ENOSYS
+    assert verdict(machine, architecture, read) == ALLOW
+    assert verdict(machine, architecture, keyctl) == denied
+    assert verdict(machine, architecture, bpf) == denied
+    assert verdict(machine, architecture, 435) == not_here
+    for number in (clone, unshare):
+        assert verdict(machine, architecture, number, 0x11) == ALLOW
+        assert verdict(machine, architecture, number, NEW_USER_NAMESPACE | 0x11) == denied
+    assert verdict(machine, architecture, socket, 40) == denied
+    assert verdict(machine, architecture, socket, 2) == ALLOW
+    assert verdict(machine, architecture, read, 40) == ALLOW
+    assert verdict(machine, architecture, read, NEW_USER_NAMESPACE) == ALLOW
+    assert verdict(machine, I386, read) == not_here
+    assert verdict(machine, architecture, read | 0x40000000) == not_here
+
+
+def test_no_filter_where_the_numbers_are_unknown() -> None:
+    assert compiled_filter("riscv64") is None
+
+
+ID = "0123456789abcdef" * 4
+ALL_IDS = "         0          0 4294967295\n"
+
+
+@pytest.fixture
+def upper(tmp_path: Path) -> Path:
+    upper = tmp_path / "over lay" / "diff"
+    upper.mkdir(parents=True)
+    return upper
+
+
+@pytest.fixture
+def proc(tmp_path: Path, upper: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a container that may be read."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "42").mkdir()
+    (proc / "self" / "status").write_text("Name:\tpython\nCapEff:\t000001ffffffffff\n")
+    (proc / "42" / "uid_map").write_text(ALL_IDS)
+    mount(proc, f"rw,lowerdir=/l1:/l2,upperdir={upper},workdir=/w".replace(" ", "\\040"))
+    return proc
+
+
+def mount(proc: Path, options: str, kind: str = "overlay") -> None:
+    (proc / "42" / "mountinfo").write_text(
+        f"72 48 0:39 / / rw,relatime master:2 - {kind} {kind} {options}\n"
+        f"92 72 254:0 /docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda rw\n"
+    )
+
+
+def container(told: Path | None = None) -> dict[str, Any]:
+    data = {"GraphDriver": {"Name": "overlay2", "Data": {"UpperDir": str(told)}}} if told is not None else {}
+    return {"Id": ID, "State": {"Pid": 42}, **data}
+
+
+def test_what_the_engine_tells(proc: Path, upper: Path) -> None:
+    mount(proc, "rw,upperdir=l/UPPER")  # relative to a directory of the engine's, where the options would be too long
+    assert find_upper_directory(container(upper), proc) == upper
+
+
+def test_what_the_kernel_tells_where_the_engine_does_not(proc: Path, upper: Path) -> None:
+    assert find_upper_directory(container(), proc) == upper
+
+
+def refused(proc: Path, upper: Path) -> str:
+    with pytest.raises(SnapshotUnsupportedError) as caught:
+        find_upper_directory(container(upper), proc)
+    return str(caught.value)
+
+
+def test_for_an_ordinary_user(proc: Path, upper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in refused(proc, upper)
+
+
+def test_without_the_right_to_see_the_marks_of_overlays(proc: Path, upper: Path) -> None:
+    (proc / "self" / "status").write_text("CapEff:\t00000000a80425fb\n")
+    assert "CAP_SYS_ADMIN" in refused(proc, upper)
+
+
+def test_of_an_engine_elsewhere(proc: Path, upper: Path) -> None:
+    text = (proc / "42" / "mountinfo").read_text()
+    (proc / "42" / "mountinfo").write_text(text.replace(ID, "f" * 64))
+    assert "elsewhere" in refused(proc, upper)
+    (proc / "42" / "mountinfo").unlink()
+    assert "elsewhere" in refused(proc, upper)
+
+
+def test_with_mapped_users(proc: Path, upper: Path) -> None:
+    (proc / "42" / "uid_map").write_text("         0     100000      65536\n")
+    assert "mapped" in refused(proc, upper)
+
+
+@pytest.mark.parametrize("option", ["redirect_dir=on", "metacopy=on"])
+def test_with_files_that_are_partly_elsewhere(proc: Path, upper: Path, option: str) -> None:
+    mount(proc, f"rw,upperdir=/x,{option}")
+    assert option.partition("=")[0] in refused(proc, upper)
+
+
+def test_on_another_storage_driver(proc: Path, upper: Path) -> None:
+    mount(proc, "rw,subvolid=5", kind="btrfs")
+    assert "not an overlay" in refused(proc, upper)
+
+
+def test_that_is_not_there(proc: Path, upper: Path) -> None:
+    upper.rmdir()
+    assert "not visible here" in refused(proc, upper)

@@ -62,7 +62,7 @@ def test_clean_asks_it_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_module("ares_exp.commands.clean", [], "ares-exp clean") == clean.EXIT_OK
     said = capsys.readouterr().out
     assert "crater         c1  of run X\n" in said
-    assert "Mars was left out. `moonbase.MarsFactory` is not to be had: the module `moonbase`" in said
+    assert "Mars was left out. `moonbase.MarsFactory` cannot be imported: the module `moonbase`" in said
     assert run_module("ares_exp.commands.clean", ["--images"], "ares-exp clean") == clean.EXIT_REMAINS
     said = capsys.readouterr().out
     assert "The moon does not answer.\n" in said

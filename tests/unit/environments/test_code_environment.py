@@ -40,6 +40,7 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
+from tests.unit.environments.snapshots import agent_of
 
 pytestmark = pytest.mark.local
 
@@ -243,7 +244,7 @@ async def test_an_agent_that_returned_before_its_limit_is_not_truncated(make_env
         await asyncio.sleep(0.1)
         asking.cancel()
 
-    env = make_environment(agent=agent_factory(hasty), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
+    env = make_environment(agent=agent_of(hasty), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
     await asyncio.sleep(1.2)
     last = await env.step(SUBMIT)
@@ -271,7 +272,7 @@ async def test_what_an_agent_leaves_running_touches_nothing_during_verification(
 
     tasks: list[asyncio.Task[None]] = []
     test = "#!/bin/sh\nrm -f /answer; sleep 0.5\n[ -e /answer ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"
-    env = make_environment(make_task(test=test), agent=agent_factory(leaves_a_task))
+    env = make_environment(make_task(test=test), agent=agent_of(leaves_a_task))
     await env.reset()
     assert (await env.step(SUBMIT)).reward == 0.0
     assert [task.done() for task in tasks] == [True]
@@ -291,7 +292,7 @@ async def test_an_agent_that_ignores_its_cancellation_is_shut_out(make_environme
                 refused.set()
                 return
 
-    env = make_environment(agent=agent_factory(stubborn), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
+    env = make_environment(agent=agent_of(stubborn), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
     assert (await env.step(SUBMIT)).discount == 1.0
     assert refused.is_set()
@@ -368,19 +369,6 @@ async def test_a_task_can_be_picked(make_environment: Any, make_task: Any) -> No
             await env.reset(options=options)
 
 
-def agent_factory(run_agent: Any) -> Any:
-    """A code agent from a coroutine function of (container, llm_client)."""
-
-    class Agent:
-        def __init__(self, container: Any, llm_client: Any) -> None:
-            self.container, self.llm = container, llm_client
-
-        async def run(self, task: str) -> None:
-            await run_agent(self.container, self.llm)
-
-    return lambda *, container, llm_client: Agent(container, llm_client)
-
-
 ASK = LLMRequest([{"role": "user", "content": "?"}])
 
 
@@ -392,7 +380,7 @@ async def test_an_agent_that_raises_or_exits(make_environment: Any, error: BaseE
         await llm(ASK)
         raise error
 
-    env = make_environment(agent=agent_factory(raises))
+    env = make_environment(agent=agent_of(raises))
     await env.reset()
     with pytest.raises(AgentError, match=told) as caught:
         await env.step(SUBMIT)
@@ -413,7 +401,7 @@ async def test_an_agent_that_asks_what_is_no_request(make_environment: Any, aske
         await llm(asked)
 
     with pytest.raises(AgentError, match=f"raised TypeError: Expected .*{expected}.*use LLMRequest"):
-        await make_environment(agent=agent_factory(asks)).reset()
+        await make_environment(agent=agent_of(asks)).reset()
 
 
 async def test_agent_without_async_is_explained(make_environment: Any) -> None:
@@ -429,14 +417,14 @@ async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
         await container.exec("true")
 
     with pytest.raises(NoRequestError):
-        await make_environment(agent=agent_factory(silent)).reset()
+        await make_environment(agent=agent_of(silent)).reset()
 
 
 async def test_an_agent_that_never_asks_in_time(make_environment: Any) -> None:
     async def slow(container: Any, llm: Any) -> None:
         await asyncio.sleep(60)
 
-    env = make_environment(agent=agent_factory(slow), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
+    env = make_environment(agent=agent_of(slow), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
     with pytest.raises(AgentSetupTimeoutError, match=r"0\.3 s"):
         await env.reset()
 
@@ -445,7 +433,7 @@ async def test_the_requests_that_wait_are_known_the_observation_first(make_envir
     async def three_at_once(container: Any, llm: Any) -> None:
         await asyncio.gather(*(llm(LLMRequest([{"role": "user", "content": text}])) for text in "abc"))
 
-    env = make_environment(agent=agent_factory(three_at_once))
+    env = make_environment(agent=agent_of(three_at_once))
     assert env.pending_requests() == ()
     time_step = await env.reset()
     for waiting in ("abc", "bc", "c"):
@@ -466,7 +454,7 @@ async def test_an_agent_that_gives_a_call_up(make_environment: Any) -> None:
         except TimeoutError:
             await llm(LLMRequest([{"role": "user", "content": "again"}]))
 
-    env = make_environment(agent=agent_factory(impatient))
+    env = make_environment(agent=agent_of(impatient))
     await env.reset()
     assert (await env.step(SUBMIT)).mid()
     await asyncio.sleep(0.2)
@@ -502,7 +490,7 @@ async def test_activity_is_what_happened_since_the_last_time_step(make_environme
         await waiting
         await container.exec("sleep 60", timeout_sec=0.2)
 
-    env = make_environment(agent=agent_factory(looks_around))
+    env = make_environment(agent=agent_of(looks_around))
     await env.reset()
     assert [command.command for command in env.activity.commands] == ["true"]
     assert env.activity.container_sec > env.activity.commands[0].duration_sec
@@ -579,7 +567,7 @@ async def test_oracle_stops_at_an_agent_that_never_ends(make_environment: Any, m
             response = await llm(LLMRequest(messages))
             messages += [{"role": "assistant", "content": response.text}, {"role": "user", "content": "What?"}]
 
-    env = make_environment(make_task(solution="#!/bin/sh\n"), agent=agent_factory(asks_forever), provide_solution=True)
+    env = make_environment(make_task(solution="#!/bin/sh\n"), agent=agent_of(asks_forever), provide_solution=True)
     with pytest.raises(PolicyError, match="submitted 3 times, and the agent asked again"):
         await run_episode(env, OraclePolicy())
     assert env.step_count == 4

@@ -1,4 +1,4 @@
-"""The policy against a real HTTP server: what is sent, what comes back, what it costs, what is bounded."""
+"""The policy against a real HTTP server: its requests, responses, costs and bounds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.unit.policies.conftest import KEY, Make
 HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 
-async def test_what_is_missing_is_told_together(make: Make) -> None:
+async def test_missing_settings_are_reported_together(make: Make) -> None:
     with pytest.raises(PreflightError, match=r"(?s)`policy\.model` is needed.*\n.*environment variable NO_SUCH_KEY"):
         await make(model=None, api_key_env="NO_SUCH_KEY").preflight()
     with pytest.raises(PreflightError, match=r"preflight\(\) comes first"):
         await make(model=None)(HI)
 
 
-async def test_config_wins_over_the_request_and_extra_body_over_both(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_extra_body_overrides_config_and_config_the_request(endpoint: LoopbackEndpoint, make: Make) -> None:
     policy = make(temperature=0.0, stop_sequences=["END"], seed=7, extra_body={"top_k": 3, "seed": 8})
     answered = await policy(
         LLMRequest(HI.messages, temperature=1.0, top_p=0.5, max_output_tokens=9, top_k=1, stream=True)
@@ -59,7 +59,7 @@ async def test_config_wins_over_the_request_and_extra_body_over_both(endpoint: L
 
 
 @pytest.mark.parametrize("send_reasoning", [False, True])
-async def test_it_may_be_asked_for_several_responses_of_an_episode_at_once(make: Make, send_reasoning: bool) -> None:
+async def test_concurrency_per_episode_has_a_default_and_option(make: Make, send_reasoning: bool) -> None:
     for options, expected in (({}, 16), ({"max_concurrency_per_episode": 3}, 3)):
         policy = make(send_reasoning=send_reasoning, **options)
         assert concurrency_of(policy) == concurrency_of(policy.for_episode(EpisodeSpec("t"))) == expected
@@ -88,7 +88,7 @@ async def test_strict_and_lenient_requests(
     assert caplog.text.count("top_k") == 1
 
 
-async def test_an_unknown_field_of_a_paid_response_is_one_warning(
+async def test_an_unknown_response_field_warns_once(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.otherwise = json_body(completion("x", audio={"id": "a"}, reasoning={"odd": 1}))
@@ -113,7 +113,7 @@ def sent_back(endpoint: LoopbackEndpoint, field: str) -> list[Any]:
     return [message.get(field) for message in endpoint.requests[-1].body["messages"]]
 
 
-async def test_reasoning_is_a_part_of_the_response_and_not_sent_back_by_default(
+async def test_reasoning_is_not_sent_back_by_default(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.then(thinking("a", "hm"))
@@ -134,7 +134,7 @@ async def test_reasoning_is_a_part_of_the_response_and_not_sent_back_by_default(
         ("reasoning_details", "reasoning_details", [{"type": "reasoning.text", "text": "hm"}]),
     ],
 )
-async def test_reasoning_is_sent_back_where_the_endpoint_wants_it(
+async def test_reasoning_is_sent_back_on_request(
     endpoint: LoopbackEndpoint, make: Make, send: Any, field: str, sent: Any
 ) -> None:
     endpoint.then(thinking("a", "hm"), respond("b"), thinking("a", "well"))
@@ -152,9 +152,7 @@ async def test_reasoning_is_sent_back_where_the_endpoint_wants_it(
     assert sent_back(endpoint, field) == [None] * 3, "another episode's"
 
 
-async def test_reasoning_of_responses_that_were_given_in_its_stead_is_sent_back(
-    endpoint: LoopbackEndpoint, make: Make
-) -> None:
+async def test_reasoning_of_replayed_responses_is_sent_back(endpoint: LoopbackEndpoint, make: Make) -> None:
     earlier = [LLMResponse([ThinkingData("before the branch"), TextData("a")])]
     client = make(send_reasoning=True).for_episode(EpisodeSpec("t", earlier=earlier))
     assert isinstance(client, AdvancingClient)
@@ -164,9 +162,7 @@ async def test_reasoning_of_responses_that_were_given_in_its_stead_is_sent_back(
     assert sent_back(endpoint, "reasoning_content") == [None, "before the branch", None, "before the kill", None]
 
 
-async def test_reasoning_before_tool_calls_and_what_an_agent_keeps_itself(
-    endpoint: LoopbackEndpoint, make: Make
-) -> None:
+async def test_reasoning_kept_by_an_agent_is_not_replaced(endpoint: LoopbackEndpoint, make: Make) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
     endpoint.then(json_body(completion(None, tool_calls=[call], reasoning_content="hm")))
     client = make(send_reasoning=True).for_episode(EpisodeSpec("t"))
@@ -179,7 +175,7 @@ async def test_reasoning_before_tool_calls_and_what_an_agent_keeps_itself(
     assert sent_back(endpoint, "reasoning_content") == [None, "its own", None]
 
 
-async def test_outside_of_an_episode_no_reasoning_is_sent_back(
+async def test_reasoning_outside_an_episode_is_not_sent_back(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.then(thinking("a", "hm"))
@@ -201,7 +197,7 @@ async def test_cost(endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCa
     assert not caplog.records
 
 
-async def test_cost_without_a_price_is_zero_without_a_word(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unpriced_response_costs_zero_without_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     policy = make()
     assert policy.unpriced == set()
     assert [(await policy(HI)).cost for _ in range(3)] == [0.0] * 3
@@ -209,7 +205,7 @@ async def test_cost_without_a_price_is_zero_without_a_word(make: Make, caplog: p
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
-async def test_cost_as_the_endpoint_reports_it(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_cost_reported_by_the_endpoint_is_used(endpoint: LoopbackEndpoint, make: Make) -> None:
     body = completion("x")
     body["usage"]["cost"] = 0.25
     endpoint.otherwise = json_body(body)
@@ -283,7 +279,7 @@ async def test_concurrency_is_bounded(endpoint: LoopbackEndpoint, make: Make) ->
     assert endpoint.max_in_flight == 4
 
 
-async def test_waiting_for_a_slot_is_no_part_of_a_try(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_waiting_for_a_slot_is_not_latency(endpoint: LoopbackEndpoint, make: Make) -> None:
     """All requests together take longer than the limit of one try, and none of them fails."""
     endpoint.otherwise = slow(0.3)
     policy = make(max_concurrency=1, timeout_sec=2.0, max_retries=0)
@@ -317,7 +313,7 @@ async def test_cancellation_closes_the_connection(endpoint: LoopbackEndpoint, ma
     assert endpoint.gone == 1
 
 
-async def test_close_is_idempotent_and_a_later_request_opens_again(make: Make) -> None:
+async def test_a_request_after_close_opens_again(make: Make) -> None:
     policy = make()
     await policy.close()
     assert (await policy(HI)).text == "hello"
@@ -326,14 +322,14 @@ async def test_close_is_idempotent_and_a_later_request_opens_again(make: Make) -
     assert (await policy(HI)).text == "hello"
 
 
-async def test_a_second_event_loop_is_refused_with_the_remedy(make: Make) -> None:
+async def test_a_second_event_loop_is_rejected(make: Make) -> None:
     policy = make()
     await policy(HI)
     with pytest.raises(RuntimeError, match="close"):
         await asyncio.to_thread(lambda: asyncio.run(policy(HI)))
 
 
-async def test_text_that_is_not_unicode(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_invalid_unicode_is_rejected(endpoint: LoopbackEndpoint, make: Make) -> None:
     with pytest.raises(UnsendableRequestError, match="not valid Unicode"):
         await make()(LLMRequest([{"role": "user", "content": "\udcff"}]))
     assert not endpoint.requests
@@ -364,7 +360,7 @@ def test_wrong_settings(setting: dict[str, Any], said: str) -> None:
         OpenAIPolicy(**{"model": "m", **setting})
 
 
-async def test_the_key_is_nowhere_but_in_its_header(
+async def test_the_key_is_only_in_its_header(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -404,7 +400,7 @@ async def test_a_large_response_arrives_whole(endpoint: LoopbackEndpoint, make: 
     assert (await make()(HI)).text == text
 
 
-async def test_a_key_of_a_few_letters_masks_no_words(
+async def test_a_short_key_masks_no_words(
     endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers without accounts are often given one letter."""

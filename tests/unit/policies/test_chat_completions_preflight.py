@@ -1,4 +1,4 @@
-"""What is refused before a run starts, and in which words."""
+"""Errors before a run starts, and their messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_an_endpoint_without_a_model_list_is_fine(endpoint: LoopbackEndpoi
     await policy_for(endpoint.url).preflight()
 
 
-async def test_a_model_list_that_is_no_json_is_fine(endpoint: LoopbackEndpoint) -> None:
+async def test_a_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = raw(b"<html>", content_type="text/html")
     await policy_for(endpoint.url).preflight()
 
@@ -81,7 +81,9 @@ async def test_key_is_missing(endpoint: LoopbackEndpoint, monkeypatch: pytest.Mo
     assert not endpoint.others
 
 
-async def test_a_key_that_no_header_can_hold(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_invalid_in_headers_is_rejected(
+    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
     with pytest.raises(PreflightError, match="LOOPBACK_KEY has characters") as raised:
         await policy_for(endpoint.url).preflight()
@@ -96,7 +98,7 @@ async def test_key_is_refused(endpoint: LoopbackEndpoint, status: int) -> None:
     assert KEY not in str(raised.value)
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port_is_a_preflight_error() -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
@@ -132,7 +134,7 @@ async def test_no_response_in_time(endpoint: LoopbackEndpoint) -> None:
     assert time.perf_counter() - started < 25
 
 
-def test_preflight_and_run_may_be_on_different_event_loops(endpoint: LoopbackEndpoint) -> None:
+def test_preflight_and_run_may_use_different_loops(endpoint: LoopbackEndpoint) -> None:
     policy = policy_for(endpoint.url)
     asyncio.run(policy.preflight())
 

@@ -1,4 +1,4 @@
-"""What is tried again, after how long, and what is an error at once: against a real HTTP server that misbehaves."""
+"""Retries, waits and immediate errors against a real HTTP server that misbehaves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Be
     assert endpoint.requests[0].body == endpoint.requests[2].body
 
 
-async def test_a_slow_response_is_given_up_and_tried_again(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(slow(30), endless(b" "))
     started = time.perf_counter()
     response = await make(timeout_sec=0.8)(HI)
@@ -68,7 +68,7 @@ async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
     assert len(endpoint.requests) == 3
 
 
-async def test_a_timeout_says_which_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(30)
     with pytest.raises(EndpointTimeoutError, match=r"gave no response within 0\.05 s") as raised:
         await make(timeout_sec=0.05, max_retries=0)(HI)
@@ -115,7 +115,9 @@ async def test_outage_is_not_a_failed_try(make: Make) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [error(401), error(503), drop()], ids=["401", "503", "dropped"])
-async def test_connected_endpoint_is_no_outage(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
+async def test_an_error_after_connecting_is_not_an_outage(
+    endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour
+) -> None:
     endpoint.then(behaviour)
     asked: list[object] = []
 
@@ -128,7 +130,7 @@ async def test_connected_endpoint_is_no_outage(endpoint: LoopbackEndpoint, make:
     assert asked == []
 
 
-async def test_one_that_fails_does_not_disturb_others(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_a_failed_request_does_not_affect_later_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
     policy = make()
     endpoint.then(error(400))
     with pytest.raises(EndpointError):
@@ -148,7 +150,7 @@ def test_backoff_doubles_up_to_its_bound() -> None:
         assert len(waits) > 40, "there is no jitter"
 
 
-def test_backoff_never_comes_back_before_it_is_asked() -> None:
+def test_backoff_waits_at_least_retry_after() -> None:
     backoff = Backoff(max_retries=1, base_sec=1.0, max_wait_sec=5.0)
     asked = EndpointError("busy", retryable=True, retry_after_sec=3.0)
     assert all(3.0 <= backoff.wait_sec(1, asked) <= 3.5 for _ in range(50))

@@ -90,7 +90,7 @@ async def test_class_of_a_refusal(
     ("status", "kind"),
     [(408, EndpointTimeoutError), (409, EndpointError), (429, RateLimitError), (500, ServerError), (529, ServerError)],
 )
-async def test_what_may_succeed_later_is_tried_again_and_keeps_its_class(
+async def test_a_temporary_error_is_retried_with_its_class(
     endpoint: LoopbackEndpoint, status: int, kind: type[EndpointError]
 ) -> None:
     endpoint.otherwise = error(status, "not now", code="busy")
@@ -101,7 +101,7 @@ async def test_what_may_succeed_later_is_tried_again_and_keeps_its_class(
     assert len(endpoint.requests) == 2
 
 
-async def test_an_error_after_a_good_status_is_one_with_the_status_that_it_names(endpoint: LoopbackEndpoint) -> None:
+async def test_an_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
     endpoint.then(json_body({"error": {"code": 502, "message": "the model is down"}}))
     policy = make(endpoint, max_retries=1)
     assert (await policy(HI)).text == "hello"
@@ -113,14 +113,14 @@ async def test_an_error_after_a_good_status_is_one_with_the_status_that_it_names
     assert len(endpoint.requests) == 3
 
 
-async def test_a_response_beside_an_error_is_a_response(endpoint: LoopbackEndpoint) -> None:
+async def test_a_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
     policy = make(endpoint, max_retries=0)
     assert (await policy(HI)).text == "paid for"
     await policy.close()
 
 
-async def test_the_remedy_is_told(endpoint: LoopbackEndpoint) -> None:
+async def test_an_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(SGLANG, status=400)
     said = str(await failure(endpoint, max_retries=0))
     assert "is longer than the model's context length (40960 tokens). The episode has outgrown the model" in said

@@ -19,7 +19,7 @@ ROWS = 4_000
 AT_ONCE = 4
 
 
-async def test_rows_that_come_while_a_batch_is_taken_are_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_added_during_a_batch_are_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both threads are at the queue at every moment, and change places many times a millisecond."""
 
     def generate(model: Any, rows: Sequence[Row], watch: Any) -> None:

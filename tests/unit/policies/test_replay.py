@@ -52,7 +52,7 @@ def changed(request: LLMRequest, text: str) -> LLMRequest:
     return replace(request, messages=[*request.messages[:-1], {**request.messages[-1], "content": text}])
 
 
-async def test_what_a_branch_was_shown_otherwise_is_no_difference(tmp_path: Path) -> None:
+async def test_edits_of_a_branch_match_its_recording(tmp_path: Path) -> None:
     plain, edit = chat(length=4), MessageEdit("insert", 1, "Try pytest first.", step=1)
     steps = tuple(
         step if at == 0 or step.observation is None else replace(step, observation=shown)
@@ -75,7 +75,7 @@ async def test_recorded_responses_in_order(tmp_path: Path) -> None:
     assert [step.match for step in report.episodes[0].steps] == [Match.EXACT] * 3
 
 
-async def test_what_was_answered_in_its_stead_is_compared_and_passed(tmp_path: Path) -> None:
+async def test_advanced_requests_are_compared_and_skipped(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=5)))
     first, second, third, fourth = requests(chat(length=5))
     client: Any = policy.for_episode(EpisodeSpec("fix-bug"))
@@ -89,7 +89,7 @@ async def test_what_was_answered_in_its_stead_is_compared_and_passed(tmp_path: P
         await client(fourth)
 
 
-async def test_strict_ends_at_the_first_request_that_differs(tmp_path: Path) -> None:
+async def test_strict_ends_at_the_first_difference(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)), normalise=["durations"])
     first, second, _ = requests(chat(length=4))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
@@ -105,7 +105,7 @@ async def test_strict_ends_at_the_first_request_that_differs(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("strict", "ends"), [(True, True), ("normalised", False), (False, False)])
-async def test_what_strict_means_after_normalising(tmp_path: Path, strict: object, ends: bool) -> None:
+async def test_strict_compares_normalised_requests(tmp_path: Path, strict: object, ends: bool) -> None:
     policy = await ready(
         recording(tmp_path, chat(length=4)), strict=strict, normalise=[{"pattern": "done .", "replacement": "done"}]
     )
@@ -122,7 +122,7 @@ async def test_what_strict_means_after_normalising(tmp_path: Path, strict: objec
             await client(changed(third, "quite different"))
 
 
-async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
+async def test_extra_and_missing_requests_lower_the_score(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=3)), strict=False)
     asked = requests(chat(length=5))
     more, less = (policy.for_episode(EpisodeSpec("fix-bug", attempt)) for attempt in range(2))
@@ -140,7 +140,7 @@ async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
     assert report.score == Score(3, 5)
 
 
-async def test_what_had_no_response_in_time_has_none_again(tmp_path: Path) -> None:
+async def test_a_request_recorded_without_response_stays_unanswered(tmp_path: Path) -> None:
     recorded = chat(length=4)
     steps = [replace(step, action=None) if at == 2 else step for at, step in enumerate(recorded.steps)]
     policy = await ready(recording(tmp_path, replace(recorded, steps=tuple(steps))))
@@ -152,7 +152,7 @@ async def test_what_had_no_response_in_time_has_none_again(tmp_path: Path) -> No
     assert await execute(client, [third]) == ["I do 3."]
 
 
-async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: Path) -> None:
+async def test_an_incomplete_recording_is_compared_to_its_end(tmp_path: Path) -> None:
     whole = chat("cut", length=5)
     (tmp_path / "cut.json").write_text("".join(list(dump_episode(whole))[:3]))
     policy = await ready(tmp_path, episode="cut")
@@ -164,7 +164,7 @@ async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: P
     assert (episode.score, episode.recorded_outcome, episode.recorded_reward) == (Score(2, 2), Outcome.LOST, None)
 
 
-async def test_an_episode_that_never_asked(tmp_path: Path) -> None:
+async def test_an_episode_without_requests_scores_zero(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=3)))
     failed = result(outcome=Outcome.CONTAINER_ERROR, reward=None)
     [episode] = policy.report([failed]).episodes
@@ -175,7 +175,7 @@ async def test_an_episode_that_never_asked(tmp_path: Path) -> None:
     assert episode.score == Score(0, 2)
 
 
-async def test_one_episode_of_several(tmp_path: Path) -> None:
+async def test_an_episode_is_selected_by_id(tmp_path: Path) -> None:
     first, second = chat("a", length=3), replace(chat("b", length=3, start=2000.0), metadata={"seed": 11})
     path = recording(tmp_path, first, second)
     policy = await ready(path, episode="b")
@@ -189,12 +189,12 @@ async def test_one_episode_of_several(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", ["7", -1, 2**31, None, 1.5])
-async def test_a_seed_that_is_none(tmp_path: Path, seed: object) -> None:
+async def test_an_invalid_seed_is_ignored(tmp_path: Path, seed: object) -> None:
     policy = await ready(recording(tmp_path, replace(chat(), metadata={"seed": seed})))
     assert policy.seed_of("fix-bug", 0) is None
 
 
-async def test_attempts_are_run_in_their_order_and_of_each_the_last_try(tmp_path: Path) -> None:
+async def test_the_last_try_of_each_attempt_is_replayed(tmp_path: Path) -> None:
     def attempt(name: str, number: int, *, started: float, retry: int = 0, length: int) -> EpisodeTrajectory:
         metadata = {"attempt": number, **({"retry": retry} if retry else {})}
         return replace(chat(name, length=length), start_time=started, end_time=started + 1, metadata=metadata)
@@ -213,7 +213,7 @@ async def test_attempts_are_run_in_their_order_and_of_each_the_last_try(tmp_path
     assert [one.recorded_id for one in report.episodes] == ["again", "second", "of-another-run", "again"]
 
 
-async def test_what_an_earlier_session_run_is_left_out_of_the_report(tmp_path: Path) -> None:
+async def test_the_report_omits_episodes_of_earlier_sessions(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)))
     await execute(policy.for_episode(EpisodeSpec("fix-bug", 1)), requests(chat(length=4)))
     tries = [result(attempt=1, outcome=Outcome.CONTAINER_ERROR, reward=None), replace(result(attempt=1), retry=1)]
@@ -223,7 +223,7 @@ async def test_what_an_earlier_session_run_is_left_out_of_the_report(tmp_path: P
     assert report.score == Score(3, 3)
 
 
-async def test_a_task_that_was_not_recorded(tmp_path: Path) -> None:
+async def test_an_unrecorded_task_is_an_error(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat()))
     with pytest.raises(ReplayDivergenceError, match="'other'; it has: fix-bug"):
         policy.for_episode(EpisodeSpec("other"))

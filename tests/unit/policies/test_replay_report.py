@@ -69,20 +69,20 @@ def test_a_score_is_of_steps() -> None:
     assert data["episodes"][0]["reward"] == {"recorded": 1.0, "now": 1.0}
 
 
-def test_neighbours_are_told_together() -> None:
+def test_adjacent_steps_are_grouped() -> None:
     shown = text(report(episode("a", 0, EXACT, EXACT, EXACT, DIFFERENT, NORMALISED, MISSED, MISSED)))
     assert "a-then, attempt 0: steps 0-2 exact, 3 different, 4 normalised, 5-6 not reached" in shown
     assert "Determinism 0.57: 4 of 7 steps match." in shown
 
 
-def test_the_table_has_columns_for_what_there_is() -> None:
+def test_the_table_omits_empty_columns() -> None:
     assert "extra" not in text(report(episode("a", 0, EXACT)))
     assert "extra" in text(report(episode("a", 0, EXACT, EXTRA)))
     assert "not reached" in text(report(episode("a", 0, EXACT, MISSED)))
     assert max(map(len, text(report(episode("task" * 30, 0, EXACT, EXTRA, MISSED))).splitlines()[:8])) <= 80
 
 
-def test_rewards_and_endings_that_differ() -> None:
+def test_different_rewards_and_endings_are_shown() -> None:
     shown = text(report(episode("a", 0, EXACT, reward=0.5)))
     assert "1.00 -> 0.50" in shown
     assert "reward 0.50; recorded was 1.00" in shown
@@ -91,7 +91,7 @@ def test_rewards_and_endings_that_differ() -> None:
     assert "ended as policy_error; recorded was completed" in shown
 
 
-def test_what_is_not_all_is_not_shown_as_if_it_were() -> None:
+def test_rounding_never_hides_a_difference() -> None:
     assert "Determinism 0.99: 999 of 1000" in text(report(episode("a", 0, *[EXACT] * 999, DIFFERENT)))
     assert "Determinism 0.01: 1 of 1000" in text(report(episode("a", 0, EXACT, *[DIFFERENT] * 999)))
 
@@ -109,7 +109,7 @@ def test_a_difference_cannot_command_the_terminal() -> None:
     assert "    +[red]b[/red]" in shown
 
 
-def test_what_differs_comes_first_and_the_rest_is_counted() -> None:
+def test_different_episodes_come_first_and_others_counted() -> None:
     shown = text(report(*(episode(f"t{n:02}", 0, EXACT if n else DIFFERENT) for n in reversed(range(30)))))
     assert shown.index("t00-then") < shown.index("t01-then")
     assert "and 10 more episodes, in replay.json" in shown

@@ -59,14 +59,14 @@ LS = '{"name": "bash", "arguments": {"command": "ls"}}'
         ("no marks at all", f"<tool_call>{LS}</tool_call>", [TextData(f"<tool_call>{LS}</tool_call>")]),
     ],
 )
-def test_what_a_text_says(template: str, text: str, pieces: list[Piece]) -> None:
+def test_a_text_is_parsed_into_pieces(template: str, text: str, pieces: list[Piece]) -> None:
     assert read(text, template) == pieces
 
 
-def test_without_tools_there_are_no_calls() -> None:
+def test_text_without_tools_has_no_calls() -> None:
     assert read(f"<tool_call>{LS}</tool_call>", HERMES, tools=None) == [TextData(f"<tool_call>{LS}</tool_call>")]
 
 
-def test_reasoning_that_the_prompt_started() -> None:
+def test_reasoning_started_by_the_prompt_is_parsed() -> None:
     assert read("Hm.\n</think>\n\nYes.", HERMES, starts_thinking=True) == [ThinkingData("Hm."), TextData("Yes.")]
     assert read("Hm.</think>", HERMES) == [TextData("Hm.</think>")]

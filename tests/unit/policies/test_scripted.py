@@ -1,3 +1,5 @@
+"""Scripted policies, and the slots in which requests wait."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,11 +8,14 @@ from typing import Any
 import pydantic
 import pytest
 
-from ares_exp.errors import PolicyError
+from ares_exp.errors import PolicyError, RateLimitError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.scripted import ScriptedPolicy
+from ares_exp.policies.waiting import MAX_PAUSES, RequestSlots
+from tests.loopback_endpoint import LoopbackEndpoint, error
+from tests.unit.policies.conftest import Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
 
@@ -36,7 +41,7 @@ async def test_concurrent_episodes_have_their_own_place() -> None:
     assert await asyncio.gather(execute(first, 1), execute(second, 2)) == [["c"], ["b", "c"]]
 
 
-async def test_running_out_says_which_task_and_how_many() -> None:
+async def test_missing_replies_name_task_and_request() -> None:
     client = ScriptedPolicy(replies=["a", "b"]).for_episode(EpisodeSpec("fix-bug"))
     await execute(client, 2)
     for _ in range(2):
@@ -49,7 +54,7 @@ async def test_repeating_the_last_reply() -> None:
     assert await execute(client, 4) == ["a", "b", "b", "b"]
 
 
-async def test_what_was_answered_in_its_stead_is_not_given_again() -> None:
+async def test_an_advanced_reply_is_skipped() -> None:
     policy = ScriptedPolicy(replies=["a", "b", "c"])
     client: Any = policy.for_episode(EpisodeSpec("t"))
     for reply in ("a", "b"):
@@ -84,7 +89,7 @@ async def test_a_task_without_replies() -> None:
         policy.for_episode(EpisodeSpec("c"))
 
 
-async def test_without_a_run_it_is_a_plain_client() -> None:
+async def test_a_policy_is_a_client_without_a_run() -> None:
     assert await execute(ScriptedPolicy(replies={"*": ["a", "b"]}), 2) == ["a", "b"]
 
 
@@ -113,3 +118,123 @@ async def test_a_reply_may_call_tools() -> None:
     assert first.finish_reason == "tool_calls"
     with pytest.raises(pydantic.ValidationError, match="tool_calls"):
         ScriptedPolicy(replies=[{"calls": []}])
+
+
+class Waits(list[float]):
+    """What an episode was told of its waits; `told` is set when it is."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+        self.told.set()
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        return EpisodeSpec("t", on_wait=self)
+
+
+async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "0.2"}), error(503))
+    asked_when_told: list[int] = []
+    waits: list[float] = []
+
+    def on_wait(seconds: float) -> None:
+        waits.append(seconds)
+        asked_when_told.append(len(endpoint.requests))
+
+    assert (await make().for_episode(EpisodeSpec("t", on_wait=on_wait))(HI)).text == "hello"
+    assert asked_when_told == [1, 2]
+    assert 0.2 <= waits[0] <= 0.205
+    assert 0.005 <= waits[1] <= 0.02
+
+
+async def test_without_a_wait_nothing_is_told(make: Make) -> None:
+    waits = Waits()
+    await make().for_episode(waits.spec)(HI)
+    assert waits == []
+
+
+async def test_one_that_waits_for_a_retry_leaves_its_place(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(503))
+    policy, first, second = make(max_concurrency=1, retry_base_sec=50.0), Waits(), Waits()
+    waiting = asyncio.create_task(policy.for_episode(first.spec)(HI))
+    async with asyncio.timeout(10):
+        await first.told.wait()
+        assert (await policy.for_episode(second.spec)(HI)).text == "hello"
+    assert second == []
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+
+async def test_a_retry_after_holds_back_all(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "50"}))
+    policy, first, second = make(), Waits(), Waits()
+    asking = [asyncio.create_task(policy.for_episode(first.spec)(HI))]
+    async with asyncio.timeout(10):
+        await first.told.wait()
+        asking.append(asyncio.create_task(policy.for_episode(second.spec)(HI)))
+        await second.told.wait()
+    assert len(endpoint.requests) == 1, "it asked, although the endpoint had said to wait"
+    assert 0 < second[0] <= first[0]
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+
+
+async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "3600"}))
+    policy, waits = make(), Waits()
+    with pytest.raises(RateLimitError):
+        await policy(HI)
+    async with asyncio.timeout(10):
+        await policy.for_episode(waits.spec)(HI)
+    assert waits == []
+
+
+async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
+    slots, waits = RequestSlots(1), Waits()
+
+    async def wait() -> None:
+        async with slots.one(waits):
+            pass
+
+    async with asyncio.timeout(20):
+        async with slots.one(waits):
+            waiting = asyncio.create_task(wait())
+            await waits.told.wait()
+            assert not waiting.done()
+        await waiting
+
+
+async def test_nobody_sits_out_pauses_for_ever() -> None:
+    slots, waits = RequestSlots(1, sleep=lambda seconds: asyncio.sleep(0)), Waits()
+    slots.pause(50.0)
+    async with asyncio.timeout(20), slots.one(waits):
+        pass
+    assert len(waits) == MAX_PAUSES
+
+
+async def test_who_gives_up_leaves_its_place() -> None:
+    slots, waits = RequestSlots(1), Waits()
+
+    async def enter() -> None:
+        async with slots.one(waits):
+            pass
+
+    slots.pause(50.0)
+    in_pause = asyncio.create_task(enter())
+    async with asyncio.timeout(10):
+        await waits.told.wait()
+        in_pause.cancel()
+        await asyncio.wait({in_pause})
+        slots = RequestSlots(1)
+        async with slots.one(waits):
+            in_queue = asyncio.create_task(enter())
+            await asyncio.sleep(0)
+            in_queue.cancel()
+            await asyncio.wait({in_queue})
+        async with slots.one(waits):
+            pass

@@ -1,4 +1,4 @@
-"""Engines that say which tokens they read and sampled, by bodies as the schemas of vLLM and SGLang have them."""
+"""Engines that report the tokens that they read and sampled, with bodies in the schemas of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_an_engine_without_tokens_is_a_warning(
     assert "gives no token ids" in message
 
 
-async def test_weights_that_change_within_a_response_are_told(endpoint: LoopbackEndpoint, engine: str) -> None:
+async def test_both_versions_of_changing_weights_are_recorded(endpoint: LoopbackEndpoint, engine: str) -> None:
     if engine == "vllm":
         pytest.skip("it does not say")
     spans = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 2}]
@@ -193,7 +193,9 @@ async def test_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Pa
     await policy.close()
 
 
-async def test_a_tokenizer_that_is_not_there(endpoint: LoopbackEndpoint, engine: str, tmp_path: Path) -> None:
+async def test_a_missing_tokenizer_is_a_preflight_error(
+    endpoint: LoopbackEndpoint, engine: str, tmp_path: Path
+) -> None:
     policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path / "nowhere"))
     with pytest.raises(PreflightError, match=r"saved tokenizer|pip install transformers"):
         await policy.preflight()
@@ -217,14 +219,14 @@ class Sampler:
         assert received.path == "/v1/completions"
         text = self._says.pop(0)
         ids = self._tokenizer(text)["input_ids"]
-        # The engine writes bytes that are no text as one sign: its text is not what it sampled.
+        # The engine writes invalid bytes as one character: its text differs from the sampled tokens.
         body = completion_body(self._engine, received.body["prompt"], text.replace("é", "�"), [*ids, 256])
         return web.json_response(body)
 
 
 @pytest.mark.train
 @pytest.mark.train
-async def test_a_conversation_goes_on_from_its_ids(
+async def test_a_conversation_continues_from_its_ids(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
@@ -296,7 +298,7 @@ async def test_calls_of_tools_are_read_here(
         ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),
     ],
 )
-async def test_responses_that_are_refused(
+async def test_malformed_responses_are_rejected(
     endpoint: LoopbackEndpoint, engine: str, tokenizer: Any, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
@@ -313,7 +315,7 @@ async def test_responses_that_are_refused(
     await policy.close()
 
 
-def test_what_is_no_chat_completion_is_left_to_its_reader() -> None:
+def test_malformed_bodies_are_malformed_responses() -> None:
     policy = VllmPolicy(model="m", base_url="http://127.0.0.1:1/v1")
     for body in ({}, {"choices": []}, {"choices": ["a"]}, []):
         with pytest.raises(MalformedResponseError):

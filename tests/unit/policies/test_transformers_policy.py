@@ -33,7 +33,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> Any:
-    """One that nobody changes."""
+    """A policy that no test changes."""
     return tiny_model(tokenizer)
 
 
@@ -71,7 +71,7 @@ class TestTransformers(PolicyContract):
 
 
 async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
-    """In a batch of prompts of different lengths, each at a temperature of its own."""
+    """In a batch of prompts of different lengths, each at a separate temperature."""
     requests = [ask("x" * (10 * n), temperature=1.0 + n / 2) for n in range(1, 5)]
     responses = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
     for request, response in zip(requests, responses, strict=True):
@@ -83,7 +83,7 @@ async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersP
     assert seeds == [0, 1, 2, 3]
 
 
-async def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(policy: TransformersPolicy) -> None:
+async def test_samples_depend_on_the_seed_not_the_batch(policy: TransformersPolicy) -> None:
     request = ask("hello")
     together = await asyncio.gather(*(policy.for_episode(episode(n))(request) for n in range(6)))
     alone = [await policy.for_episode(episode(n))(request) for n in range(6)]
@@ -92,7 +92,7 @@ async def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(policy: 
     assert len(set(ids)) > 1
 
 
-async def test_the_same_prompt_again_is_drawn_anew(policy: TransformersPolicy) -> None:
+async def test_a_repeated_prompt_gets_another_sample(policy: TransformersPolicy) -> None:
     client = policy.for_episode(episode())
     first, second = await client(ask("hello")), await client(ask("hello"))
     assert first.prompt_token_ids == second.prompt_token_ids
@@ -120,7 +120,7 @@ async def test_top_k_and_top_p_leave_tokens_out(model: Any, tokenizer: Any, poli
         assert responses[0].sampling.items() >= bound.items()
 
 
-async def test_a_models_own_defaults_of_sampling_do_not_count(tokenizer: Any) -> None:
+async def test_sampling_defaults_of_a_model_are_ignored(tokenizer: Any) -> None:
     model = tiny_model(tokenizer)
     plain = TransformersPolicy.of(model, tokenizer, max_output_tokens=8)
     before = await plain.for_episode(episode())(ask("hello"))
@@ -156,8 +156,10 @@ def all_ids(response: LLMResponse) -> tuple[int, ...]:
     return (*(response.prompt_token_ids or ()), *(response.completion_token_ids or ()))
 
 
-async def test_a_conversation_is_one_row(policy: TransformersPolicy, model: Any, tokenizer: Any) -> None:
-    """Although bytes that are no text come back as something else than was sampled."""
+async def test_a_conversation_extends_one_token_sequence(
+    policy: TransformersPolicy, model: Any, tokenizer: Any
+) -> None:
+    """Invalid bytes come back as text that differs from the sampled tokens."""
     responses = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
     for earlier, later in itertools.pairwise(responses):
         assert all_ids(later)[: len(all_ids(earlier))] == all_ids(earlier)
@@ -176,14 +178,14 @@ async def test_a_conversation_is_one_row(policy: TransformersPolicy, model: Any,
     assert all_ids(forked[1])[: len(all_ids(forked[0]))] != all_ids(forked[0])
 
 
-async def test_rewritten_history_is_rendered_anew(policy: TransformersPolicy, tokenizer: Any) -> None:
+async def test_rewritten_history_is_rendered_again(policy: TransformersPolicy, tokenizer: Any) -> None:
     client = policy.for_episode(episode())
     await client(ask("hello"))
     response = await client(ask("hello", "I never said that", "go on"))
     assert "I never said that<|im_end|>" in tokenizer.decode(list(response.prompt_token_ids or ()))
 
 
-async def test_a_resumed_episode_goes_on_from_the_same_ids(policy: TransformersPolicy) -> None:
+async def test_a_resumed_episode_continues_from_the_same_ids(policy: TransformersPolicy) -> None:
     ran, resumed = policy.for_episode(episode()), policy.for_episode(episode())
     first = await ran(ask("hello"))
     assert hasattr(resumed, "advance")
@@ -192,7 +194,7 @@ async def test_a_resumed_episode_goes_on_from_the_same_ids(policy: TransformersP
     assert all_ids(await resumed(request)) == all_ids(await ran(request))
 
 
-async def test_calls_of_tools_go_on_from_their_ids(
+async def test_tool_calls_continue_from_their_ids(
     policy: TransformersPolicy, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -228,7 +230,7 @@ async def test_calls_of_tools_go_on_from_their_ids(
     )
 
 
-async def test_one_that_nobody_waits_for_ends(policy: TransformersPolicy) -> None:
+async def test_a_cancelled_request_ends(policy: TransformersPolicy) -> None:
     long = asyncio.ensure_future(policy.for_episode(episode())(ask("hello", max_output_tokens=8000)))
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
@@ -243,7 +245,7 @@ async def test_one_that_nobody_waits_for_ends(policy: TransformersPolicy) -> Non
     assert long.cancelled() or long.done()
 
 
-async def test_the_event_loop_goes_on_meanwhile(policy: TransformersPolicy) -> None:
+async def test_the_event_loop_stays_free_during_generation(policy: TransformersPolicy) -> None:
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
     response = asyncio.ensure_future(policy.for_episode(episode())(ask("x" * 2000, max_output_tokens=60)))
@@ -299,7 +301,7 @@ async def test_a_model_from_disk_is_let_go(tokenizer: Any, model: Any, tmp_path:
     await policy.close()
 
 
-async def test_what_cannot_be_loaded(model: Any, tmp_path: Path) -> None:
+async def test_invalid_models_are_rejected(model: Any, tmp_path: Path) -> None:
     for given, said in (
         ({"model": None}, "`policy.model` is needed"),
         ({"model": str(tmp_path / "nowhere")}, "directory of a saved causal model"),
@@ -329,14 +331,14 @@ async def test_what_cannot_be_loaded(model: Any, tmp_path: Path) -> None:
         (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a call"),
     ],
 )
-async def test_what_cannot_be_answered(
+async def test_invalid_requests_are_rejected(
     policy: TransformersPolicy, request_: LLMRequest, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         await policy.for_episode(episode())(request_)
 
 
-async def test_a_model_that_gives_no_numbers(tokenizer: Any) -> None:
+async def test_a_model_with_invalid_logits_is_an_error(tokenizer: Any) -> None:
     import torch
 
     model = tiny_model(tokenizer)
@@ -368,7 +370,7 @@ def states(model: Any, response: LLMResponse, module: str) -> Any:
     return seen[0][0].numpy()
 
 
-async def test_hidden_states_are_kept_beside_the_trajectory(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_hidden_states_are_saved_with_the_trajectory(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     import numpy as np
 
     kept = [
@@ -419,7 +421,7 @@ async def test_hidden_states_are_bounded(
     assert ["no more states are kept" in message for message in caplog.messages] == [True]
 
 
-async def test_nothing_is_left_of_a_response_that_is_given_up(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_a_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     policy = watched(model, tokenizer, tmp_path, activations=[0])
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
@@ -461,7 +463,7 @@ async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_pa
     await looking.close()
 
 
-async def test_modules_that_are_not_there(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_missing_modules_and_hooks_are_rejected(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     for given, said in (
         ({"activations": [2]}, "which has 2, got 2"),
         ({"activations": [{"module": "nowhere"}]}, "'nowhere'"),

@@ -227,14 +227,14 @@ async def test_a_refusal(server: Server) -> None:
     assert raised.value.response.usage.prompt_tokens == 1000
 
 
-async def test_what_is_no_response(server: Server) -> None:
+async def test_an_invalid_body_is_a_malformed_response(server: Server) -> None:
     server.endpoint.then(json_body({"hello": 1}), json_body([]))
     for _ in range(2):
         with pytest.raises(MalformedResponseError):
             await server.ask()
 
 
-async def test_an_error_that_comes_with_a_good_status(server: Server) -> None:
+async def test_an_error_with_a_good_status_is_retried(server: Server) -> None:
     error = server.wire.error("rate_limit_error", "slow down")
     failed = {**server.wire.respond("", {}), **error, "status": "failed"} if server.wire is Responses else error
     server.endpoint.then(json_body(failed))
@@ -256,7 +256,7 @@ def calling(*names: str) -> LLMResponse:
     return LLMResponse([TextData("I look."), *calls], usage=Usage(1000, 50, cached_tokens=600))
 
 
-async def test_an_agent_of_parallel_calls_runs_through_streams_that_fail(server: Server) -> None:
+async def test_an_agent_with_parallel_calls_survives_failed_streams(server: Server) -> None:
     wire, endpoint = server.wire, server.endpoint
     whole, last = (events_of(wire, calling(*names)) for names in (("bash", "edit"), ("submit",)))
     middle = b"".join(last)[: len(b"".join(last)) // 2]
@@ -284,7 +284,7 @@ async def test_an_agent_of_parallel_calls_runs_through_streams_that_fail(server:
     assert container.commands == 2
 
 
-async def test_what_a_stream_says_of_its_failure(server: Server) -> None:
+async def test_a_failed_stream_gives_a_masked_error(server: Server) -> None:
     events = events_of(server.wire, calling("bash"))
     start = b"".join(events)[: len(b"".join(events)) // 2]
     error = {"type": "error", **server.wire.error("invalid_request_error", "prompt is too long")}
@@ -315,11 +315,11 @@ async def test_a_refusal_and_counts_in_a_stream(server: Server) -> None:
     assert raised.value.response.usage == refused.usage
 
 
-async def test_a_response_that_comes_whole_though_a_stream_was_asked_for(server: Server) -> None:
+async def test_a_whole_response_to_a_stream_is_read(server: Server) -> None:
     assert (await server.ask(stream=True)).text == "hello"
 
 
-async def test_an_end_of_the_stream_that_does_not_come_is_not_waited_for(server: Server) -> None:
+async def test_a_missing_end_of_stream_is_not_awaited(server: Server) -> None:
     server.endpoint.then(streamed(b"".join(events_of(server.wire, calling("bash"))), then_silent=True))
     assert (await server.ask(stream=True, max_retries=0)).text == "I look."
     assert server.endpoint.left.wait(30)
@@ -327,7 +327,7 @@ async def test_an_end_of_the_stream_that_does_not_come_is_not_waited_for(server:
 
 @examples(100)
 @given(said=responses, wire=st.sampled_from(WIRES))
-def test_a_stream_is_read_as_the_whole_response_is(said: LLMResponse, wire: Any) -> None:
+def test_a_stream_reads_like_a_whole_response(said: LLMResponse, wire: Any) -> None:
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
     asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []}, {})
     written = b"".join([wire.served.opening(asked), *wire.served.events(asked, said, 0)])
@@ -351,7 +351,7 @@ async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("wire", [Responses, Anthropic])
-async def test_sealed_reasoning_is_sent_back_in_its_place(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sealed_reasoning_is_sent_back_in_order(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
     with LoopbackEndpoint(otherwise=json_body(wire.respond("", {"submit": "{}"}))) as endpoint:
         server = Server(wire, endpoint)
@@ -375,7 +375,7 @@ async def test_sealed_reasoning_is_sent_back_in_its_place(wire: Any, monkeypatch
 
 
 class TestAnthropic:
-    """What is that wire's alone."""
+    """The cases of only that wire."""
 
     @pytest.fixture
     def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:

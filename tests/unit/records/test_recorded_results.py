@@ -1,18 +1,22 @@
-"""What a run recorded, read back: a torn end is expected, anything else that is broken is refused."""
+"""Results that a run recorded, durable appends, and the run that `latest` means."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import run_path
 from ares_exp.records.recorded_results import MAX_ROW_BYTES, read_results
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
-from ares_exp.records.run_dir import append_lines
+from ares_exp.records.run_dir import GatheredCalls, append_durably, append_lines, syncing_together
 
 RESULT = EpisodeResult(
     "a-0",
@@ -122,3 +126,156 @@ def test_added_scores_join_rows_or_name_their_line(line: str, tmp_path: Path) ->
         file.write(f"{line}\n")
     with pytest.raises(ConfigError, match=r"judge\.jsonl, line 3: expected the scores of an episode"):
         read_results(tmp_path / "episodes.jsonl")
+
+
+def start(place: str, *started: object) -> Path:
+    """Writes a run directory whose sessions were started at these times."""
+    path = Path(place)
+    path.mkdir(parents=True)
+    (path / "episodes.jsonl").touch()
+    if started:
+        lines = [json.dumps({"started": time, "pid": 7}) for time in started]
+        (path / "sessions.jsonl").write_text("\n".join([*lines, '{"ended": 9e9}', ""]))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_is_the_run_that_was_started_last_whatever_was_touched_or_resumed_since(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    old, resumed = start("outputs/z/2026-01-01", 100.0), start("outputs/mine", 200.0, 900.0)
+    newest = start("outputs/a/2026-01-02_2", 300.0)
+    for path in (old, resumed):
+        os.utime(path, (2e9, 2e9))
+        os.utime(path / "sessions.jsonl", (2e9, 2e9))
+    assert run_path("latest") == newest
+    assert run_path("latest/fix@3") == newest / "fix@3"
+    assert capsys.readouterr().err == f"`latest` is {newest}\n" * 2
+
+
+def test_a_sweep_is_one_started_with_its_first_job() -> None:
+    for job, started in (("0", 100.0), ("1", 900.0)):
+        start(f"outputs/grid/{job}", started)
+    Path("outputs/grid/multirun.yaml").touch()
+    run = start("outputs/run", 200.0)
+    assert run_path("latest") == run
+    start("outputs/newer/lr=1/0", 300.0)
+    Path("outputs/newer/multirun.yaml").touch()
+    assert run_path("latest") == Path("outputs/newer")
+
+
+def test_the_runs_of_a_check_do_not_count() -> None:
+    run = start("outputs/run", 100.0)
+    start("outputs/task-check/2026-01-01/nothing", 200.0)
+    assert run_path("latest") == run
+    mine = start("outputs/mine/task-check", 300.0)
+    assert run_path("latest") == mine
+
+
+def test_what_does_not_say_when_it_was_started_does_not_count() -> None:
+    start("outputs/merged")
+    start("outputs/merged/parts/0", 900.0)
+    for number, started in enumerate((None, "soon", float("inf"), [1], {}, 10**400)):
+        start(f"outputs/broken/{number}", started)
+    (start("outputs/no-object") / "sessions.jsonl").write_text("[]\n")
+    (start("outputs/no-json") / "sessions.jsonl").write_text("[" * 100_000)
+    os.mkfifo(start("outputs/pipe") / "sessions.jsonl")
+    with pytest.raises(ConfigError, match=r"under outputs/ in .*; found none"):
+        run_path("latest")
+    assert run_path("outputs/merged") == Path("outputs/merged")
+    assert run_path("latest_run") == Path("latest_run")
+
+
+def test_a_directory_of_that_name_goes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    start("outputs/run", 100.0)
+    start("latest")
+    assert run_path("latest/e1") == Path("latest/e1")
+    assert run_path("/elsewhere/latest") == Path("/elsewhere/latest")
+    assert capsys.readouterr().err == ""
+
+
+def test_without_outputs_there_is_none(here: Path) -> None:
+    with pytest.raises(ConfigError, match=f"in {here}, as `latest` is the most recent run under outputs/"):
+        run_path("latest")
+
+
+def fail(descriptor: int) -> None:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the synced files and folders, in order."""
+    names: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda at: names.append(Path(f"/proc/self/fd/{at}").readlink().name))
+    return names
+
+
+def test_append_syncs_the_file_and_a_new_name(tmp_path: Path, synced: list[str]) -> None:
+    append_durably(tmp_path / "rows", "1\n", flags=os.O_CREAT, is_new=True)
+    append_durably(tmp_path / "rows", "2\n")
+    assert synced == ["rows", tmp_path.name, "rows"]
+
+
+def test_name_of_file_in_working_directory_is_synced(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    append_durably("rows", "whole\n", flags=os.O_CREAT, is_new=True)
+    assert synced == ["rows", tmp_path.name]
+
+
+def test_texts_of_a_group_are_synced_once_per_file(tmp_path: Path, synced: list[str]) -> None:
+    with syncing_together():
+        for number in range(3):
+            append_durably(tmp_path / f"new {number}", "new", flags=os.O_CREAT, is_new=True)
+            append_durably(tmp_path / "rows", f"{number}\n", flags=os.O_CREAT)
+        assert not synced
+    assert sorted(synced) == sorted(["new 0", "new 1", "new 2", "rows", tmp_path.name])
+    append_durably(tmp_path / "rows", "3\n")
+    assert synced[-1] == "rows"
+
+
+def test_failed_sync_of_a_group_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"), syncing_together():
+        append_durably(tmp_path / "rows", "1\n", flags=os.O_CREAT)
+
+
+def test_text_that_cannot_be_synced_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows"
+    append_durably(path, "whole\n", flags=os.O_CREAT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            append_durably(path, "lost\n")
+    append_durably(path, "again\n")
+    assert path.read_text() == "whole\nagain\n"
+
+
+async def test_items_that_arrive_during_a_call_share_the_next() -> None:
+    taken: list[Sequence[int]] = []
+    loop, started, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def take(items: Sequence[int]) -> None:
+        taken.append(items)
+        loop.call_soon_threadsafe(started.set)
+        assert may_end.wait(30)
+        if 1 in items:
+            raise OSError("no")
+
+    calls = GatheredCalls(take)
+    first = calls.put(0)
+    async with asyncio.timeout(30):
+        await started.wait()
+    others = [calls.put(number) for number in range(1, 5)]
+    may_end.set()
+    await first
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert taken == [[0], [1, 2, 3, 4]]
+    assert [type(one) for one in found] == [OSError] * 4

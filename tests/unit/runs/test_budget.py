@@ -1,4 +1,4 @@
-"""What counts as spent, and what is said when a budget is used up."""
+"""Spending, and the messages when a budget is used up."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_without_a_budget_nothing_is_used_up(tmp_path: Path) -> None:
     assert meter.exhausted() is None
 
 
-def test_what_environments_spend_counts_as_it_is_paid_and_only_once() -> None:
+def test_environment_usage_counts_once() -> None:
     meter = BudgetMeter(Budget(cost=1.0), earlier=[result("b", environment_usage=EnvironmentUsage(50, 0, 0.25))])
     meter.add_response("a", respond(10, 0.125))
     meter.add_environment("a", None)
@@ -67,7 +67,7 @@ def test_what_environments_spend_counts_as_it_is_paid_and_only_once() -> None:
     assert meter.exhausted() is not None
 
 
-def test_cost_of_responses_counts_as_they_are_paid_and_only_once() -> None:
+def test_cost_of_responses_counts_once() -> None:
     meter = BudgetMeter(Budget(cost=1.0))
     meter.add_response("a", respond(10, 0.4))
     meter.add_response("b", respond(10, 0.4))
@@ -77,12 +77,12 @@ def test_cost_of_responses_counts_as_they_are_paid_and_only_once() -> None:
     assert meter.exhausted() is None
     meter.add_response("b", respond(10, 0.25))
     assert meter.exhausted() == (
-        "The run's budget is used up: 1.05 US dollars, budget.cost=1. Nothing more is started, and what was running "
-        "is ended; resume with a larger one, such as budget.cost=2."
+        "The run's budget is used up: 1.05 US dollars, budget.cost=1. No more episodes start, and running "
+        "episodes are cancelled. Resume with a larger budget, such as budget.cost=2."
     )
 
 
-def test_a_result_whose_responses_nobody_told_of_counts_whole() -> None:
+def test_a_result_without_reported_responses_counts_completely() -> None:
     meter = BudgetMeter(Budget(tokens=30))
     meter.add(result(prompt_tokens=20, generated_tokens=9))
     assert meter.exhausted() is None
@@ -92,14 +92,14 @@ def test_a_result_whose_responses_nobody_told_of_counts_whole() -> None:
     assert "budget.tokens=60" in said
 
 
-def test_a_response_that_is_not_in_the_result_is_paid_all_the_same() -> None:
+def test_a_response_missing_in_the_result_counts() -> None:
     meter = BudgetMeter(Budget())
     meter.add_response("a", respond(10, 0.5))
     meter.add(result("a", "policy_error", error=ErrorInfo("RefusalError", "no")))
     assert (meter.spent.cost, meter.spent.tokens) == (0.5, 10)
 
 
-def test_what_was_taken_over_is_not_paid_twice() -> None:
+def test_replayed_responses_are_not_paid_twice() -> None:
     first = result("a", "lost", prompt_tokens=100, generated_tokens=10, cost=2.0)
     taken = Replayed("a", steps=3, prompt_tokens=100, generated_tokens=10, cost=2.0)
     meter = BudgetMeter(Budget(), earlier=[first])
@@ -110,7 +110,7 @@ def test_what_was_taken_over_is_not_paid_twice() -> None:
     assert paid(result("c", prompt_tokens=1, replayed=taken)).tokens == 0, "never negative"
 
 
-def test_wall_time_is_that_of_all_sessions() -> None:
+def test_wall_time_includes_all_sessions() -> None:
     clock = Clock()
     meter = BudgetMeter(Budget(wall_sec=100), earlier_wall_sec=70.0, clock=clock)
     clock.now += 29.5
@@ -121,7 +121,7 @@ def test_wall_time_is_that_of_all_sessions() -> None:
     assert "budget.wall_sec=200" in said
 
 
-def test_the_proposed_budget_is_larger_than_what_is_spent() -> None:
+def test_the_proposed_budget_exceeds_the_spent_amount() -> None:
     said = str(BudgetMeter(Budget(cost=5.0), earlier=[result(cost=30.0)]).exhausted())
     assert said.endswith("such as budget.cost=40.")
 
@@ -148,7 +148,7 @@ def test_errors_in_a_row(outcomes: list[str], length: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ContextOverflowError", "RefusalError"])
-def test_an_error_of_the_model_shows_that_the_rest_works(name: str) -> None:
+def test_a_model_error_resets_errors_in_a_row(name: str) -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=2))
     meter.add(result("a", FAULT))
     meter.add(result("b", "policy_error", error=ErrorInfo(name, "x")))
@@ -157,7 +157,7 @@ def test_an_error_of_the_model_shows_that_the_rest_works(name: str) -> None:
     meter.add(result("d", "policy_error", error=ErrorInfo("ServerError", "x")))
     said = str(meter.exhausted())
     assert "2 errors in a row, budget.errors_in_a_row=2" in said
-    assert said.endswith("resume with the same one when their cause is gone.")
+    assert said.endswith("Resume with the same budget when the cause of the errors is fixed.")
 
 
 def test_a_resumed_run_starts_a_new_row() -> None:
@@ -167,7 +167,7 @@ def test_a_resumed_run_starts_a_new_row() -> None:
     assert meter.exhausted() is None
 
 
-def test_a_sweep_counts_its_jobs_together(tmp_path: Path) -> None:
+def test_a_sweep_budget_adds_its_jobs(tmp_path: Path) -> None:
     own = job(tmp_path, "0", result("own", cost=99.0))
     job(tmp_path, "1", result("a", cost=1.0, prompt_tokens=10), result("b", cost=1.0))
     (tmp_path / "2").mkdir()
@@ -185,7 +185,7 @@ def test_a_sweep_counts_its_jobs_together(tmp_path: Path) -> None:
     assert "budget.sweep.cost=8" in said
 
 
-def test_a_response_that_cannot_be_counted_leaves_the_budget_as_it_is() -> None:
+def test_an_invalid_cost_leaves_the_budget_unchanged() -> None:
     meter = BudgetMeter(Budget(cost=1.0))
     for cost in (float("nan"), -5.0, 2.0):
         meter.add_response("e", respond(5, cost))
@@ -193,7 +193,7 @@ def test_a_response_that_cannot_be_counted_leaves_the_budget_as_it_is() -> None:
     assert meter.exhausted() is not None
 
 
-def test_a_job_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+def test_an_unchanged_job_is_not_read_again(tmp_path: Path) -> None:
     folder = job(tmp_path, "1", result("a", cost=1.0))
     meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), run_dir=tmp_path / "0", sweep_dir=tmp_path)
     meter.refresh()
@@ -208,7 +208,7 @@ def test_a_job_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
         meter.refresh()
 
 
-def test_broken_jobs_stay_as_they_were_known_and_all_others_are_counted(tmp_path: Path) -> None:
+def test_broken_jobs_keep_their_last_known_cost(tmp_path: Path) -> None:
     folders = [job(tmp_path, name, result("a", cost=1.0)) for name in ("1", "2", "lr=1/seed=3")]
     meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), run_dir=tmp_path / "0", sweep_dir=tmp_path)
     meter.refresh()
@@ -224,7 +224,7 @@ def test_broken_jobs_stay_as_they_were_known_and_all_others_are_counted(tmp_path
     assert named == [True, True, False, False]
 
 
-def test_a_torn_last_line_of_a_job_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     path = RunDir(job(tmp_path, "1", result("a", cost=1.0))).episodes
     path.write_text(path.read_text() + '{"episode_id": "b", "co')
     meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), sweep_dir=tmp_path)
@@ -232,7 +232,7 @@ def test_a_torn_last_line_of_a_job_is_left_out(tmp_path: Path) -> None:
     assert meter.spent_by_sweep.cost == 1.0
 
 
-def test_wall_time_of_jobs_is_when_something_was_in_progress(tmp_path: Path) -> None:
+def test_wall_time_of_jobs_counts_overlaps_once(tmp_path: Path) -> None:
     spans = [(10.0, 20.0), (15.0, 30.0), (16.0, 17.0), (1000.0, 1005.0)]
     rows = [result(str(n), started_at=start, at=0.0, finished_at=end) for n, (start, end) in enumerate(spans)]
     job(tmp_path, "1", *rows)
@@ -245,7 +245,7 @@ def test_wall_time_of_jobs_is_when_something_was_in_progress(tmp_path: Path) -> 
     assert meter.exhausted() is not None
 
 
-def test_errors_in_a_row_over_the_jobs_of_a_sweep(tmp_path: Path) -> None:
+def test_errors_in_a_row_count_across_jobs(tmp_path: Path) -> None:
     old = [result(f"o{n}", FAULT, at=50.0 + n) for n in range(5)]
     job(tmp_path, "1", *old, result("a", SCORED, at=100.0), result("b", FAULT, at=120.0))
     job(tmp_path, "2", result("c", FAULT, at=90.0), result("d", FAULT, at=130.0))

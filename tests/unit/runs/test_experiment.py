@@ -53,7 +53,7 @@ REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 
 
 class OneStep:
-    """One request, then reward 1. `trouble` may be told to act up in `step` or `close`."""
+    """One request, then reward 1. `trouble` may fail in `step` or `close`."""
 
     def __init__(self, name: str, trouble: Callable[[str], Any]) -> None:
         self.current_task = SimpleNamespace(name=name)
@@ -166,7 +166,7 @@ class Endless(OneStep):
         (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None),
     ],
 )
-async def test_limits_hold_for_an_environment_that_knows_of_none(
+async def test_limits_apply_to_an_environment_without_limits(
     tmp_path: Path, limits: EpisodeLimits, name: str, steps: int | None, wrapper: Any
 ) -> None:
     class Endlessly(Source):
@@ -191,7 +191,7 @@ async def test_limits_hold_for_an_environment_that_knows_of_none(
         assert steps in (None, row["num_steps"])
 
 
-async def test_what_nothing_is_recorded_of_is_left_out(tmp_path: Path) -> None:
+async def test_unrecorded_tasks_are_left_out(tmp_path: Path) -> None:
     class Recorded(Responses):
         recorded_tasks = ("task-1", "task-9")
 
@@ -209,7 +209,7 @@ async def test_what_nothing_is_recorded_of_is_left_out(tmp_path: Path) -> None:
         await experiment(tmp_path / "other", count=1, policy=Recorded()).prepare()
 
 
-async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path) -> None:
+async def test_an_oracle_without_solutions_is_rejected(tmp_path: Path) -> None:
     class Solutions(Source):
         needs_container = False
 
@@ -231,7 +231,7 @@ async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path)
         (EpisodeLimits(), Budget(sweep=Limits(tokens=1)), False),
     ],
 )
-async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
+async def test_known_prices_suggest_a_cost_limit(
     tmp_path: Path, limits: EpisodeLimits, budget: Budget, warned: bool
 ) -> None:
     class Priced(Responses):
@@ -245,7 +245,7 @@ async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
     assert free.warnings == []
 
 
-async def test_tasks_that_may_not_be_read_are_a_mistake_of_the_user(tmp_path: Path) -> None:
+async def test_unreadable_tasks_are_a_config_error(tmp_path: Path) -> None:
     class Closed(Source):
         def load(self, report: object) -> list[str]:
             raise PermissionError(13, "Permission denied", "tasks")
@@ -271,9 +271,7 @@ async def test_everything_is_run_and_written(tmp_path: Path) -> None:
         (TimeoutError(), "policy_error"),
     ],
 )
-async def test_whatever_a_policy_raises_is_a_row_and_the_others_go_on(
-    tmp_path: Path, error: BaseException, outcome: str
-) -> None:
+async def test_a_policy_error_fails_only_its_episode(tmp_path: Path, error: BaseException, outcome: str) -> None:
     class FailsOnce(Responses):
         calls = 0
 
@@ -289,9 +287,7 @@ async def test_whatever_a_policy_raises_is_a_row_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_container_backend_that_holds_something_is_closed(
-    tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_container_backend_is_closed(tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     class Holding(Ready):
         closed = 0
 
@@ -307,7 +303,7 @@ async def test_a_container_backend_that_holds_something_is_closed(
     assert ("The container backend could not be closed: OSError: no engine" in caplog.text) is fails
 
 
-async def test_a_reward_that_was_reached_survives_a_failing_close(tmp_path: Path) -> None:
+async def test_a_reward_survives_a_failed_close(tmp_path: Path) -> None:
     async def fails_in_close(where: str) -> None:
         if where == "close":
             raise RuntimeError("cannot close")
@@ -456,7 +452,7 @@ async def test_deleted_run_directory_ends_run(tmp_path: Path) -> None:
     assert f"its directory {tmp_path}/run was deleted, moved or unmounted" in str(summary.ended_by)
 
 
-async def test_own_model_of_an_unrecorded_run_is_not_asked(tmp_path: Path) -> None:
+async def test_a_deleted_run_directory_stops_judge_requests(tmp_path: Path) -> None:
     class Judge(Responses):
         asked = 0
 
@@ -480,7 +476,7 @@ async def test_own_model_of_an_unrecorded_run_is_not_asked(tmp_path: Path) -> No
     assert f"its directory {tmp_path}/run was deleted" in str(summary.ended_by)
 
 
-async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
+async def test_an_interrupt_is_bounded_and_records_every_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ares_exp.runs.scheduler.INTERRUPT_GRACE_SEC", 0.3)
@@ -527,7 +523,7 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     assert len(summary.results) == 40
 
 
-async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:
+async def test_an_interrupt_at_any_moment_ends_cleanly(tmp_path: Path) -> None:
     for moment in range(0, 40, 2):  # some fall between the end of an episode and the writing of its row
         folder = tmp_path / str(moment)
         made = experiment(folder, count=12, concurrency=12)
@@ -544,7 +540,7 @@ class OneAtATime:
     def end_episode(self, *, truncated: bool = False) -> Any: ...
 
 
-async def test_a_collector_that_knows_no_handles_needs_concurrency_1(tmp_path: Path) -> None:
+async def test_a_collector_without_handles_needs_concurrency_1(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="concurrency=1"):
         await experiment(tmp_path, collectors={"mine": OneAtATime()}, concurrency=2).prepare()
     made = experiment(tmp_path / "alone", collectors={"mine": OneAtATime()}, concurrency=1)
@@ -592,7 +588,7 @@ class Careful(Ready):
 @pytest.mark.parametrize(
     ("policy", "known"), [(plain, ("plain", None)), (NamedModel(), ("NamedModel", "small-1"))], ids=["plain", "named"]
 )
-async def test_a_trajectory_has_the_names_that_the_run_knows(
+async def test_a_trajectory_records_agent_and_model(
     tmp_path: Path, policy: Any, known: tuple[str, str | None], failing: bool
 ) -> None:
     async def trouble(where: str) -> None:
@@ -632,7 +628,7 @@ class SlowSource(Source):
 
 
 @pytest.mark.parametrize("ends", ["completed", "without a response", "raising", "not reset"])
-async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Path, ends: str) -> None:
+async def test_row_and_trajectory_agree_on_steps_and_time(tmp_path: Path, ends: str) -> None:
     steps = 0
 
     async def trouble(where: str) -> None:
@@ -663,7 +659,7 @@ class Unpriced(Responses):
 
 
 @pytest.mark.parametrize("cost", [None, 5.0])
-async def test_an_unknown_price_is_a_word_only_under_a_limit_in_dollars(tmp_path: Path, cost: float | None) -> None:
+async def test_an_unknown_price_warns_only_under_cost_limits(tmp_path: Path, cost: float | None) -> None:
     made = experiment(tmp_path, policy=Unpriced(), limits=EpisodeLimits(cost=cost))
     await execute(made, tmp_path)
     assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
@@ -734,12 +730,12 @@ def branch(*replies: str) -> Any:
     return _FirstResponse("given", ScriptedPolicy(replies=list(replies)).for_episode(EpisodeSpec("t")))
 
 
-async def test_the_policy_answers_after_the_response_that_was_given() -> None:
+async def test_the_policy_continues_after_a_given_response() -> None:
     client = branch("a", "b")
     assert [(await client(HI)).text for _ in range(3)] == ["given", "a", "b"]
 
 
-async def test_a_resumed_branch_goes_past_what_was_answered() -> None:
+async def test_a_resumed_branch_skips_recorded_responses() -> None:
     client = branch("a", "b")
     client.advance(HI, LLMResponse.from_text("given"))
     assert (await client(HI)).text == "a"
@@ -749,7 +745,7 @@ async def test_a_resumed_branch_goes_past_what_was_answered() -> None:
     assert (await client(HI)).text == "b"
 
 
-async def test_a_policy_without_a_place_of_its_own_is_told_nothing() -> None:
+async def test_a_policy_without_position_is_not_advanced() -> None:
     client: Any = _FirstResponse("given", OraclePolicy())
     client.advance(HI, LLMResponse.from_text("given"))
     client.advance(HI, LLMResponse.from_text("x"))

@@ -1,4 +1,4 @@
-"""Progress: what is counted, the plain lines, the bar on a real pseudo-terminal, and that nothing stays behind."""
+"""Progress: the counts, the plain lines, the bar on a real pseudo-terminal, and the cleanup."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class State:
     """The state of a run that a test changes.
 
     Attributes:
-        live: Counts what has ended.
+        live: Counts of finished episodes.
         running: The running episodes.
     """
 
@@ -126,7 +126,7 @@ def test_a_cut_short_episode_is_not_done() -> None:
     assert _line(state, io.StringIO(), clock) == "1/4 done | 1 cut short | 1 running | reward 1.00 | 0.0 s"
 
 
-def test_the_last_line_of_a_job_is_left_to_its_summary() -> None:
+def test_a_job_prints_no_last_line() -> None:
     stream = Lines()
     with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=60.0, is_kept=False):
         pass
@@ -151,7 +151,7 @@ def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
     assert set(lines) == {"0/2 done | 1 running | 0.0 s"}
 
 
-def test_a_short_run_has_one_line_the_last_state() -> None:
+def test_a_short_run_prints_only_the_last_state() -> None:
     stream, state = io.StringIO(), State(1, "a")
     started = time.monotonic()
     with Progress(state.read, stream=stream, interval_sec=60.0, clock=Clock()):
@@ -190,7 +190,7 @@ def test_a_closed_stream_does_not_end_the_run() -> None:
 
 
 class Terminal:
-    """A pseudo-terminal: its stream, and what was written to it so far."""
+    """A pseudo-terminal: its stream, and the text written to it so far."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
@@ -224,7 +224,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     opened.close()
 
 
-def test_a_terminal_shows_a_bar_with_the_running_tasks_and_keeps_its_cursor(terminal: Terminal) -> None:
+def test_a_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) -> None:
     state = State(2, "fix-tests")
     with Progress(state.read, stream=terminal.stream):
         _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
@@ -261,7 +261,7 @@ def test_the_panel_has_the_known_values_only() -> None:
     assert error == "error: Trouble (a): it\x1b[2J broke"
 
 
-def test_a_terminal_shows_the_panel_below_the_bar_and_not_at_the_end(terminal: Terminal) -> None:
+def test_a_terminal_shows_the_panel_below_the_bar(terminal: Terminal) -> None:
     state = State(2)
     state.running.append(State.episode("fix-tests", waits_for="policy"))
     with Progress(state.read, stream=terminal.stream):
@@ -298,7 +298,7 @@ def test_bar_fits_line_before_names(columns: int, running: int) -> None:
     assert sum("it broke" in line for line in panel) == 2, "an error has two lines"
 
 
-def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: Terminal) -> None:
+def test_log_lines_appear_above_the_bar(terminal: Terminal) -> None:
     handler = logging.StreamHandler(terminal.stream)
     logging.getLogger().addHandler(handler)
     try:
@@ -313,7 +313,7 @@ def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: 
     assert "a limit is not enforced" in lines, "the line must stand alone"
 
 
-def test_output_that_goes_to_a_file_stays_there(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
+def test_redirected_output_stays_in_its_file(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
     with Progress(State(1).read, stream=terminal.stream):
         _wait_for(lambda: "0/1 done" in terminal.plain())
         print("to standard output")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 import time
 import tomllib
@@ -13,16 +12,9 @@ from pathlib import Path
 import pytest
 
 from ares_exp.runs.provenance import collect_provenance
+from tests.compatibility.sources import git
 
 ROOT = Path(__file__).parents[3]
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=30
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -32,9 +24,9 @@ def repository(tmp_path: Path) -> Path:
     (root / "tasks" / "one").mkdir(parents=True)
     (root / "tasks" / "one" / "task.toml").write_text("version = '1.0'\n")
     (root / ".gitignore").write_text("venv/\n")
-    _git(tmp_path, "init", "-q", str(root))
-    _git(root, "add", ".")
-    _git(root, "commit", "-qm", "first")
+    git(tmp_path, "init", "-q", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
     return root
 
 
@@ -43,23 +35,23 @@ def _state(path: Path) -> object:
 
 
 def test_a_committed_task_set_is_clean(repository: Path) -> None:
-    commit = _git(repository, "rev-parse", "HEAD")
+    commit = git(repository, "rev-parse", "HEAD")
     assert _state(repository / "tasks") == {"commit": commit, "dirty": False}
     assert _state(repository / "tasks" / "one" / "task.toml") == {"commit": commit, "dirty": False}
 
 
 @pytest.mark.parametrize("name", ["task.toml", "new.txt"])
-def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str) -> None:
+def test_changed_and_new_files_make_tasks_dirty(repository: Path, name: str) -> None:
     (repository / "tasks" / "one" / name).write_text("changed")
-    assert _state(repository / "tasks") == {"commit": _git(repository, "rev-parse", "HEAD"), "dirty": True}
+    assert _state(repository / "tasks") == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": True}
 
 
-def test_a_change_elsewhere_in_the_repository_is_no_change_of_the_task_set(repository: Path) -> None:
+def test_changes_outside_the_task_set_are_ignored(repository: Path) -> None:
     (repository / "notes.txt").write_text("changed")
-    assert _state(repository / "tasks") == {"commit": _git(repository, "rev-parse", "HEAD"), "dirty": False}
+    assert _state(repository / "tasks") == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
 
 
-def test_a_folder_that_the_enclosing_repository_ignores_has_no_commit(repository: Path) -> None:
+def test_an_ignored_folder_has_no_commit(repository: Path) -> None:
     inner = repository / "venv" / "tasks"
     inner.mkdir(parents=True)
     (inner / "task.toml").touch()
@@ -82,10 +74,10 @@ def test_the_index_is_not_touched(repository: Path) -> None:
     assert (repository / ".git" / "index").read_bytes() == before
 
 
-def test_no_repository_no_commit_and_a_missing_folder_do_not_fail(tmp_path: Path) -> None:
+def test_missing_repository_and_commit_give_no_state(tmp_path: Path) -> None:
     assert _state(tmp_path) is None
     assert _state(tmp_path / "missing" / "folder") is None
-    _git(tmp_path, "init", "-q", "empty")
+    git(tmp_path, "init", "-q", "empty")
     assert _state(tmp_path / "empty") is None
 
 
@@ -94,7 +86,7 @@ def test_a_missing_git_does_not_fail(repository: Path, tmp_path: Path, monkeypat
     assert _state(repository / "tasks") is None
 
 
-def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexec /bin/sleep 60\n")

@@ -62,7 +62,7 @@ def test_the_most_specific_class_wins_over_the_outcome() -> None:
     assert tries(rules, errors.MalformedResponseError("m")) == 1
 
 
-def test_null_is_not_named_and_a_builtin_class_can_be() -> None:
+def test_rules_accept_null_and_builtin_classes() -> None:
     rules = RetryRules(policy_error=1, errors={"EndpointError": 2, "ServerError": None, "TimeoutError": 5})
     assert tries(rules, ServerError("s")) == 3
     assert tries(rules, errors.EndpointTimeoutError("t")) == 3, "EndpointError comes before TimeoutError"
@@ -72,7 +72,7 @@ def test_null_is_not_named_and_a_builtin_class_can_be() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.TRUNCATED])
-def test_what_is_no_error_is_never_tried_again(outcome: Outcome) -> None:
+def test_only_errors_are_retried(outcome: Outcome) -> None:
     rules = RetryRules(errors={"AresExpError": 9, "Exception": 9}, errored=9)
     assert tries(rules, BudgetExhaustedError("b"), outcome) == 1
     assert tries(rules, BudgetExhaustedError("b"), Outcome.ERRORED) == 10
@@ -86,7 +86,7 @@ def test_waits_grow_with_jitter_up_to_their_bound() -> None:
         assert len(set(waits)) > 40, "there is no jitter"
 
 
-def test_seeded_waits_are_the_same_and_zero_is_possible() -> None:
+def test_seeded_waits_are_equal_and_may_be_zero() -> None:
     first, second = ([RetryRules(errored=1, seed=s).wait_sec(OSError(), Outcome.ERRORED, 1)] for s in (5, 5))
     assert first == second
     assert RetryRules(errored=1, base_sec=0).wait_sec(OSError(), Outcome.ERRORED, 1) == 0.0
@@ -96,7 +96,7 @@ def test_backoff_never_overflows() -> None:
     assert 50 <= backoff_sec(10**9, base_sec=1e-9, max_sec=100.0, rng=random.Random(0)) <= 100
 
 
-def test_an_endpoint_is_given_the_time_that_it_asked_for_up_to_the_bound() -> None:
+def test_retry_after_is_used_up_to_the_bound() -> None:
     rules = RetryRules(policy_error=1, base_sec=1.0, max_wait_sec=60.0)
     assert rules.wait_sec(RateLimitError("r", retry_after_sec=30.0), Outcome.POLICY_ERROR, 1) == 30.0
     assert rules.wait_sec(RateLimitError("r", retry_after_sec=3600.0), Outcome.POLICY_ERROR, 1) == 60.0
@@ -121,7 +121,7 @@ def test_an_unknown_class_is_refused(name: str, hint: str) -> None:
     assert hint in str(raised.value)
 
 
-def test_a_class_of_ones_own_counts() -> None:
+def test_a_custom_error_class_is_retried() -> None:
     class FleetError(PolicyError):
         pass
 
@@ -141,7 +141,7 @@ CAUSED_BY_AGENTS_AND_MODELS = """
 """
 
 
-def test_infrastructure_is_what_agents_and_models_cannot_cause() -> None:
+def test_infrastructure_excludes_agent_and_model_errors() -> None:
     rules = composed(["retry.infrastructure=true"])
     expected = dict.fromkeys(INFRASTRUCTURE.split(), 3) | {"OracleResponseError": 2}
     expected |= dict.fromkeys(CAUSED_BY_AGENTS_AND_MODELS.split(), 1)

@@ -72,10 +72,10 @@ async def execute(**arguments: Any) -> list[FinishedEpisode]:
     return [episode async for episode in ares_exp.rollouts(**{"env": Count, "policy": respond, **arguments})]
 
 
-async def test_what_an_episode_has() -> None:
+async def test_an_episode_has_task_attempt_and_seed() -> None:
     episodes = await execute(attempts=3)
     assert sorted(episode.attempt for episode in episodes) == [0, 1, 2]
-    assert len({episode.task_name for episode in episodes}) == 3  # each got a seed of its own
+    assert len({episode.task_name for episode in episodes}) == 3  # each got a separate seed
     for episode in episodes:
         assert (episode.reward, episode.outcome, episode.error) == (0.5, Outcome.COMPLETED, None)
         assert episode.result.rewards == {"tests": 0.5}
@@ -91,7 +91,7 @@ async def test_what_an_episode_has() -> None:
     assert await execute(attempts=1, seed=7) != episodes
 
 
-async def test_they_come_as_they_finish() -> None:
+async def test_rollouts_arrive_as_they_finish() -> None:
     gates = [asyncio.Event() for _ in range(3)]
 
     class Gated(Policy):
@@ -110,7 +110,7 @@ async def test_they_come_as_they_finish() -> None:
     assert order == [2, 1, 0]
 
 
-async def test_it_gets_no_further_ahead_than_its_concurrency() -> None:
+async def test_rollouts_start_at_most_concurrency_ahead() -> None:
     ahead = []
     async with aclosing(ares_exp.rollouts(env=Count, policy=respond, attempts=20, concurrency=3)) as episodes:
         taken = 0
@@ -223,7 +223,7 @@ def test_the_end_of_the_program_releases_everything() -> None:
 
 
 @pytest.mark.local
-async def test_parts_by_name_run_what_a_run_runs() -> None:
+async def test_parts_by_name_match_a_run() -> None:
     overrides = ["env.tasks=[write-greeting,count-records]"]
     episodes = await execute(env="harbor", policy="oracle", container="local", attempts=2, overrides=overrides)
     assert sorted((one.task_name, one.attempt) for one in episodes) == [
@@ -266,8 +266,11 @@ async def test_scorers_by_the_name_of_their_option() -> None:
         ({"attempts": 0}, "Expected `attempts` to be at least 1"),
         ({"concurrency": "x"}, "concurrency"),
         ({"overrides": ["attempts=2"]}, "`attempts` is an argument"),
-        ({"overrides": ["policy.model=m"]}, "give that its values itself"),
-        ({"overrides": ["scorer=judge"], "env": Count}, "`scorer` has no effect where `env` is no option"),
+        ({"overrides": ["policy.model=m"]}, "Pass the value to its constructor"),
+        (
+            {"overrides": ["scorer=judge"], "env": Count},
+            "`scorer` has no effect because `env` is a type, not an option",
+        ),
         ({"overrides": ["tracker=none"]}, "has no effect here"),
         ({"overrides": ["resume=x"]}, "has no effect here"),
         ({"overrides": ["limits.stps=2"]}, "limits.steps"),
@@ -279,7 +282,7 @@ async def test_mistakes_are_raised(arguments: Any, said: str) -> None:
         await execute(**arguments)
 
 
-async def test_what_the_machine_lacks_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_requirements_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
         await execute(policy="openai", overrides=["policy.model=m"])

@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_leaves_what_the_command_leaves(here: Path) -> None:
+def test_a_run_writes_the_files_of_the_command(here: Path) -> None:
     results = ares_exp.run([*TWO, "hydra.run.dir=mine"], quiet=True)
     command = [*warm_command(), *TWO, "hydra.run.dir=theirs"]
     assert subprocess.run(command, cwd=here, capture_output=True, check=False).returncode == results.exit_code == 0
@@ -69,14 +69,14 @@ def test_the_results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         results.to_frame()
 
 
-def test_it_prints_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ares_exp.run(["env.tasks=write-greeting", "tracker=none"])
     said = capsys.readouterr()
     assert "mean reward 1.00" in said.out
     assert "1/1 done" in said.err
 
 
-def test_attempts_without_a_reward_are_rows_and_an_exit_code() -> None:
+def test_attempts_without_reward_set_the_exit_code() -> None:
     results = ares_exp.run([*TWO, "policy=scripted", "policy.replies=[]"], quiet=True)
     assert {row.outcome for row in results.rows} == {Outcome.POLICY_ERROR}
     assert (results.mean_reward, results.complete, results.exit_code) == (None, False, 1)
@@ -97,7 +97,7 @@ def test_either_resumes_the_others_run() -> None:
     assert len(Path("mine/episodes.jsonl").read_text().splitlines()) == 3
 
 
-def test_options_of_ones_own(here: Path) -> None:
+def test_custom_options_are_found(here: Path) -> None:
     (here / "options" / "policy").mkdir(parents=True)
     (here / "options" / "policy" / "mine.yaml").write_text(
         "# mine\n_target_: ares_exp.policies.scripted.ScriptedPolicy\nreplies: []\n"
@@ -137,7 +137,7 @@ def test_a_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> 
         ares_exp.run(["policy=openai", "policy.model=m", "tracker=none"], quiet=True)
 
 
-def test_the_logging_of_the_script_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_script_logging_is_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     root, ours = logging.getLogger(), logging.getLogger("ares_exp")
     before = list(root.handlers), root.level, list(ours.handlers), ours.level, ours.propagate
     ares_exp.run([*TWO, "policy=scripted", "policy.replies=[]", "hydra.run.dir=mine"], quiet=True)
@@ -146,7 +146,7 @@ def test_the_logging_of_the_script_stays_as_it_is(caplog: pytest.LogCaptureFixtu
     assert "INFO ares_exp.runs.recorder" in Path("mine/run.log").read_text()
 
 
-async def test_runs_under_a_running_loop_have_their_own_directories() -> None:
+async def test_runs_in_a_running_loop_have_separate_directories() -> None:
     one = ["env.tasks=write-greeting", "tracker=none"]
     results = [ares_exp.run(one, quiet=True), await ares_exp.arun(one, quiet=True)]  # in the same second, maybe
     assert [result.mean_reward for result in results] == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""A run under control: what orders in its directory change, and what is noted of them."""
+"""A run under control: the effects of orders in its directory, and their log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asked(Responses):
-    """Answers when it is told to.
+    """Answers when it is released.
 
     Attributes:
         asked: The tasks of the requests that it got, in order.
@@ -97,7 +97,7 @@ class Controlled:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     async def order(self, verb: Verb, **more: Any) -> dict[str, Any]:
-        """Gives an order; returns what is noted of it."""
+        """Gives an order; returns its log entry."""
         order = Order.new(verb, **more)
         write_order(self.path / "run" / "control", order)
         await self.until(lambda: any(line.get("id") == order.id for line in self.noted()))
@@ -122,7 +122,7 @@ async def controlled(path: Path, **parts: Any) -> AsyncIterator[Controlled]:
         await asyncio.wait({run.running}, timeout=LIMIT_SEC)
 
 
-async def test_a_pause_lets_what_runs_end_and_starts_nothing(tmp_path: Path) -> None:
+async def test_a_pause_finishes_running_episodes_and_starts_none(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=5, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("pause", reason="lunch")
@@ -144,11 +144,11 @@ async def test_a_pause_lets_what_runs_end_and_starts_nothing(tmp_path: Path) -> 
     assert [line["verb"] for line in run.noted()] == ["pause", "resume"]
 
 
-async def test_a_run_that_is_held_asks_for_nothing_and_no_limit_runs(tmp_path: Path) -> None:
+async def test_a_held_run_stops_requests_and_time_limits(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=2, concurrency=1, source=StepsSource(2, no_delay)) as run:
         await run.until(lambda: len(run.policy.asked) == 1)
         await run.order("pause", now=True)
-        run.policy.answering.set()  # what was asked is answered, and applied
+        run.policy.answering.set()  # the pending response arrives and is applied
         held = run.made._running[next(iter(run.made._running))]
         await run.until(lambda: held.held_sec > 1)
         assert len(run.policy.asked) == 1
@@ -189,7 +189,7 @@ async def test_a_pause_for_a_time_ends_by_itself(tmp_path: Path) -> None:
         assert len((await run.end()).scored) == 3
 
 
-async def test_a_soft_pause_after_a_hard_one_lets_the_policy_be_asked(tmp_path: Path) -> None:
+async def test_a_soft_pause_after_hard_allows_requests(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=1, source=StepsSource(1, no_delay)) as run:
         await run.until(lambda: run.policy.asked)
         await run.order("pause", now=True)
@@ -197,7 +197,7 @@ async def test_a_soft_pause_after_a_hard_one_lets_the_policy_be_asked(tmp_path: 
         assert len((await run.end()).scored) == 1
 
 
-async def test_stop_is_ctrl_c_and_an_interrupt_while_paused_ends_the_run(tmp_path: Path) -> None:
+async def test_stop_and_ctrl_c_end_a_paused_run(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=3) as run:
         await run.until(lambda: run.policy.asked)
         await run.order("pause")
@@ -226,7 +226,7 @@ async def test_orders_before_and_after_a_session_are_refused(tmp_path: Path) -> 
     assert [path.name for path in inbox.iterdir()] == []
 
 
-async def test_garbage_is_one_warning_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_order_warns_and_the_run_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with controlled(tmp_path, count=1) as run:
         await run.until(lambda: run.policy.asked and run.status is not None)
         inbox = tmp_path / "run" / "control"
@@ -241,7 +241,7 @@ async def test_garbage_is_one_warning_and_the_run_goes_on(tmp_path: Path, caplog
     assert len(run.noted()) == len(told)
 
 
-async def test_all_jobs_of_a_sweep_obey_and_each_notes_it(tmp_path: Path) -> None:
+async def test_all_jobs_of_a_sweep_log_orders(tmp_path: Path) -> None:
     sweep_dir = tmp_path / "sweep"
     write_order(make_folder(sweep_dir) / "control", Order.new("pause"))
     runs = [Controlled(make_folder(tmp_path / name), count=3) for name in ("a", "b")]
@@ -274,7 +274,7 @@ async def test_a_disk_without_room_ends_no_run(
     assert sum("cannot be written" in record.message for record in caplog.records if record.levelname == "WARNING") == 1
 
 
-async def test_more_and_fewer_at_once_in_one_run_and_nothing_is_interrupted(tmp_path: Path) -> None:
+async def test_concurrency_changes_without_interrupting_episodes(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=12, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("set", values={"concurrency": 8})
@@ -305,7 +305,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_cannot_be_set_changes_nothing(tmp_path: Path) -> None:
+async def test_invalid_settings_change_nothing(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=2) as run:
         await run.until(lambda: run.policy.asked)
         for values, why in REFUSED:
@@ -318,7 +318,7 @@ async def test_what_cannot_be_set_changes_nothing(tmp_path: Path) -> None:
         assert len((await run.end()).scored) == 2
 
 
-async def test_a_budget_that_is_set_is_in_force_at_once(tmp_path: Path) -> None:
+async def test_a_new_budget_applies_immediately(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=3) as run:
         await run.until(lambda: run.policy.asked)
         await run.order("set", values={"budget.cost": 5, "budget.sweep.tokens": 100})
@@ -328,7 +328,7 @@ async def test_a_budget_that_is_set_is_in_force_at_once(tmp_path: Path) -> None:
     assert "budget.wall_sec=0.001" in str(summary.ended_by)
 
 
-async def test_a_cancelled_task_is_cancelled_alone(tmp_path: Path) -> None:
+async def test_cancel_affects_only_its_task(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=4, concurrency=2, source=StepsSource(4, no_delay)) as run:
         await run.until(lambda: sorted(run.policy.asked) == ["task-0", "task-1"])
         assert "no running or queued episode of nobody" in (await run.order("cancel", what="nobody"))["says"]
@@ -354,7 +354,7 @@ class Rooms(LocalExecutor):
         yield self
 
 
-async def test_tries_that_wait_for_room_are_queued_cancelled_and_start_in_no_pause(tmp_path: Path) -> None:
+async def test_queued_tries_are_cancellable_and_respect_pauses(tmp_path: Path) -> None:
     rooms = Rooms()
     async with controlled(tmp_path, count=4, concurrency=3, executor=rooms) as run:
         watch(tmp_path / "run" / "control")

@@ -1,13 +1,24 @@
+"""Running episodes: one, many in a process, and the event loop between them."""
+
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ares_exp.containers.container import ContainerSpec
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep, restart, termination, truncation
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import AgentError
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.recorded_results import read_results
@@ -15,18 +26,21 @@ from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.rollout import run_episode
+from ares_exp.runs import steady_loop
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import plan_episodes
+from ares_exp.runs.steady_loop import SteadyEventLoop, run_steadily
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.response_log import LoggedEpisode
+from tests.benchmarks.bench_load import Tasks, Work, execute, experiment
 
 PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 
 
-def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> None:
+def test_a_row_is_readable_after_any_failure(tmp_path: Path) -> None:
     episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
     run_dir.episodes.touch()
     run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
@@ -38,7 +52,7 @@ def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> N
     assert (no_number.outcome, no_number.reward) == (Outcome.ERRORED, None)
 
 
-def test_what_a_snapshot_holds_is_paid_once_though_the_episode_never_asked() -> None:
+def test_responses_in_a_snapshot_are_paid_once() -> None:
     response = LLMResponse(data=[TextData(content="hi")], cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=1))
     first = RunningEpisode(planned=PLANNED)
     first.usage.add(response)
@@ -82,7 +96,7 @@ class Ends:
         (AgentError("no"), None, (Outcome.AGENT_ERROR, "no", None, None)),
     ],
 )
-async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
+async def test_row_and_trajectory_agree_on_the_outcome(
     last: Any, limit: str | None, expected: tuple[object, ...]
 ) -> None:
     async def policy(request: Any) -> LLMResponse:
@@ -105,7 +119,7 @@ async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
 
 
-def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
+def test_a_row_is_encoded_again_after_payment() -> None:
     episode = RunningEpisode(planned=PLANNED)
     episode.reached_last(termination(1.0), EpisodeReport(), end_time=episode.started_at + 5.0)
     row = episode.row_of(episode.to_result(None))
@@ -113,3 +127,118 @@ def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
     assert json.loads(row)["finished_at"] == episode.started_at + 5.0
     episode.usage.pay(LLMResponse.from_text("too late", usage=Usage(3, 2)))
     assert json.loads(episode.row_of(episode.to_result(None)))["prompt_tokens"] == 3
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The machine's clock, and the CPU time of this process."""
+    now = SimpleNamespace(monotonic=100.0, cpu=1.0)
+    fake = SimpleNamespace(monotonic=lambda: now.monotonic, process_time=lambda: now.cpu)
+    monkeypatch.setattr(steady_loop, "time", fake)
+    return now
+
+
+@pytest.fixture
+def loop(clock: SimpleNamespace) -> Iterator[SteadyEventLoop]:
+    loop = SteadyEventLoop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("passed", "cpu", "counted"),
+    [(60.0, 0.1, 0.0), (60.0, 59.0, 60.0), (2.0, 0.0, 2.0)],
+    ids=["stopped", "busy", "short"],
+)
+def test_clock_stands_still_while_stopped(
+    clock: SimpleNamespace, loop: SteadyEventLoop, passed: float, cpu: float, counted: float
+) -> None:
+    before = loop.time()
+    clock.monotonic += passed
+    clock.cpu += cpu
+    assert loop.time() - before == pytest.approx(counted)
+    clock.monotonic += 1.0
+    assert loop.time() - before == pytest.approx(counted + 1.0)
+
+
+def test_time_limit_does_not_pass_while_stopped(clock: SimpleNamespace, loop: SteadyEventLoop) -> None:
+    async def stopped_meanwhile() -> str:
+        async with asyncio.timeout(30):
+            answer = loop.create_future()
+            clock.monotonic += 60.0
+            loop.call_soon(answer.set_result, "in time")
+            return await answer
+
+    assert loop.run_until_complete(stopped_meanwhile()) == "in time"
+
+
+def test_run_steadily_returns_the_result() -> None:
+    async def main() -> bool:
+        return isinstance(asyncio.get_running_loop(), SteadyEventLoop)
+
+    assert run_steadily(main())
+
+
+EPISODES, AT_ONCE = 200, 100
+THREADS = 32
+"""As many as an event loop has at most. Each lets go of its last work a moment after who waited for that goes on."""
+
+
+class Counted:
+    """Counts objects that are there.
+
+    Attributes:
+        alive: The objects.
+        most: The most that there were at a time.
+    """
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most = 0
+
+    def add(self, made: Any) -> Any:
+        self.alive.add(made)
+        self.most = max(self.most, len(self.alive))
+        return made
+
+
+class CountedTasks(Tasks):
+    """Counts environments, and what their agents hold: the container is the last thing that they let go of."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.environments, self.containers = Counted(), Counted()
+
+    def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
+        def counted(spec: ContainerSpec) -> Any:
+            return self.containers.add(parts.container_factory(spec))
+
+        environment = super().make(task_name, replace(parts, container_factory=counted))  # type: ignore[arg-type]
+        self.environments.add(environment)
+        return environment
+
+
+@pytest.fixture
+def without_garbage_collector() -> Iterator[None]:
+    """Inside, only what nothing refers to is freed."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_garbage_collector")
+async def test_hundreds_at_once_all_finish_and_are_freed(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    tasks, policy = CountedTasks(EPISODES), Work(0.05, steps=(2, 6))
+    summary = await execute(experiment(tasks, policy, AT_ONCE, run_dir), run_dir)
+    assert summary.complete
+    rows = [json.loads(line) for line in run_dir.episodes.read_text().splitlines()]
+    assert {row["task_name"] for row in rows} == {f"task-{number}" for number in range(EPISODES)}
+    assert len(rows) == EPISODES
+    assert sum(row["num_steps"] for row in rows) == policy.steps
+    assert list(run_dir.responses.iterdir()) == []
+    kept = [EpisodeTrajectory.load(run_dir.trajectories / f"{row['episode_id']}.json") for row in rows]
+    assert [len(one.steps) - 1 for one in kept] == [row["num_steps"] for row in rows]
+    for counted in (tasks.environments, tasks.containers):
+        assert len(counted.alive) == 0
+        assert counted.most <= AT_ONCE + THREADS

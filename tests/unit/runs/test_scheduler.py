@@ -16,7 +16,7 @@ def planned(count: int) -> list[PlannedEpisode]:
     return plan_episodes([f"task-{number}" for number in range(count)], attempts=1, seed=0)
 
 
-async def test_never_more_at_once_than_there_are_slots() -> None:
+async def test_concurrency_never_exceeds_the_slots() -> None:
     running = most = 0
     ran = []
 
@@ -37,7 +37,7 @@ async def test_nothing_is_owed() -> None:
     await Scheduler(3, None).run([])  # type: ignore[arg-type]
 
 
-async def test_a_retry_gives_its_slot_up_while_it_waits() -> None:
+async def test_a_waiting_retry_frees_its_slot() -> None:
     order = []
     others_ran = asyncio.Event()
 
@@ -59,7 +59,7 @@ async def test_a_retry_gives_its_slot_up_while_it_waits() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_retry_that_goes_first_overtakes_the_queue(is_first: bool) -> None:
+async def test_a_first_retry_overtakes_the_queue(is_first: bool) -> None:
     order = []
 
     async def execute(one: PlannedEpisode) -> Retry | None:
@@ -79,7 +79,7 @@ async def test_retry_that_goes_first_overtakes_the_queue(is_first: bool) -> None
     )
 
 
-async def test_what_waits_is_queued() -> None:
+async def test_waiting_episodes_are_queued() -> None:
     seen = []
 
     async def execute(one: PlannedEpisode) -> Retry | None:
@@ -93,7 +93,7 @@ async def test_what_waits_is_queued() -> None:
     assert scheduler.queued == 0
 
 
-async def test_an_error_of_the_run_ends_it_and_whoever_runs_is_told() -> None:
+async def test_a_run_error_cancels_running_episodes() -> None:
     ended = asyncio.Event()
 
     async def execute(one: PlannedEpisode) -> None:
@@ -110,7 +110,7 @@ async def test_an_error_of_the_run_ends_it_and_whoever_runs_is_told() -> None:
         await ended.wait()
 
 
-async def test_an_interrupt_cancels_what_runs_and_starts_no_more() -> None:
+async def test_an_interrupt_cancels_episodes_and_starts_none() -> None:
     started, ended = [], []
 
     async def execute(one: PlannedEpisode) -> None:
@@ -129,7 +129,7 @@ async def test_an_interrupt_cancels_what_runs_and_starts_no_more() -> None:
     assert scheduler.interrupted
 
 
-async def test_what_is_cancelled_before_it_has_started_ends_alone() -> None:
+async def test_an_episode_cancelled_before_start_ends() -> None:
     """Such as a try that waits for room on a node."""
     room, ran = asyncio.Event(), []
 
@@ -170,7 +170,7 @@ class Rooms:
             await asyncio.sleep(0)
 
 
-async def test_what_waits_for_room_is_queued_and_does_not_start_in_a_pause() -> None:
+async def test_episodes_waiting_for_room_respect_pauses() -> None:
     rooms = Rooms()
     scheduler = rooms.scheduler
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
@@ -188,7 +188,7 @@ async def test_what_waits_for_room_is_queued_and_does_not_start_in_a_pause() -> 
     assert sorted(rooms.ran) == ["task-0", "task-1", "task-2"]
 
 
-async def test_what_waits_for_room_is_taken_off_once() -> None:
+async def test_episodes_waiting_for_room_are_dropped_once() -> None:
     rooms = Rooms()
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(rooms.scheduler.run(planned(3)))

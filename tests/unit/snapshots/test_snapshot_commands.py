@@ -188,7 +188,7 @@ def test_collecting(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert store.verify(f"{EPISODE}@2").ok
     assert told(capsys, "gc", store.path) == (
         f"{store.path}: 0 snapshots, 0 objects of 0 B and 0 leftovers removed "
-        "(what is younger than 3600 s stays: --grace).\n"
+        "(files younger than 3600 s are kept: --grace).\n"
     )
 
 

@@ -1,5 +1,8 @@
+"""Digests of a task's content, and files that `.harborignore` leaves out."""
+
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +11,7 @@ import pytest
 
 from ares_exp.errors import TaskError, TransferError
 from ares_exp.tasks.harbor_task import load_task
-from ares_exp.tasks.task_files import UploadFilter, digested_files, uploadable
+from ares_exp.tasks.task_files import UploadFilter, changed_files, content_of, digested_files, uploadable, with_files
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 MakeTask = Callable[..., Path]
@@ -133,3 +136,61 @@ def test_an_ignore_file_that_cannot_be_read(make_task: MakeTask, tmp_path: Path)
     (other / "tests" / ".harborignore").symlink_to(tmp_path / "rules")
     with pytest.raises(TaskError, match=r"tests/\.harborignore: expected a link to a place inside"):
         load_task(other)
+
+
+def expected_digest(contents: Mapping[str, bytes]) -> str:
+    total = hashlib.sha256()
+    for path in sorted(contents):
+        total.update(path.encode() + b"\0" + hashlib.sha256(contents[path]).hexdigest().encode() + b"\n")
+    return f"sha256:{total.hexdigest()}"
+
+
+def test_digest_is_over_relative_paths_and_contents(make_task: MakeTask) -> None:
+    ignored = (
+        "tests/__pycache__/a.pyc",
+        "tests/b.pyc",
+        "solution/.solve.sh.swp",
+        "solution/x~",
+        "tests/.DS_Store",
+        "notes",
+    )
+    root = make_task(files={"README.md": "r", **dict.fromkeys(ignored, "")})
+    relevant = (
+        "task.toml",
+        "instruction.md",
+        "README.md",
+        "environment/Dockerfile",
+        "tests/test.sh",
+        "solution/solve.sh",
+    )
+    assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in relevant})
+    (root / "tests" / "test.sh").chmod(0o700)
+    (root / "tests" / "empty").mkdir()
+    assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in relevant})
+
+
+def test_digest_follows_the_tasks_gitignore(make_task: MakeTask) -> None:
+    root = make_task(
+        files={".gitignore": "*.log\n!keep.log\n", "tests/a.log": "", "tests/keep.log": "", "tests/b.pyc": ""}
+    )
+    counted = ("task.toml", "instruction.md", "environment/Dockerfile", "solution/solve.sh")
+    tests = ("tests/test.sh", "tests/keep.log", "tests/b.pyc")
+    assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in counted + tests})
+
+
+def test_a_task_without_files_beside_it() -> None:
+    assert with_files("sha256:a", {}) == "sha256:a" == content_of("sha256:a")
+    assert content_of(None) is None
+
+
+def test_changed_files_are_named_and_the_content_is_told_apart() -> None:
+    before, now = (with_files("sha256:a", {"/a hint": text, "/b": "same"}) for text in ("one", "two"))
+    assert before != now
+    assert content_of(before) == content_of(now) == "sha256:a"
+    assert changed_files(before, now) == ["/a hint"]
+    assert changed_files(before, before) == []
+
+
+@pytest.mark.parametrize("recorded", [None, "sha256:a", "sha256:a {", "sha256:a []", 'sha256:a {"/c": 1}', 5])
+def test_what_an_older_or_broken_record_does_not_tell_has_not_changed(recorded: str | None) -> None:
+    assert changed_files(recorded, with_files("sha256:a", {"/b": "x"})) == []

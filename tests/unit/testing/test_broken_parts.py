@@ -115,23 +115,9 @@ class NoMake:
         return ["a"]
 
 
-class OtherEachTime(Rooms):
-    number = itertools.count()
-
-    def load(self, report: Any) -> Any:
-        return [f"a{next(self.number)}"]
-
-
 class Refuses(Rooms):
     def check(self, parts: Any, *, report: Any) -> None:
         raise UserError("Not with me.")
-
-
-class OneRoom(Rooms):
-    room = Room()
-
-    def make(self, task_name: str, parts: Any) -> Any:
-        return self.room
 
 
 class ClosesOnce(Rooms):
@@ -155,13 +141,10 @@ class StartsInTheMiddle(Rooms):
         return Late()
 
 
-class ForgetfulDigest(Rooms):
-    number = itertools.count()
-
-    def digest(self, task_name: str) -> str:
-        return f"sha256:{next(self.number)}"
-
-
+NUMBERS, ROOM = itertools.count(), Room()
+OtherEachTime = changed(Rooms, "OtherEachTime", load=lambda *_: [f"a{next(NUMBERS)}"])
+OneRoom = changed(Rooms, "OneRoom", make=lambda *_: ROOM)
+ForgetfulDigest = changed(Rooms, "ForgetfulDigest", digest=lambda *_: f"sha256:{next(NUMBERS)}")
 TwiceTheSame = changed(Rooms, "TwiceTheSame", names=("a", "a"))
 Promises = changed(Rooms, "Promises", exports_state=True, make=lambda *_: object())
 OtherTasks = changed(Rooms, "OtherTasks", tasks=[SimpleNamespace(name="c")])
@@ -314,23 +297,6 @@ class WithoutPorts(Whole):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class Unseeded(Whole):
-    number = itertools.count()
-
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return await super().reset(seed=next(self.number), options=options)
-
-
-class AnyOption(Whole):
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return await super().reset(seed=seed)
-
-
-class NotRecorded(Whole):
-    async def step(self, action: Any) -> Any:
-        return SimpleNamespace(**(await super().step(action))._asdict(), last=lambda: True)
-
-
 class CountsFromOne(Whole):
     async def reset(self, **given: Any) -> Any:
         first = await super().reset(**given)
@@ -357,11 +323,6 @@ class NoFile(Whole):
         return SimpleNamespace(snapshot_id=snapshot_id, step_count=self.step_count)
 
 
-class OtherRequest(Whole):
-    def pending_requests(self) -> Any:
-        return (PendingRequest(0, "main", None),) if self.time_step is not None else ()
-
-
 class LastFirst(Whole):
     """The newest of its requests comes first."""
 
@@ -377,6 +338,12 @@ class AlwaysChanged(Whole):
         return self.pending_requests()
 
 
+Unseeded = changed(Whole, "Unseeded", reset=lambda self, **given: Whole.reset(self, seed=next(NUMBERS)))
+AnyOption = changed(Whole, "AnyOption", reset=lambda self, seed=None, options=None: Whole.reset(self, seed=seed))
+NotRecorded = turned(Whole, "NotRecorded", "step", lambda step: SimpleNamespace(**step._asdict(), last=lambda: True))
+OtherRequest = changed(
+    Whole, "OtherRequest", pending_requests=lambda self: (PendingRequest(0, "main", None),) if self.time_step else ()
+)
 NoDiscount = turned(Whole, "NoDiscount", "step", lambda step: step._replace(discount=0.5))
 InfiniteReward = turned(Whole, "InfiniteReward", "step", lambda step: step._replace(reward=step.reward and math.inf))
 KeepsTime = changed(Whole, "KeepsTime", time_left_sec=100.0)

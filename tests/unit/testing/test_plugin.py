@@ -104,7 +104,7 @@ def test_options_of_the_part(run: Run) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ("my_parts:Missing", "`my_parts.Missing` is not to be had: the module `my_parts`"),
+        ("my_parts:Missing", "`my_parts.Missing` cannot be imported: the module `my_parts`"),
         (
             "my_parts:Wheel",
             "Expected my_parts:Wheel to be the class of an agent, which takes",

@@ -1,6 +1,6 @@
 """Reads TensorBoard event files: records of a length, its checksum, an `Event` message, and its checksum.
 
-The format is that of TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord): a little-endian 64-bit length,
+The format is TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord): a little-endian 64-bit length,
 a masked CRC-32C of it, the data, a masked CRC-32C of the data.
 """
 
@@ -33,12 +33,12 @@ def _masked(data: bytes) -> int:
 
 
 class EventFiles:
-    """What is in the event files of a folder, in the order of their names.
+    """The contents of the event files of a folder, in the order of their names.
 
     Attributes:
-        scalars: By tag: (step, value).
-        texts: By tag: (step, text).
-        histograms: By tag.
+        scalars: (step, value) pairs by tag.
+        texts: (step, text) pairs by tag.
+        histograms: Histograms by tag.
         times: Epoch seconds of all events with a summary.
     """
 

@@ -10,7 +10,7 @@ import pytest
 from ares_exp.trackers.background_writer import BackgroundWriter
 
 
-def test_everything_is_done_in_order_and_before_the_end() -> None:
+def test_all_work_is_done_in_order() -> None:
     done: list[int] = []
     writer = BackgroundWriter("It")
     writer.start()
@@ -20,7 +20,7 @@ def test_everything_is_done_in_order_and_before_the_end() -> None:
     assert done == [*range(1000)]
 
 
-def test_what_fails_is_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_counted_and_warned_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     done: list[int] = []
     writer = BackgroundWriter("It")
@@ -34,7 +34,7 @@ def test_what_fails_is_counted_and_warned_of_once(caplog: pytest.LogCaptureFixtu
     assert caplog.messages[0] == "It failed: ZeroDivisionError: division by zero"
 
 
-def test_what_hangs_is_left_behind_and_does_not_mix_with_the_next_run() -> None:
+def test_hanging_work_does_not_affect_the_next_run() -> None:
     done: list[str] = []
     go_on = threading.Event()
     writer = BackgroundWriter("It")

@@ -25,7 +25,7 @@ WITH_WANDB = [pytest.mark.slow, LEAVES_FOLDERS]
 
 
 class Notes:
-    """A tracker that notes what it is told."""
+    """A tracker that records its calls."""
 
     failures = 0
 
@@ -92,7 +92,7 @@ def execute(tracker: TrackerBase, run_dir: Path) -> None:
     tracker.finish(RunSummary(3, RESULTS))
 
 
-def test_one_that_raises_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_error_does_not_affect_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, last = Notes(), Notes()
     trackers = SeveralTrackers({"first": first, "broken": Raises(), "jsonl": JsonlTracker(), "last": last})
     execute(trackers, tmp_path)
@@ -102,7 +102,7 @@ def test_one_that_raises_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.messages == ["The tracker broken failed: OSError: start"]
 
 
-def test_an_older_tracker_is_asked_only_for_what_it_knows(tmp_path: Path) -> None:
+def test_an_older_tracker_gets_only_known_calls(tmp_path: Path) -> None:
     older: Any = Older()
     trackers = SeveralTrackers({"older": older})
     execute(trackers, tmp_path)
@@ -110,7 +110,7 @@ def test_an_older_tracker_is_asked_only_for_what_it_knows(tmp_path: Path) -> Non
     assert trackers.failures == 0
 
 
-def test_it_is_a_mapping_by_name() -> None:
+def test_trackers_are_a_mapping_by_name() -> None:
     none = NullTracker()
     trackers = SeveralTrackers({"none": none, "jsonl": JsonlTracker()})
     assert [*trackers] == ["none", "jsonl"]
@@ -129,7 +129,7 @@ def test_all_finish_at_the_same_time(tmp_path: Path) -> None:
     assert trackers.failures == 0
 
 
-def test_one_that_never_finishes_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_tracker_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "FINISH_TIMEOUT_SEC", 0.05)
     go_on = threading.Event()
 
@@ -154,7 +154,7 @@ def test_one_that_never_finishes_is_left_behind(tmp_path: Path, monkeypatch: pyt
         ),
     ],
 )
-def test_a_folder_that_cannot_be_written_is_a_warning(
+def test_an_unwritable_folder_is_a_warning(
     kind: Callable[[], TrackerBase], in_the_way: str, failures: int, warning: str, no_account: None, tmp_path: Path,
     log: list[str],
 ) -> None:  # fmt: skip

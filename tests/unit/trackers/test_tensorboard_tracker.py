@@ -25,7 +25,7 @@ def execute(tracker: TensorboardTracker, run_dir: Path) -> EventFiles:
     return EventFiles(run_dir / "tensorboard")
 
 
-def test_scalars_have_the_number_of_finished_tries_as_their_step(tmp_path: Path) -> None:
+def test_scalars_use_finished_tries_as_step(tmp_path: Path) -> None:
     tracker = TensorboardTracker()
     recorded = execute(tracker, tmp_path)
     assert tracker.failures == 0
@@ -39,7 +39,7 @@ def test_scalars_have_the_number_of_finished_tries_as_their_step(tmp_path: Path)
     assert recorded.scalars["run/interrupted"] == [(3, 0)]
 
 
-def test_curves_of_a_training_are_over_its_optimizer_steps(tmp_path: Path) -> None:
+def test_training_curves_use_optimizer_steps(tmp_path: Path) -> None:
     tracker = TensorboardTracker()
     tracker.start(run_info(tmp_path))
     tracker.log_training({"heldout/reward": 0.25}, step=0)
@@ -72,7 +72,7 @@ def test_config_and_provenance_are_texts_without_secrets(tmp_path: Path) -> None
     assert SECRET.encode() not in recorded.files[0].read_bytes()
 
 
-def test_a_resumed_run_goes_on_at_the_right_step(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_at_the_right_step(tmp_path: Path) -> None:
     first = TensorboardTracker(clock=lambda: 15.0)
     first.start(run_info(tmp_path))
     first.log_episode(RESULTS[0])
@@ -95,7 +95,7 @@ def test_a_resumed_run_goes_on_at_the_right_step(tmp_path: Path) -> None:
     assert sorted(set(recorded.times)) == [15.0, 110.0]
 
 
-def test_a_missing_package_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_at_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         "ares_exp.trackers.tensorboard_tracker.find_spec",

@@ -21,12 +21,12 @@ pytestmark = LEAVES_FOLDERS
 
 
 def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a process of its own: W&B reads its settings once."""
+    """Runs the command in a separate process: W&B reads its settings once."""
     command = [sys.executable, "-m", "ares_exp", "wandb", "dashboard", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_every_panel_shows_something_that_is_logged(service: WandbService, tmp_path: Path) -> None:
+def test_every_panel_shows_logged_keys(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker()
 
     async def watch() -> None:
@@ -67,7 +67,7 @@ def test_a_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("key", "cause"), [("", "WANDB_API_KEY"), ("0" * 40, "W&B did not take the view for me/ares_exp")]
 )
-def test_a_view_that_is_refused_is_one_line(
+def test_a_rejected_view_gives_a_one_line_error(
     key: str, cause: str, service: WandbService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.mood = "refusing"

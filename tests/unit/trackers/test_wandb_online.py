@@ -28,7 +28,7 @@ SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
 pytestmark = LEAVES_FOLDERS
 
 
-def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None:
+def test_an_online_run_arrives_complete(service: WandbService, tmp_path: Path) -> None:
     write_results(tmp_path)
     tracker = patient_tracker(project="a-project")
     tracker.start(run_info(tmp_path, group="a sweep", task_set=SAMPLES, tasks=("write-greeting",)))
@@ -56,7 +56,7 @@ def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None
     assert len(service.asked) == requests, "the service has all of it"
 
 
-def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbService, tmp_path: Path) -> None:
+def test_a_branch_uses_the_version_of_its_parent(service: WandbService, tmp_path: Path) -> None:
     parent, branch = tmp_path / "parent", tmp_path / "branch"
     write_results(parent)
     for info in (run_info(parent, run_id="parent"), run_info(branch, run_id="branch", parents=(parent,))):
@@ -69,8 +69,8 @@ def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbServi
     assert ServedRun(service, "branch").config["inputs"] == [{"name": artifact.name, "digest": artifact.digest}]
 
 
-# In a process of its own: W&B's service process would go on with the run for as long as this one lives. What is needed
-# on the way is imported before, so that all of the bound on the end is for W&B itself.
+# In a separate process: W&B's service process would continue the run until this process ends. All modules are imported
+# before, so that the whole bound on the end is for W&B itself.
 RUN_WORDS = """
 import logging, sys
 from pathlib import Path
@@ -94,8 +94,8 @@ print("counted:", tracker.failures > 0)
 
 @pytest.mark.once
 @pytest.mark.timeout(600)
-@pytest.mark.nightly  # by day, `test_without_the_service_a_run_is_recorded_offline`
-def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_account: None, tmp_path: Path) -> None:
+@pytest.mark.nightly  # the daily run has `test_without_the_service_a_run_is_recorded_offline`
+def test_a_service_failure_gives_only_a_warning(no_account: None, tmp_path: Path) -> None:
     with ExitStack() as stack:  # all at the same time: each takes as long as a run waits for its end
         services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in FATES}
         runs = {fate: stack.enter_context(running(service, tmp_path / fate)) for fate, service in services.items()}

@@ -101,7 +101,7 @@ AGAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_every_try_has_a_row_against_their_number_and_against_time(service: WandbService, tmp_path: Path) -> None:
+def test_tries_are_rows_by_number_and_time(service: WandbService, tmp_path: Path) -> None:
     started = time.time()
     results = [replace(one, started_at=started, finished_at=started + 100 + n) for n, one in enumerate(RESULTS)]
     record(run_info(tmp_path), (*results, replace(results[1], **AGAIN)))
@@ -125,7 +125,7 @@ def test_every_try_has_a_row_against_their_number_and_against_time(service: Wand
         assert recorded.step_metrics[key] == "progress/wall_sec"
 
 
-def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbService, tmp_path: Path) -> None:
+def test_the_table_has_every_try_once(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path))
     recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
@@ -140,7 +140,7 @@ def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbS
 
 
 @pytest.mark.nightly
-def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
+def test_a_long_table_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
     results[299] = replace(results[299], rewards={"reward": 0.5, "style": 0.75})
     record(run_info(tmp_path), results, log_trajectories=False, log_artifacts=False)
@@ -153,9 +153,7 @@ def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbS
 
 
 @pytest.mark.nightly
-def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_from(
-    service: WandbService, tmp_path: Path
-) -> None:
+def test_tasks_without_folder_have_digests_and_origins(service: WandbService, tmp_path: Path) -> None:
     origins = {"b": {"git_url": "https://example.org/t", "git_commit": "1" * 40, "path": "tasks/b"}}
     known = {
         "tasks": ("b", "a"),
@@ -184,7 +182,7 @@ def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_fr
         pytest.param({}, SAMPLES, "task-set-samples", marks=pytest.mark.nightly),
     ],
 )
-def test_a_large_task_set_has_a_name_and_digests(
+def test_a_large_task_set_has_only_digests(
     env: dict[str, Any], task_set: Path | None, name: str, service: WandbService, tmp_path: Path
 ) -> None:
     tasks = {"tasks": ("write-greeting",), "task_digests": {"write-greeting": "sha256:1"}}
@@ -196,7 +194,7 @@ def test_a_large_task_set_has_a_name_and_digests(
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, {"store.json", "objects/ab/cd", "e1@1/snapshot.json"}),
                                                  (0.0, {"store.json"})])  # fmt: skip
-def test_the_snapshot_store_is_an_artifact_up_to_a_size(
+def test_a_small_snapshot_store_is_an_artifact(
     service: WandbService, tmp_path: Path, limit: float, expected: set[str]
 ) -> None:
     store = tmp_path / "snapshots"
@@ -214,7 +212,7 @@ def test_the_snapshot_store_is_an_artifact_up_to_a_size(
 
 
 @pytest.mark.parametrize("logged", [3, 1, 0], ids=["resumed", "killed", "not tracked"])
-def test_a_resumed_run_has_the_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
+def test_a_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
     if logged:
         record(run_info(tmp_path), RESULTS[:logged])
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0), episode(5, 1.0)))
@@ -231,7 +229,7 @@ def test_a_resumed_run_has_the_rows_of_all_sessions(service: WandbService, tmp_p
 
 
 @pytest.mark.nightly
-def test_a_run_of_a_wandb_sweep_is_the_one_that_its_agent_waits_for(
+def test_a_wandb_sweep_run_uses_the_agent_id(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")

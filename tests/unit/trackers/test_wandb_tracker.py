@@ -39,7 +39,7 @@ def _files_below(path: Path) -> set[Path]:
     return {file for file in path.rglob("*") if file.is_file()}
 
 
-def test_an_offline_run_leaves_nothing_outside_of_its_directory(
+def test_an_offline_run_writes_only_to_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], log: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ares_exp", f"policy.api_key={SECRET}"])
@@ -59,7 +59,7 @@ def test_an_offline_run_leaves_nothing_outside_of_its_directory(
     assert [words for words in commands if "wandb-core" in words] == []
 
 
-def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
+def test_two_runs_in_one_process_do_not_interfere(service: WandbService, tmp_path: Path) -> None:
     first, second = patient_tracker(), patient_tracker()
     for name, tracker in (("a", first), ("b", second)):
         write_results(tmp_path / name)
@@ -74,7 +74,7 @@ def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbServic
     assert "WANDB_DATA_DIR" not in os.environ
 
 
-def test_a_complete_run_exits_with_zero_and_a_plain_id(service: WandbService, tmp_path: Path) -> None:
+def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker(log_artifacts=False)
     tracker.start(run_info(tmp_path / "run", run_id="a/b:c d"))
     tracker.finish(RunSummary(1, (RESULTS[0],)))
@@ -129,7 +129,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object]) -> None:
         WandbTracker(**arguments)  # type: ignore[arg-type]
 
 
-def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path: Path, service: WandbService) -> None:
+def test_excess_samples_are_dropped_and_episodes_kept(tmp_path: Path, service: WandbService) -> None:
     service.mood = "silent"  # W&B waits for it, while everything else piles up
     tracker = patient_tracker(init_timeout_sec=60.0)
     tracker.start(run_info(tmp_path / "run"))

@@ -47,7 +47,7 @@ class ServedArtifact:
 
 
 class WandbService:
-    """Serves on a port of its own from `start` to `close`.
+    """Serves on a separate port from `start` to `close`.
 
     Attributes:
         runs: The variables of every `UpsertBucket`, by run id.
@@ -55,7 +55,7 @@ class WandbService:
         exit_codes: The exit codes with which each run ended, by run id.
         artifacts: Every artifact, in the order of their creation.
         views: The variables of every saved view.
-        unknown: What was asked that it does not understand.
+        unknown: Requests that it does not understand.
         mood: `well`; `broken`: every response is a 500; `refusing`: a 403; `silent`: nothing is answered until
             `recover` or `close`, and then the connections are cut.
     """
@@ -101,7 +101,7 @@ class WandbService:
         self._answering.wait()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 30.0) -> bool:
-        """Waits until what has arrived satisfies `condition`."""
+        """Waits until the received data satisfies `condition`."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
@@ -157,7 +157,7 @@ class WandbService:
         bucket |= {"config": json.dumps(config), "summaryMetrics": json.dumps(summary), "eventsTail": "[]"}
         bucket |= {"historyTail": json.dumps([json.dumps(line) for line in history[-1:]])}
         bucket |= {"historyLineCount": len(history), "logLineCount": 0, "eventsLineCount": 0}
-        return bucket | {"wandbConfig": '{"t": 1}'}  # without it the client takes the run for one that never started
+        return bucket | {"wandbConfig": '{"t": 1}'}  # without it the client assumes that the run never started
 
     def _UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = variables["name"]
@@ -318,7 +318,7 @@ class ServedRun:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection; that a client is gone is nobody's fault."""
+    """A thread for each connection; a disconnected client is not an error."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -1,6 +1,9 @@
-"""Rows as TRL, verl and SkyRL take them."""
+"""Rows in the forms of TRL, verl and SkyRL."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 from pydantic import TypeAdapter
@@ -9,19 +12,20 @@ from ares_exp.errors import UntrainableError
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.training.driver import DrivenEpisode
 from ares_exp.training.rounds import Group
-from ares_exp.training.sequences import sequences_of
+from ares_exp.training.sequences import SequenceReport, sequences_of
 from ares_exp.training.skyrl import generator_output
 from ares_exp.training.trl import TrainedRow, rows_of
 from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
 from tests.unit.training.sampled_episodes import Call, episode
 from tests.unit.training.trainer_types import AgentLoopOutput, GeneratorOutput, check_generator_output
 
-FIRST = Call([1, 2, 3], [10, 11], version="v1")
-SECOND = Call([1, 2, 3, 10, 11, 4, 5], [20], version="v2")
-REWRITTEN = Call([1, 9], [30])
+FIRST = Call([1, 2, 3], [10, 11], version="16")
+SECOND = Call([1, 2, 3, 10, 11, 4, 5], [20], version="17")
+REWRITTEN = Call([1, 9], [30], version="17")
 LINEAR = sequences_of(episode([FIRST, SECOND], finish_reason="length"))
 FORKED = sequences_of(episode([FIRST, REWRITTEN], reward=0.5, name="e2"))
 UNSCORED = sequences_of(episode([FIRST], reward=None))
+NO_CALLS = SequenceReport((), 0)
 RESPONSE, MASK = [10, 11, 4, 5, 20], [1, 1, 0, 0, 1]
 LOGPROBS = [*FIRST.logprobs, 0.0, 0.0, *SECOND.logprobs]
 
@@ -31,7 +35,8 @@ def test_an_episode_is_one_output_of_a_verl_agent_loop() -> None:
     assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1, 2, 3], RESPONSE, MASK)
     assert (output.response_logprobs, output.reward_score, output.num_turns) == (LOGPROBS, 1.0, 4)
     assert output.extra_fields["reward_extra_info"] == {"reward": 1.0}
-    assert output.extra_fields["policy_versions"] == ["v1", "v2"]
+    assert output.extra_fields["policy_versions"] == ["16", "17"]
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (16, 17)
     assert agent_loop_output(LINEAR).keys() <= AgentLoopOutput.model_fields.keys()
 
 
@@ -71,11 +76,35 @@ def test_a_rewritten_history_is_steps_of_a_skyrl_trajectory() -> None:
         generator_output([LINEAR, FORKED])
 
 
-def test_an_episode_without_a_reward_is_refused() -> None:
-    with pytest.raises(UntrainableError, match=r"e1 \(task\) has no reward"):
-        agent_loop_outputs(UNSCORED)
+def test_verl_needs_integer_policy_versions() -> None:
+    for call, message in ((Call([1], [2], version="v1"), "global steps of verl, got v1"), (Call([1], [2]), "got none")):
+        with pytest.raises(UntrainableError, match=message):
+            agent_loop_outputs(sequences_of(episode([call])))
+    [output] = agent_loop_outputs(sequences_of(episode([Call([1], [2])])), global_step=7)
+    assert output["extra_fields"]["max_global_steps"] == 7
+
+
+@pytest.mark.parametrize("report", [UNSCORED, NO_CALLS])
+def test_verl_masks_lost_episodes_or_drops_groups(report: SequenceReport) -> None:
+    output = AgentLoopOutput(**agent_loop_output(report))
+    assert (set(output.response_mask), output.reward_score) == ({0}, 0.0)
+    assert isinstance(output.extra_fields["min_global_steps"], int)
     with pytest.raises(UntrainableError, match="has no reward"):
-        generator_output([UNSCORED])
+        agent_loop_output(report, lost="group")
+
+
+@pytest.mark.parametrize(("lost", "masked"), [("group", [True, True, False]), ("mask", [False, True, False])])
+@pytest.mark.parametrize("report", [UNSCORED, NO_CALLS])
+def test_skyrl_masks_lost_episodes_or_groups(
+    report: SequenceReport, lost: Literal["group", "mask"], masked: list[bool]
+) -> None:
+    ids = [SimpleNamespace(instance_id="a"), SimpleNamespace(instance_id="a"), SimpleNamespace(instance_id="b")]
+    output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
+        generator_output([LINEAR, report, LINEAR], trajectory_ids=ids, lost=lost), strict=True
+    )
+    check_generator_output(output, prompts=3)
+    assert [not any(mask) for mask in output["loss_masks"]] == masked
+    assert output["rewards"] == [1.0, 0.0, 1.0]
 
 
 def ended(*calls: Call, reward: float | None = 1.0, attempt: int = 0) -> DrivenEpisode:

@@ -1,4 +1,4 @@
-"""What verl 0.9.1 and SkyRL 0.3.0 take, restated: fields and types of their outputs, and what is checked of them."""
+"""Fields and types of the outputs that verl 0.9.1 and SkyRL 0.4.0 read, and their checks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class GeneratorOutput(TypedDict):
     rollout_logprobs: list[list[float]] | None
     trajectory_ids: list[Any] | None
     trajectory_generation_times: list[float] | None
+    trajectory_time_splits: dict[str, list[float]] | None
     rollout_expert_indices: list[list[list[list[int]]]] | None
+    rollout_sample_support: list[Any] | None
     is_last_step: list[bool] | None
     env_metrics: list[dict[str, Any]] | None
     pixel_values: list[Any] | None
@@ -66,7 +68,6 @@ def check_generator_output(output: GeneratorOutput, prompts: int) -> None:
     assert all(values is None or len(values) == responses for values in per_row)
     for row, ids in enumerate(output["response_ids"]):
         assert len(ids) == len(output["loss_masks"][row]) == len((output["rollout_logprobs"] or [])[row])
-        assert any(output["loss_masks"][row])
     if output["is_last_step"] is not None:
         assert output["trajectory_ids"] is not None
         assert output["is_last_step"][-1] is True

@@ -1,18 +1,23 @@
+"""Episodes in JSON files, their schema, and their records."""
+
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given
 
-from ares_exp.errors import TrajectoryFormatError
+from ares_exp.errors import AgentError, TrajectoryFormatError
 from ares_exp.records.results import Outcome
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, read_episodes
 from ares_exp.trajectories.files.line_file import write_lines
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import Ending, EpisodeTrajectory, StepRecord, ending
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
-from tests.unit.trajectories.chats import salvaged
+from tests.unit.trajectories.chats import chat, salvaged
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -162,3 +167,115 @@ def test_an_object_laid_out_anew_is_read_within_the_bound_of_a_line(
     path.write_text("[\n" + "0,\n" * 4_000 + "0]")
     with pytest.raises(TrajectoryFormatError, match="expected a JSON object of at most 10000 bytes, got more"):
         EpisodeTrajectory.load(path)
+
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "trajectory.schema.json"
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+
+
+def dumped(episode: EpisodeTrajectory) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads("".join(dump_episode(episode)))
+    return data
+
+
+def test_schema_is_a_json_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
+
+
+def test_fixtures_are_valid() -> None:
+    VALIDATOR.validate(json.loads((GOLDEN / "version_3.json").read_text()))
+    start, *steps, end = map(json.loads, (GOLDEN / "version_3.jsonl").read_text().splitlines())
+    VALIDATOR.validate({**start, "steps": steps, **end})
+
+
+@examples(20, suppress_health_check=[HealthCheck.too_slow])
+@given(episode=trajectories())
+def test_recorded_file_is_valid(episode: EpisodeTrajectory) -> None:
+    VALIDATOR.validate(dumped(episode))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("schema_version", 2), ("outcome", "fine"), ("total_reward", "1"), ("rewards", {"a": "b"}), ("steps", [{}])],
+)
+def test_invalid_field_is_found(name: str, value: object) -> None:
+    data = dumped(chat())
+    VALIDATOR.validate(data)
+    [error, *_] = VALIDATOR.iter_errors({**data, name: value})
+    assert error.absolute_path[0] == name
+    with pytest.raises(Exception, match=name if name != "steps" else "observation"):
+        EpisodeTrajectory.from_dict({**data, name: value})
+
+
+def record(directory: Path, records: list[StepRecord], **more: object) -> EpisodeTrajectory:
+    collector = JsonTrajectoryCollector(directory)
+    collector.begin_episode(task_name="t", episode_id="e")
+    for item in records:
+        collector.record_step(item)
+    return collector.end_episode(**more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(length, 1.0 if length == 3 else None) for length in range(4)],
+)
+def test_a_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
+    assert record(tmp_path, list(chat(length=3).steps[:length])).total_reward == expected
+
+
+def step(index: int, reward: float | None, kind: str = "MID") -> StepRecord:
+    return StepRecord(index, kind, None, None, reward, None if kind == "FIRST" else 1.0, 0.0)  # type: ignore[arg-type]
+
+
+def test_returns_to_go(tmp_path: Path) -> None:
+    trajectory = record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0), step(2, None), step(3, 4.0, "LAST")])
+    assert trajectory.returns_to_go() == (5.0, 4.0, 4.0)
+    assert trajectory.returns_to_go(0.5) == (2.0, 2.0, 4.0)
+    assert trajectory.returns_to_go(0.0) == (1.0, 0.0, 4.0)
+    for discount in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            trajectory.returns_to_go(discount)
+
+
+def test_returns_without_a_reward_are_missing_too(tmp_path: Path) -> None:
+    assert record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0)]).returns_to_go() == (None,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step_index", "0"),
+        ("step_type", "NEXT"),
+        ("reward", "1"),
+        ("timestamp", None),
+        ("action", [1]),
+        ("discount", True),
+        ("commands", [{"command": "ls", "exit_code": "0", "duration_sec": 1.0}]),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(name: str, value: object) -> None:
+    data = json.loads(json.dumps(step(1, 0.0).to_dict()))
+    assert StepRecord.from_dict(data) == step(1, 0.0)
+    with pytest.raises((TypeError, ValueError), match="exit_code" if name == "commands" else name):
+        StepRecord.from_dict({**data, name: value})
+
+
+def test_an_error_after_the_last_step_changes_nothing() -> None:
+    last = chat().steps[-1]
+    assert ending(last, RuntimeError("while it closed")) == Ending(Outcome.COMPLETED, None, 1.0)
+    assert ending(None, AgentError("no")).outcome is Outcome.AGENT_ERROR
+
+
+@pytest.mark.parametrize("episode_id", ["../x", "a/b", "", "x" * 300])
+def test_an_episode_id_that_is_no_file_name_is_refused(tmp_path: Path, episode_id: str) -> None:
+    with pytest.raises(ValueError, match="episode id"):
+        JsonTrajectoryCollector(tmp_path).begin_episode(task_name="a", episode_id=episode_id)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("start_time", 10**400), ("total_reward", 10**400), ("metadata", 3), ("metadata", ["a"])]
+)
+def test_what_nothing_can_be_computed_with_is_refused(field: str, value: object) -> None:
+    data = chat(length=2).to_dict()
+    with pytest.raises(TrajectoryFormatError, match=f"expected `{field}` to be a"):
+        EpisodeTrajectory.from_dict({**data, field: value})

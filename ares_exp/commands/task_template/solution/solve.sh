@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Solves the task as an agent could, which shows that the tests can be passed. Agents never see this folder.
+# The reference solution. It shows that the tests can be passed. Agents never see this folder.
 set -euo pipefail
 
 sum=0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gives the reward. It runs when the agent is done, in its container; this folder is /tests, and was not there before.
+# Computes the reward. It runs in the agent's container when the agent is done. Only then is this folder copied to /tests.
 # The reward is one number in /logs/verifier/reward.txt, or {"reward": 1, "speed": 0.3} in reward.json.
-# What is printed is kept as verifier/test-stdout.txt.
+# The output of this script is stored as verifier/test-stdout.txt.
 
 expected=12
 found=$(cat /app/sum.txt)

@@ -40,7 +40,7 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
         Warnings about ignored keys.
 
     Raises:
-        UnsupportedTaskError: There is no compose program here, or the file violates the security policy, or needs
+        UnsupportedTaskError: No compose program is installed, or the file violates the security policy, or it needs
             networks that cannot be switched.
         TaskError: The file is malformed.
     """
@@ -120,7 +120,7 @@ class ComposeContainer(EngineContainer):
 
 
 class Service(RunningContainer):
-    """A `ServiceContainer` of a compose project. Its shells are opened with its first command."""
+    """A `ServiceContainer` of a compose project. Its first command opens its shells."""
 
     def __init__(self, engine: Engine, container: str, name: str) -> None:
         super().__init__(engine, container, what=f"service {name}", shell="sh -c")

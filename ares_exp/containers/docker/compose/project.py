@@ -35,7 +35,7 @@ _LAST_LINES = 20
 _LAST_BYTES = 4096
 
 PROJECT = "com.docker.compose.project"
-"""The label with the name of the project, on everything in it."""
+"""The label with the name of the project, on all of its resources."""
 
 APPEARS_WITHIN_SEC = 2.0
 """Time after the compose program's death in which the engine may still execute its requests."""
@@ -48,11 +48,11 @@ class ComposeProject:
     """The containers, networks and volumes of one attempt at a task.
 
     Attributes:
-        name: The name of the project, and the prefix of all names in it.
-        containers: The container of each service (the first of several), once started.
-        addresses: The names by which its services reach each other, once started.
-        built: The images built for it.
-        unready: The services that were not ready when it was removed during its start.
+        name: Name of the project, and prefix of all names in it.
+        containers: Container of each service (the first of several), once started.
+        addresses: Names by which its services reach each other, once started.
+        built: Images built for it.
+        unready: Services that were not ready when it was removed during its start.
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
@@ -70,11 +70,11 @@ class ComposeProject:
         self._may_grow = False
 
     async def start(self, engine: Engine) -> None:
-        """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds it.
+        """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds the time.
 
         Raises:
-            ContainerStartError: With the failed service, or the message of the compose program.
-            UserError: The file is malformed or violates the security policy, or there is no compose program.
+            ContainerStartError: A service or the compose program failed. The message names the service or the error.
+            UserError: The file is malformed or violates the security policy, or no compose program is installed.
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
@@ -108,7 +108,7 @@ class ComposeProject:
         """Builds and pulls the missing images; returns the image of each service, by name.
 
         Raises:
-            ContainerStartError: With the service and the reason.
+            ContainerStartError: An image could not be built or pulled. The message names the service and the reason.
         """
         images, renamed = dict[str, str](), dict[str, str]()
         for name, service in services.items():
@@ -127,7 +127,7 @@ class ComposeProject:
         return images
 
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
-        """Builds one image: a plain build is shared by all that need the same, others rely on the engine's cache."""
+        """Builds one image. A plain build is shared by all services that need it; others rely on the engine's cache."""
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
@@ -143,7 +143,7 @@ class ComposeProject:
             document = {
                 "services": {name: {"image": image, "build": {**build, "labels": {**(theirs or {}), **labels}}}}
             }
-            # Else Compose version 1 leaves the unlabelled container of the failed instruction.
+            # Otherwise, Compose version 1 leaves the unlabelled container of the failed instruction behind.
             tidy = [] if tool.says_json else ["--force-rm"]
             answer = await tool.run(
                 ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", *tidy, name],
@@ -165,7 +165,7 @@ class ComposeProject:
         """Kills and removes the whole project. Idempotent.
 
         Returns:
-            Why something of it remains; `""` when all is gone.
+            The reasons why resources remain; `""` if all are gone.
         """
         if not self._exists:
             return ""
@@ -187,7 +187,7 @@ class ComposeProject:
         return "; ".join(problems)
 
     async def _remove_once(self, engine: Engine) -> tuple[list[str], int]:
-        """Removes all that exists; returns why things remain, and how many there were."""
+        """Removes all existing resources. Returns the reasons of failed removals, and the number of resources found."""
         api, ours = engine.api, {"label": f"{PROJECT}={self.name}"}
         containers = await in_thread(lambda: containers_of(api, self.name), pool="removals")
         removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
@@ -203,7 +203,7 @@ class ComposeProject:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
-        """Reads the task's file, merged on top of ours, with variables and extended files filled in."""
+        """Reads the task's file, merged on top of `base_document`, with variables and extended files filled in."""
         async with working_directory("build") as folder:
             base = folder / "base.json"
             await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
@@ -228,16 +228,18 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
-    """Lists a project's containers, stopped ones included. Blocking."""
+    """Lists a project's containers, including stopped ones. Blocking."""
     found: list[dict[str, Any]] = api.containers(all=True, filters={"label": f"{PROJECT}={project}"})
     return found
 
 
 async def is_ready(engine: Engine, project: str) -> bool:
-    """Returns whether each service runs and passes its health check. Services beside `main` may have ended well, too.
+    """Returns whether each service is running and passes its health check.
+
+    Services other than `main` may have exited with 0.
 
     Raises:
-        ContainerStartError: One has failed or is unhealthy; with its name, and the end of its output.
+        ContainerStartError: A service has failed or is unhealthy. The message has its name and the end of its output.
     """
     found = await in_thread(lambda: _states(engine.api, project), abandon=True)
     for one in found:
@@ -255,7 +257,7 @@ def _states(api: APIClient, project: str) -> list[Mapping[str, Any]]:
 def _runs(one: Mapping[str, Any]) -> bool:
     state = one["State"]
     if state["Status"] == "exited":
-        return True  # with code 0, else `_failure` reports it
+        return True  # with code 0; `_failure` reports other codes
     return state["Status"] == "running" and _health(state) in ("", "none", "healthy")
 
 
@@ -264,7 +266,7 @@ def _health(state: Mapping[str, Any]) -> str:
 
 
 def _failure(one: Mapping[str, Any]) -> str:
-    """Returns why a service has failed, as a clause; empty when it is, or may become, ready."""
+    """Returns why a service has failed, as a clause; empty if it is, or may become, ready."""
     state, is_main = one["State"], one["Config"]["Labels"].get(SERVICE) == MAIN
     if state["Status"] in ("exited", "dead") and (state["ExitCode"] != 0 or is_main):
         return f"ended with exit code {state['ExitCode']}"

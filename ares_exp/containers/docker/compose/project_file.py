@@ -1,7 +1,7 @@
-"""The file that a compose project is started from: the task's, completed by us.
+"""The file of a compose project: the task's file, with our additions.
 
 The compose program merges the task's file on top of ours (`base_document`) and prints the result. `complete` then sets
-what the task cannot choose: labels, networks, images, the variables of `main`.
+the values that the task cannot choose: labels, networks, images, the variables of `main`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAIN = "main"
 _MiB = 1024 * 1024
 _DEFAULT = "default"
 
-# A network without a way out, on which this machine has no address either.
+# A network without a way out, on which this machine also has no address.
 _CLOSED = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
 # The engine resolves names of services itself; queries for other names would leave through it.
 _NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
@@ -36,7 +36,7 @@ def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns the document below the task's file: `main` with its image and first process. Blocking."""
+    """Returns the base document for the task's file: `main` with its image and first process. Blocking."""
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)
@@ -57,17 +57,17 @@ def complete(
     Args:
         document: The compose program's merge of `base_document` and the task's file, with variables filled in.
         spec: The task's settings of `main`.
-        options: The settings that do not depend on the task.
-        images: The image of each service, by name.
+        options: Settings that do not depend on the task.
+        images: Image of each service, by name.
         capabilities: The engine's capabilities.
 
     Raises:
-        UnsupportedTaskError: It asks for GPUs that the engine lacks.
+        UnsupportedTaskError: The task needs GPUs that the engine lacks.
         ContainerStartError: The service `main` is missing, or has several containers.
     """
     closed = is_closed(spec.network, options)
     whole = copy.deepcopy(dict(document))
-    whole.pop("name", None)  # the project's name is given on the command line
+    whole.pop("name", None)  # the project's name is set on the command line
     services: dict[str, dict[str, Any]] = whole["services"]
     if MAIN not in services or _count(services[MAIN]) != 1:
         raise ContainerStartError(f"Expected one container of a service `{MAIN}` in {spec.compose_file}.")
@@ -111,7 +111,7 @@ def _complete_service(service: dict[str, Any], options: DockerOptions, *, closed
     service.pop("build", None)
     service.pop("ports", None)  # simultaneous attempts would need the same ports
     service["labels"] = {**_table(service.get("labels")), **owner_labels()}
-    if name := service.pop("container_name", None):  # likewise; an alias keeps the name reachable
+    if name := service.pop("container_name", None):  # for the same reason; an alias keeps the name reachable
         joined = _networks(service)
         if joined:
             service["networks"] = {
@@ -180,7 +180,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Returns a table, also for a list of `name=value`, without names that have no value (the host's)."""
+    """Returns a table, also for a list of `name=value`. Omits names without a value (which take the host's)."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

@@ -1,9 +1,9 @@
-"""The security policy for a task's compose file: no way out of its containers, and bounds, unless the user trusts it.
+"""The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
 
-Keys that are not known to be harmless are refused, and so are new keys of later Compose versions. The policy is applied
-to the file as written, before the compose program runs: reading it resolves `env_file`, `extends` and `include`, which
-name files of this machine, and its output no longer shows them. It is applied again to the program's output, with
-variables and extended files filled in.
+A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
+keys of later Compose versions. The policy is applied to the file as written, before the compose program runs. Reading
+the file resolves `env_file`, `extends` and `include`, which name local files, and the program's output no longer shows
+them. The policy is then applied again to the program's output, with variables and extended files filled in.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "nam
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
-"""Allowed addresses of networks. Others would divert this machine's traffic to those addresses."""
+"""Allowed addresses of networks. Others would divert this machine's traffic."""
 _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
@@ -56,14 +56,14 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
         Warnings about ignored keys.
 
     Raises:
-        UnsupportedTaskError: It violates the policy, or uses a variable that is not filled in.
-        TaskError: It cannot be read, or is not a compose file.
+        UnsupportedTaskError: The file violates the policy, or uses a variable that is not filled in.
+        TaskError: The file cannot be read, or is not a compose file.
     """
     path = spec.compose_file
     assert path is not None
     documents = dict[Path, dict[str, Any]]()
     pending = {path}
-    while pending:  # also the files that it extends, which the output of the compose program does not show either
+    while pending:  # include extended files, which the output of the compose program does not show either
         one = pending.pop()
         text, document = _read(one)
         documents[one] = document
@@ -82,11 +82,11 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 
 
 def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
-    """Rejects a document, as written or as the compose program read it, that violates the policy. Blocking.
+    """Rejects a document that violates the policy, as written or as printed by the compose program. Blocking.
 
     Raises:
-        UnsupportedTaskError: With every key that violates the policy.
-        TaskError: The file has another form than a compose file.
+        UnsupportedTaskError: The document violates the policy. The message names every key that does.
+        TaskError: The file does not have the form of a compose file.
     """
     if options.compose_trusted:
         return
@@ -218,11 +218,11 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Returns as `_is_ours`, for a file that the compose program reads before its variables can be checked."""
+        """Like `_is_ours`, but rejects variables, because the compose program reads the file before filling them in."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
-        """Returns whether a path, links resolved, is inside the file's folder, or has variables."""
+        """Returns whether a path, with links resolved, is inside the file's folder, or contains variables."""
         if path is None:
             return True
         text = posixpath.join(below, str(path)).replace("$$", "\0")  # an escaped `$`
@@ -260,7 +260,7 @@ def _is_private(pool: Mapping[str, Any]) -> bool:
 
 
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
-    """Allows only NVIDIA GPUs as devices: another driver could bring any files of the host."""
+    """Allows only NVIDIA GPUs as devices, because another driver could expose any files of the host."""
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"
@@ -316,11 +316,11 @@ def _resources(service: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def _is_left_for_later(value: object) -> bool:
-    """Returns whether the value is missing or has a variable."""
+    """Returns whether the value is missing or contains a variable."""
     return value is None or "$" in str(value)
 
 
 def _size(value: object) -> float:
-    """Parses a number, or a size such as `1.5g` into bytes; infinite for anything else, as -1 is in compose files."""
+    """Parses a number, or a size such as `1.5g` into bytes. Returns infinity for other values, such as -1."""
     match = _SIZE.fullmatch(str(value).strip())
     return float(match[1]) * 1024.0 ** " kmgtp".index(match[2].lower() or " ") if match else float("inf")

@@ -1,7 +1,8 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
-It fills in the `$NAME`s of a task's file from its environment. Ours is not passed on, as a file could copy any API key
-into a container. It gets the variables of the task (`[environment.env]`) and those that Harbor defines.
+It fills in the `$NAME`s of a task's file from its environment. Our environment is not passed on, because a file could
+copy any API key into a container. The program gets the variables of the task (`[environment.env]`) and the variables
+that Harbor defines.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError, UnsupportedTaskError
 
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
-"""Variables passed on to the program, to find Docker's programs, plugins and settings."""
+"""Variables passed to the program, which it needs to find Docker's programs, plugins and settings."""
 
-_OLDEST = (1, 28)  # reads both older formats and files without a version, and has --ansi
+_OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
 _QUESTION_SEC = 10.0
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
@@ -41,9 +42,9 @@ class Answer:
     """The result of a run of the program.
 
     Attributes:
-        exit_code: The exit code.
+        exit_code: Exit code.
         output: Its stdout.
-        complaint: The last lines of its stderr.
+        complaint: Last lines of its stderr.
     """
 
     exit_code: int
@@ -71,10 +72,10 @@ class ComposeTool:
     async def run(
         self, arguments: Sequence[str], *, env: Mapping[str, str], directory: Path, stdin: bytes = b""
     ) -> Answer:
-        """Runs the program; kills it with its children when the caller is cancelled or this process is killed.
+        """Runs the program. Kills it with its children if the caller is cancelled or this process is killed.
 
         Raises:
-            ContainerStartError: It could not be started, or printed more than `_MAX_ANSWER_BYTES`.
+            ContainerStartError: The program could not be started, or printed more than `_MAX_ANSWER_BYTES`.
         """
         life, held = os.pipe()
         process: asyncio.subprocess.Process | None = None
@@ -102,7 +103,7 @@ class ComposeTool:
             os.close(held)
             os.close(life)
             if process is not None:
-                await finish(asyncio.wait_for(process.communicate(), _END_SEC))  # reads the rest: it has been killed
+                await finish(asyncio.wait_for(process.communicate(), _END_SEC))  # reads the rest: the program is dead
         return Answer(exit_code, output, complaint)
 
 
@@ -116,7 +117,7 @@ async def _whole(stream: asyncio.StreamReader) -> str:
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Reads the last lines; of an overlong line the last bytes."""
+    """Reads the last lines, and only the last bytes of an overlong line."""
     lines, last = deque[bytes](maxlen=_LAST_LINES), b""
     while data := await stream.read(64 * 1024):
         *whole, last = (last + data).split(b"\n")
@@ -132,14 +133,14 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
         stream.close()
         await stream.wait_closed()
     except ConnectionError:
-        pass  # it ended without reading everything: the exit code tells
+        pass  # it ended without reading everything: the exit code shows why
 
 
 def find_compose() -> ComposeTool:
     """Finds the compose program, once per environment. Blocking, usually for less than a second.
 
     Raises:
-        PreflightError: There is no such program, or only an old one.
+        PreflightError: No compose program is installed, or only an old one.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
@@ -169,7 +170,7 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
-    """Returns a program's version; `None` when it is not a compose program."""
+    """Returns a program's version; `None` if it is not a compose program."""
     try:
         answer = subprocess.run(
             [*command, "version", "--short"],
@@ -197,10 +198,10 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Refuses a file that uses variables that are not filled in. They may be set in its containers.
+    """Rejects a file that uses variables that are not filled in. Its containers may still set them.
 
     Raises:
-        UnsupportedTaskError: With their names.
+        UnsupportedTaskError: The file uses such variables. The message names them.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:

@@ -1,4 +1,4 @@
-"""`env=nim`: whoever takes the last match wins. No container, no code agent; three methods are an environment."""
+"""`env=nim`: taking the last match wins. No container, no code agent; three methods are an environment."""
 
 from __future__ import annotations
 

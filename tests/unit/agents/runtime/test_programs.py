@@ -1,20 +1,28 @@
-"""Whatever an agent does with asyncio, it does it again when it is run against its journal."""
+"""Programs of agents: replays of their journals, agents that block the loop, and files of the host."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ares_exp.agents.runtime.encoding import JournalEncoder
+from ares_exp.agents.runtime import encoding as host_files
+from ares_exp.agents.runtime.encoding import HostFiles, JournalEncoder, decode_journal, digest_of
 from ares_exp.agents.runtime.journal import CallEntry, Journal
-from ares_exp.errors import JournalError
+from ares_exp.containers.container import Container
+from ares_exp.environments.agent_host import AgentHost
+from ares_exp.errors import AgentError, JournalError, SnapshotUnsupportedError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.testing.echo_container import RehearsalContainer
+from tests.unit.agents.runtime.golden_agent import REPLIES, SEED, STARTED_AT, GoldenAgent
 from tests.unit.agents.runtime.programs import PROGRAMS, Program, World, again, new_journal
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -92,3 +100,173 @@ async def test_every_part_of_a_journal_leads_to_where_the_agent_was_then(agent: 
         kinds = {entry.call_id: entry.kind for entry in part.entries if isinstance(entry, CallEntry)}
         assert [call.call_id for call in world.asked] == [i for i in world.runtime.open_calls if kinds[i] == "llm"]
         await world.runtime.cancel(5)
+
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("journal_*.jsonl"))
+each_schema = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> tuple[list[bytes], Journal]:
+    lines = path.read_bytes().splitlines()
+    return lines, decode_journal(lines, started_at=STARTED_AT, seed=SEED, where=str(path))
+
+
+@each_schema
+def test_all_of_it_is_read(path: Path) -> None:
+    _, journal = read(path)
+    kinds = Counter(entry.kind for entry in journal.entries if isinstance(entry, CallEntry))
+    assert kinds == {"llm": 3, "exec": 6, "timer": 3, "thread": 3, "upload": 3, "download": 6}
+    first, _, third = journal.steps()
+    assert (first.timestamp, first.reward, third.reward, third.policy_sec) == (STARTED_AT, None, 0.0, 1.5)
+    assert [command.command for command in third.commands] == [REPLIES[2]] * 2
+
+
+@each_schema
+async def test_its_agent_does_it_again(path: Path) -> None:
+    lines, journal = read(path)
+    container = RehearsalContainer()
+    host = AgentHost(cast("Container", container), journal)
+    host.restore(GoldenAgent, "Shine.", timeout_sec=None, elapsed_sec=1.0)
+    assert host.runtime.has_ended
+    assert await host.next_request() is None
+    assert (container.commands, container.files) == (0, {})
+    assert JournalEncoder().update(journal) == lines
+    await host.cancel()
+
+
+ASK = LLMRequest([{"role": "user", "content": "?"}])
+
+
+class Slow:
+    """A container whose commands take a moment."""
+
+    async def exec(self, command: str, **_: object) -> None:
+        await asyncio.sleep(0.01)
+
+
+def host_of(run: Any) -> AgentHost:
+    class Agent:
+        def __init__(self, *, container: Any, llm_client: Any) -> None:
+            self.container, self.llm = container, llm_client
+
+        async def run(self, task: str) -> None:
+            await run(self.container, self.llm)
+
+    host = AgentHost(Slow(), Journal(0.0, 0))  # type: ignore[arg-type]
+    host.start(Agent, "task", timeout_sec=30.0)
+    return host
+
+
+async def test_one_that_polls_without_waiting() -> None:
+    async def polls(container: Any, llm: Any) -> None:
+        command = asyncio.ensure_future(container.exec("ls"))
+        while not command.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    host = host_of(polls)
+    with pytest.raises(AgentError, match="on and on"):
+        await host.next_request()
+    await asyncio.wait_for(host.cancel(), 30)
+
+
+async def test_one_that_does_not_take_no_for_a_response() -> None:
+    async def insists(container: Any, llm: Any) -> None:
+        while True:
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await llm(ASK)
+
+    host = host_of(insists)
+    assert await host.next_request() == ASK
+    await asyncio.wait_for(host.cancel(), 30)
+
+
+async def test_one_that_waits_for_nothing() -> None:
+    async def waits(container: Any, llm: Any) -> None:
+        await asyncio.Event().wait()
+
+    host = host_of(waits)
+    with pytest.raises(AgentError, match="never comes"):
+        await host.next_request()
+    await host.cancel()
+
+
+async def test_one_that_leaves_in_a_thread() -> None:
+    async def leaves(container: Any, llm: Any) -> None:
+        await asyncio.to_thread(sys.exit, 3)
+
+    host = host_of(leaves)
+    with pytest.raises(AgentError, match=r"sys\.exit\(3\)"):
+        await host.next_request()
+    await host.cancel()
+
+
+async def test_a_command_that_was_cancelled_by_somebody_else() -> None:
+    async def works(container: Any, llm: Any) -> None:
+        with pytest.raises(RuntimeError, match="was cancelled"):
+            await container.exec("ls")
+        await llm(ASK)
+
+    async def cancelled(command: str, **_: object) -> None:
+        raise asyncio.CancelledError
+
+    host = host_of(works)
+    host._hosted._container.exec = cancelled  # type: ignore[method-assign, assignment]
+    assert await asyncio.wait_for(host.next_request(), 30) == ASK
+    await host.cancel()
+
+
+def make_tree(root: Path) -> Path:
+    (root / "inner" / "deep").mkdir(parents=True)
+    (root / "a").write_bytes(b"\x00\xff")
+    (root / "inner" / "deep" / "run.sh").write_text("#!/bin/sh\n")
+    (root / "inner" / "deep" / "run.sh").chmod(0o750)
+    (root / "link").symlink_to("a")
+    (root / "empty").mkdir()
+    return root
+
+
+def test_a_file_and_a_directory_are_made_again(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree")
+    HostFiles.read(tree).write(tmp_path / "again")
+    assert HostFiles.read(tmp_path / "again") == HostFiles.read(tree)
+    assert (tmp_path / "again" / "inner" / "deep" / "run.sh").stat().st_mode & 0o777 == 0o750
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["a", "inner"]
+    HostFiles.read(tree / "a").write(tmp_path / "new" / "copy")
+    assert (tmp_path / "new" / "copy").read_bytes() == b"\x00\xff"
+
+
+def test_too_much_is_not_kept_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(tmp_path / "tree")
+    monkeypatch.setattr(host_files, "MAX_BYTES", 5)
+    found = HostFiles.read(tree)
+    assert found.files is None
+    for use in (found.to_keep, lambda: found.write(tmp_path / "again")):
+        with pytest.raises(SnapshotUnsupportedError, match="more than 5 bytes"):
+            use()
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/ares-exp-out", "inner/../../out", ".."])
+def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SnapshotUnsupportedError, match="leads out"):
+        HostFiles(((name, 0o644, b"x"),)).write(tmp_path / "here")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_in_the_way_is_not_followed_out(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path)
+    with pytest.raises(SnapshotUnsupportedError, match="leads out"):
+        HostFiles((("link/out", 0o644, b"x"),)).write(tmp_path / "here")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_digest_tells_names_and_contents_apart(tmp_path: Path) -> None:
+    one, other = make_tree(tmp_path / "one"), make_tree(tmp_path / "other")
+    assert digest_of(one) == digest_of(other)
+    (other / "a").write_bytes(b"changed")
+    assert digest_of(one) != digest_of(other)
+    (one / "a").write_bytes(b"changed")
+    (one / "a").rename(one / "b")
+    assert digest_of(one) != digest_of(other)
+    assert digest_of(one / "b") == digest_of(other / "a")

@@ -102,8 +102,8 @@ def test_help_may_stand_before_the_command() -> None:
     ("words", "expected"),
     [
         (["shwo", "x"], "There is no command `shwo`. Did you mean `show`? A first word without `=` is a command"),
-        (["policy", "scripted"], "What is set has a `=`: `ares-exp policy=scripted`."),
-        (["resume"], "What is set has a `=`: `ares-exp resume=…`."),
+        (["policy", "scripted"], "To set a key, write `ares-exp policy=scripted`."),
+        (["resume"], "To set a key, write `ares-exp resume=…`."),
         (["run", "seed=1"], "A run needs no word: `ares-exp seed=1`."),
         (["logs", "run"], "It is `ares-exp show` here."),
         (["resum"], "Did you mean `resume`?"),

@@ -105,7 +105,7 @@ def test_the_same_attempt_twice(tmp_path: Path, shards: list[str], capsys: pytes
     out = str(tmp_path / "out")
     told = refused([out, *shards, str(again)], capsys)
     assert f"attempt 0 of a ran in {shards[0]} and, with another result, in {again}" in told
-    assert "got one of them twice" in refused([out, shards[0], shards[0]], capsys)
+    assert "got the same directory twice" in refused([out, shards[0], shards[0]], capsys)
     copy = shard(tmp_path / "copy", "a")
     assert main([out, *shards, str(copy)]) == 0, "the same rows count once"
     assert len(read_results(Path(out) / "episodes.jsonl").results) == 2

@@ -31,7 +31,7 @@ def running(name: str, waits_for: WaitsFor, *, since: float = 0.0, steps: int = 
     )
 
 
-async def test_a_sample_says_what_episodes_wait_for_and_how_the_process_does() -> None:
+async def test_a_sample_counts_waits_and_process_figures() -> None:
     samples: list[Mapping[str, float]] = []
     bare = running("e4", "start", since=-10_000)
     bare.environment = None
@@ -56,7 +56,7 @@ async def test_a_sample_says_what_episodes_wait_for_and_how_the_process_does() -
     assert monitor.failures == 0
 
 
-async def test_samples_and_warnings_come_while_the_run_goes_on() -> None:
+async def test_samples_and_warnings_arrive_during_the_run() -> None:
     sampled, warned = asyncio.Event(), asyncio.Event()
     sentences: list[str] = []
 
@@ -74,7 +74,7 @@ async def test_samples_and_warnings_come_while_the_run_goes_on() -> None:
     assert "e1" in sentences[0]
 
 
-async def test_a_report_that_fails_fails_nothing_else() -> None:
+async def test_a_failed_report_is_only_counted() -> None:
     calls = 0
     thrice = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def test_a_report_that_fails_fails_nothing_else() -> None:
     assert monitor.failures >= 3
 
 
-async def test_the_last_sample_comes_and_nothing_stays_behind_whatever_ends_the_body() -> None:
+async def test_the_monitor_always_sends_a_last_sample() -> None:
     samples: list[Mapping[str, float]] = []
     inside = asyncio.Event()
 
@@ -130,7 +130,7 @@ def _no_warning(sentence: str) -> None:
     raise AssertionError(sentence)
 
 
-async def test_a_loop_that_was_held_up_was_late() -> None:
+async def test_loop_lag_measures_a_blocked_loop() -> None:
     lag = LoopLag(_no_warning, tick_sec=0.01, blocked_sec=PATIENCE_SEC)
     lag.start()
     try:
@@ -145,7 +145,7 @@ async def test_a_loop_that_was_held_up_was_late() -> None:
     assert lag.max_sec == longest
 
 
-async def test_what_was_taken_is_not_taken_again() -> None:
+async def test_take_resets_the_lag() -> None:
     now = [0.0]
     lag = LoopLag(_no_warning, tick_sec=3600, clock=lambda: now[0], blocked_sec=10**6)
     lag.start()
@@ -160,7 +160,7 @@ async def test_what_was_taken_is_not_taken_again() -> None:
         lag.stop()
 
 
-async def test_a_blocked_loop_is_named_while_it_is_blocked() -> None:
+async def test_a_blocked_loop_is_reported_during_the_block() -> None:
     sentences: list[str] = []
     warned, ran = threading.Event(), asyncio.Event()
 
@@ -230,7 +230,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_stall_is_reported_once_and_again_when_it_has_doubled(clock: Clock) -> None:
+def test_a_stall_is_reported_again_when_doubled(clock: Clock) -> None:
     watchdog, stuck = Watchdog(600, clock=clock), running("e1", "policy", steps=12)
     reported = {}
     for clock.now in range(0, 5001, 10):
@@ -240,7 +240,7 @@ def test_a_stall_is_reported_once_and_again_when_it_has_doubled(clock: Clock) ->
     assert reported[600] == ["Episode e1 of task fix-bug has waited 600 s for the policy (step 12)."]
 
 
-def test_progress_starts_the_count_anew(clock: Clock) -> None:
+def test_progress_resets_the_stall_timer(clock: Clock) -> None:
     watchdog, slow = Watchdog(600, clock=clock), running("e1", "policy")
     clock.now = 700
     assert len(watchdog.check([slow])) == 1
@@ -251,7 +251,7 @@ def test_progress_starts_the_count_anew(clock: Clock) -> None:
     assert len(watchdog.check([slow])) == 1
 
 
-def test_an_episode_that_ended_is_forgotten(clock: Clock) -> None:
+def test_an_ended_episode_is_forgotten(clock: Clock) -> None:
     watchdog, stuck = Watchdog(600, clock=clock), running("e1", "policy")
     clock.now = 600
     assert len(watchdog.check([stuck])) == 1
@@ -259,7 +259,7 @@ def test_an_episode_that_ended_is_forgotten(clock: Clock) -> None:
     assert len(watchdog.check([stuck])) == 1
 
 
-def test_after_a_long_pause_there_is_one_report_not_one_for_each_doubling(clock: Clock) -> None:
+def test_a_long_pause_gives_one_report(clock: Clock) -> None:
     watchdog, stuck = Watchdog(600, clock=clock), running("e1", "policy")
     clock.now = 10_000
     assert len(watchdog.check([stuck])) == 1
@@ -286,14 +286,14 @@ def test_the_place_is_named(clock: Clock, waits_for: WaitsFor, phase: str | None
     ]
 
 
-def test_an_environment_that_is_not_made_yet_or_says_nothing_will_do(clock: Clock) -> None:
+def test_a_stall_report_works_without_an_environment(clock: Clock) -> None:
     clock.now = 61
     bare = running("e1", "start")
     bare.environment = None
     assert "for its start" in Watchdog(60, clock=clock).check([bare])[0]
 
 
-def test_many_at_one_place_are_one_sentence(clock: Clock) -> None:
+def test_many_stalls_give_one_sentence(clock: Clock) -> None:
     clock.now = 1000
     stuck = [running(f"e{number}", "policy", since=number, steps=number) for number in range(40)]
     verifying = running("v", "environment", phase="verify")

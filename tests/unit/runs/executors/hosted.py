@@ -15,7 +15,7 @@ from ares_exp.runs.executors.remote_host import RemoteHost
 
 
 class HostedEnvironment(RemoteEnvironment):
-    """Lives in a host of its own, which ends with it.
+    """Lives in a separate host, which ends with it.
 
     Attributes:
         hosts: All that there were, as the run sees them.

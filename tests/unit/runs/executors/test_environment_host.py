@@ -44,7 +44,7 @@ class Inside:
 
 
 class Slow(Inside):
-    """Waits in its first step until it is told, or cancelled."""
+    """Waits in its first step until it is released or cancelled."""
 
     def __init__(self) -> None:
         self.stepping = asyncio.Event()
@@ -101,7 +101,7 @@ async def test_a_killed_host_ends_the_call_in_progress() -> None:
     await environment.close()
 
 
-async def test_a_report_whose_reply_was_lost_comes_with_the_next() -> None:
+async def test_a_lost_report_arrives_with_the_next_reply() -> None:
     environment = HostedEnvironment(lambda: Reporting(changes=1))
     await environment.reset()
     await environment.inside_now.act(environment.name_inside, "step", {"action": RESPONSE}, {})
@@ -111,7 +111,7 @@ async def test_a_report_whose_reply_was_lost_comes_with_the_next() -> None:
     await environment.close()
 
 
-async def test_a_report_that_a_reply_has_overtaken_is_ignored() -> None:
+async def test_an_outdated_report_is_ignored() -> None:
     environment = HostedEnvironment(lambda: Reporting(changes=1))
     await environment.reset()
     before = environment.report()
@@ -136,7 +136,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
     assert inside.closed.is_set()
 
 
-async def test_a_host_that_does_not_hear_of_its_run_closes_its_environments() -> None:
+async def test_a_host_without_lease_closes_its_environments() -> None:
     ended = asyncio.Event()
     host = EnvironmentHost(lease_sec=0.2, on_end=ended.set)
     inside = Slow()
@@ -149,7 +149,7 @@ async def test_a_host_that_does_not_hear_of_its_run_closes_its_environments() ->
     assert failure.name == EpisodeStateError.__name__
 
 
-async def test_an_environment_that_cannot_be_made_can_be_closed() -> None:
+async def test_an_environment_that_failed_creation_can_be_closed() -> None:
     inside = EnvironmentHost(lease_sec=60)
     host = RemoteHost(InProcessConnection(inside), models={}, lease_sec=60)
     await host.start()
@@ -165,7 +165,7 @@ async def test_an_environment_that_cannot_be_made_can_be_closed() -> None:
     await host.close()
 
 
-async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
+async def test_a_repeated_message_runs_once() -> None:
     class Counted(Inside):
         steps = 0
 
@@ -183,8 +183,8 @@ async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
     await host.end()
 
 
-async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> None:
-    """The models of a host have no keys: only that of the run answers."""
+async def test_the_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
+    """The models of a host have no keys: only the run's model answers."""
     asked = []
 
     async def oracle(request: LLMRequest) -> LLMResponse:
@@ -221,7 +221,7 @@ async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> No
     await environment.close()
 
 
-async def test_the_policy_answers_background_client_as_long_as_the_episode_goes_on() -> None:
+async def test_background_requests_end_with_the_episode() -> None:
     """One that is not answered when the episode ends is not paid for any more."""
     request = LLMRequest([{"role": "user", "content": "a title?"}])
     asked: list[LLMRequest] = []
@@ -270,7 +270,7 @@ def _no_limits() -> Any:
     return EpisodeLimits()
 
 
-async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) -> None:
+async def test_episode_files_are_sent_at_the_end(tmp_path: Path) -> None:
     """More than one piece, in folders, once."""
     kept = tmp_path / "node" / "files"
 
@@ -321,7 +321,7 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
     assert all(name in warning for name in ("absolute", "sub/up", "pipe"))
 
 
-async def test_its_folder_is_found_when_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     host = EnvironmentHost(lease_sec=60)
     folders = await asyncio.gather(*(asyncio.to_thread(host._new_folder) for _ in range(20)))

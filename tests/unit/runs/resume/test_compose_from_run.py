@@ -1,4 +1,4 @@
-"""`resume=`, `replay=` and `branch_from=`: what is taken over from a record, and what is typed over it."""
+"""`resume=`, `replay=` and `branch_from=`: recorded options, and typed options that override them."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 def rewrite(path: str, old: str, new: str) -> None:
-    """Changes a record, as somebody else might."""
+    """Changes a record, as another user might."""
     text = Path(path).read_text()
     assert old in text
     Path(path).write_text(text.replace(old, new))
 
 
-def test_other_command_lines_stay_as_they_are() -> None:
+def test_other_command_lines_are_unchanged() -> None:
     assert compose_from_run(["-m"], ["seed=1,2", "name=replay=x"]) == (
         ["-m", "seed=1,2", "name=replay=x"],
         None,
@@ -133,7 +133,7 @@ def test_a_replay_of_a_run_runs_every_attempt(recorded: Recorded) -> None:
     assert composed("replay=first", "policy.strict=true")["policy"]["strict"] is True
 
 
-def test_a_replay_of_a_replay_and_a_branch_of_a_branch(recorded: Recorded, tmp_path: Path) -> None:
+def test_replays_and_branches_can_be_nested(recorded: Recorded, tmp_path: Path) -> None:
     recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "policy.episode=e", "attempts=3", "seed=2")
     config = composed("replay=first/fix")
     assert (config["replay"], config["policy"]["trajectory"], config["attempts"]) == ("first/e0", "first", 1)
@@ -152,7 +152,7 @@ def test_a_replay_of_a_replay_and_a_branch_of_a_branch(recorded: Recorded, tmp_p
         ("env=harbor", None),
     ],
 )
-def test_an_option_that_goes_elsewhere_is_that_place(recorded: Recorded, typed: str, oracle: object) -> None:
+def test_an_option_in_another_package_is_kept(recorded: Recorded, typed: str, oracle: object) -> None:
     recorded("env=twenty_questions", "policy@env.oracle=scripted", "env.oracle.replies=[yes]", "policy=oracle")
     config = composed("replay=first", *typed.split())
     found = config["env"].get("oracle")
@@ -180,13 +180,13 @@ def test_a_branch(recorded: Recorded) -> None:
         ("policy=scripted policy.replies=[a]", "policy.replies=[b,c]", ["b", "c"]),
     ],
 )
-def test_what_is_typed_now_wins(recorded: Recorded, before: str, typed: str, expected: object) -> None:
+def test_typed_options_override_recorded_options(recorded: Recorded, before: str, typed: str, expected: object) -> None:
     recorded(*before.split())
     policy = composed("branch_from=first/fix@1", typed)["policy"]
     assert policy == expected if isinstance(expected, dict) else expected in policy.values()
 
 
-def test_a_key_that_was_added_can_be_changed_and_left_out(recorded: Recorded) -> None:
+def test_an_added_key_can_be_changed_and_removed(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
     again = ("branch_from=first/fix@1",)
     assert composed(*again)["policy"]["extra_body"] == {"top_k": 5, "x": 1}
@@ -197,7 +197,7 @@ def test_a_key_that_was_added_can_be_changed_and_left_out(recorded: Recorded) ->
     assert composed(*again, "policy.extra_body=null")["policy"]["extra_body"] is None
 
 
-def test_a_sweep_over_what_is_typed(recorded: Recorded) -> None:
+def test_typed_choices_make_a_sweep(recorded: Recorded) -> None:
     recorded("seed=1")
     derived = compose_from_run(["-m"], ["branch_from=first/fix@1", "seed=2,3", "branches=1,2"])
     assert derived.argv[0] == "-m"
@@ -211,7 +211,7 @@ def test_names_from_a_run_directory_are_only_names(recorded: Recorded) -> None:
     assert composed("replay=first")["env"]["tasks"] == [task, "*"]
 
 
-def test_paths_mean_what_they_meant(recorded: Recorded, tmp_path: Path) -> None:
+def test_recorded_paths_are_made_absolute(recorded: Recorded, tmp_path: Path) -> None:
     there = tmp_path / "there"
     recorded(
         "env.path='my tasks'",
@@ -242,7 +242,7 @@ def test_folders_of_options_are_taken_over(recorded: Recorded, tmp_path: Path) -
         compose_from_run([], ["branch_from=first/fix@1"])
 
 
-def test_a_run_cannot_bring_its_own_options(recorded: Recorded, tmp_path: Path) -> None:
+def test_config_folders_inside_a_run_are_rejected(recorded: Recorded, tmp_path: Path) -> None:
     run = recorded()
     (tmp_path / "x").mkdir()
     for folder in (tmp_path / "x" / ".." / "first" / ".hydra", "first/.hydra", "x"):
@@ -269,11 +269,11 @@ def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
 @pytest.mark.parametrize(
     "line", ["+tracker._target_=os.system", "++tracker={_target_: os.system}", "+env.a={_target_: os.system}"]
 )
-def test_a_class_that_no_option_names_is_not_taken_from_a_file(recorded: Recorded, line: str) -> None:
+def test_an_unlisted_class_in_a_record_is_rejected(recorded: Recorded, line: str) -> None:
     run = recorded(line)
     assert "os.system" in str(composed("replay=first")), "it is the user's own run"
     run.chmod(0o777)
-    with pytest.raises(ConfigError, match=r"names a class that no option here names.*_target_=os.system"):
+    with pytest.raises(ConfigError, match=r"names a class that no available option has.*_target_=os.system"):
         compose_from_run([], ["replay=first", "resume_force=true"])
     key = line.lstrip("+").partition("=")[0]
     value = "mine.Tracker" if key.endswith("_target_") else "{_target_: mine.Tracker}"
@@ -281,7 +281,7 @@ def test_a_class_that_no_option_names_is_not_taken_from_a_file(recorded: Recorde
     assert "mine.Tracker" in str(again), "typed again, it is the user's own"
 
 
-def test_a_class_of_an_option_of_ones_own_is_taken_over(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_class_of_a_custom_option_is_kept(recorded: Recorded, tmp_path: Path) -> None:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "mine.yaml").write_text(
         "# mine\nsub: {_target_: mine.Part}\n_target_: 'mine.Policy'\n"
@@ -296,7 +296,7 @@ def test_a_class_of_an_option_of_ones_own_is_taken_over(recorded: Recorded, tmp_
 @pytest.mark.parametrize(
     "name", ["${oc.env:HOME}", "a ${ oc.env:HOME}", "${oc.decode:1}", "${agent._target_", "\\${x:y}", "\\\\${x}"]
 )
-def test_what_a_record_says_is_text(recorded: Recorded, name: str) -> None:
+def test_recorded_interpolations_are_text(recorded: Recorded, name: str) -> None:
     recorded("name=plain")
     rewrite("first/config.yaml", "name: plain", f"name: {json.dumps(name)}")
     assert composed("resume=first")["name"] == name
@@ -305,13 +305,13 @@ def test_what_a_record_says_is_text(recorded: Recorded, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["${oc.env:HOME}", "${now:%Y}", "x${hydra:job.num}", "${oc.select:a.b}", "${a.${oc.env:HOME}}"]
 )
-def test_a_reference_that_reads_this_machine_is_what_it_was(recorded: Recorded, name: str) -> None:
+def test_recorded_references_to_this_machine_are_not_resolved(recorded: Recorded, name: str) -> None:
     recorded("name=plain")
     rewrite("first/.hydra/config.yaml", "name: plain", f"name: {json.dumps(name)}")
     assert composed("resume=first")["name"] == "plain"
 
 
-def test_hydra_itself_is_not_set_up_by_a_record(recorded: Recorded) -> None:
+def test_a_record_cannot_configure_hydra(recorded: Recorded) -> None:
     recorded()
     text = "hydra: {callbacks: {theirs: {_target_: os.system}}}\ndefaults: [theirs]\n"
     Path("first/config.yaml").write_text(Path("first/config.yaml").read_text() + text)
@@ -320,7 +320,7 @@ def test_hydra_itself_is_not_set_up_by_a_record(recorded: Recorded) -> None:
     assert not {"hydra", "defaults"} & {*values}
 
 
-def test_what_refers_to_another_key_or_to_the_runs_directory_goes_on_doing_so(recorded: Recorded) -> None:
+def test_references_to_keys_and_run_directory_stay(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
     config = composed("branch_from=first/fix@1", "policy.model=other")
     assert config["name"] == "other"
@@ -328,7 +328,7 @@ def test_what_refers_to_another_key_or_to_the_runs_directory_goes_on_doing_so(re
     assert config["snapshot"]["output_dir"] == "out/snapshots"
 
 
-def test_what_has_changed_on_disk_since_does_not_count(recorded: Recorded, tmp_path: Path) -> None:
+def test_later_changes_of_option_files_are_ignored(recorded: Recorded, tmp_path: Path) -> None:
     option = tmp_path / "options" / "policy" / "mine.yaml"
     option.parent.mkdir(parents=True)
     option.write_text("_target_: ares_exp.policies.scripted.ScriptedPolicy\nreplies: [a]\n")
@@ -340,14 +340,14 @@ def test_what_has_changed_on_disk_since_does_not_count(recorded: Recorded, tmp_p
     assert composed("branch_from=first/fix@1", "policy=mine")["policy"]["replies"] == ["b"], "that is chosen now"
 
 
-def test_several_can_be_chosen_anew(recorded: Recorded) -> None:
+def test_several_options_can_be_chosen_again(recorded: Recorded) -> None:
     recorded("tracker=none")
     config = composed("branch_from=first/fix@1", "tracker=[wandb,jsonl]", "tracker.wandb.project=x")
     assert [*config["tracker"]] == ["wandb", "jsonl"]
     assert config["tracker"]["wandb"]["project"] == "x"
 
 
-def test_a_group_that_the_run_did_not_have_yet_has_its_default(recorded: Recorded) -> None:
+def test_an_unrecorded_group_has_its_default(recorded: Recorded) -> None:
     recorded()
     for path in (Path("first/config.yaml"), Path("first/.hydra/config.yaml")):
         config = yaml.safe_load(path.read_text())
@@ -357,7 +357,7 @@ def test_a_group_that_the_run_did_not_have_yet_has_its_default(recorded: Recorde
 
 
 @pytest.mark.parametrize("verb", ["resume=first", "replay=first"])
-def test_config_that_was_cut_is_called_broken(recorded: Recorded, verb: str) -> None:
+def test_an_incomplete_config_is_reported_as_broken(recorded: Recorded, verb: str) -> None:
     recorded()
     path = Path("first/config.yaml")
     path.write_text(path.read_text().partition("policy:")[0])
@@ -424,7 +424,7 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["replay=first", "branch_from=first/fix@1"], "does one thing"),
+        (["replay=first", "branch_from=first/fix@1"], "Use one per command"),
         (["replay=first/fix@1"], "leave `@1` out"),
         (["replay=first", "policy=oracle"], "`policy` cannot be set"),
         (["branch_from=first/fix@1", "attempts=2"], "`branches` is their number"),
@@ -432,26 +432,26 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
         (["branch_from=first"], "<run>/<episode>@<step>"),
         (["branch_from=first/fix@1", "experiment=smoke"], "`experiment` cannot be set with `branch_from`"),
         (["replay=first", "branches=2"], "`branches` cannot be set with `replay`"),
-        (["branches=2"], "`branches` belongs to a branch"),
-        (["branch.inject=x", "branch_from=null"], "`branch.inject` belongs to a branch"),
+        (["branches=2"], "`branches` has an effect only with a branch"),
+        (["branch.inject=x", "branch_from=null"], "`branch.inject` has an effect only with a branch"),
         (["replay=first,second"], "got a sweep"),
         (["replay=5"], "no run 5"),
     ],
 )
-def test_what_does_not_go_together(recorded: Recorded, typed: list[str], expected: str) -> None:
+def test_conflicting_options_are_rejected(recorded: Recorded, typed: list[str], expected: str) -> None:
     recorded()
     with pytest.raises(ConfigError) as caught:
         compose_from_run([], typed)
     assert expected in str(caught.value)
 
 
-def test_a_recorded_override_that_is_none(sweep: Callable[..., Path]) -> None:
+def test_an_invalid_recorded_override_is_an_error(sweep: Callable[..., Path]) -> None:
     sweep("seed=[")
     with pytest.raises(ConfigError, match=r"cannot be read: `seed=\["):
         compose_from_run([], ["resume=first"])
 
 
-def test_a_replay_of_a_run_leaves_out_what_did_not_end(recorded: Recorded) -> None:
+def test_a_replay_skips_unfinished_episodes(recorded: Recorded) -> None:
     run = recorded(tasks=[])
     with pytest.raises(ConfigError, match=r"found none\.$"):
         compose_from_run([], ["replay=first"])
@@ -465,7 +465,7 @@ def test_a_replay_of_a_run_leaves_out_what_did_not_end(recorded: Recorded) -> No
     assert composed("replay=first")["env"]["tasks"] == ["sum"]
 
 
-def test_a_run_goes_on_as_it_was_composed(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_config(recorded: Recorded, tmp_path: Path) -> None:
     recorded("seed=5", "attempts=4", "env.tasks=[fix]", "env.limit=1", "policy=scripted", "policy.replies=[a]")
     derived = compose_from_run([], ["resume=first", "concurrency=2"])
     assert derived.source == tmp_path / "first"
@@ -477,14 +477,14 @@ def test_a_run_goes_on_as_it_was_composed(recorded: Recorded, tmp_path: Path) ->
     assert (config["policy"]["replies"], config["resume"]) == (["a"], True)
 
 
-def test_what_was_said_of_one_session_does_not_count_for_the_next(recorded: Recorded) -> None:
+def test_session_options_are_not_kept(recorded: Recorded) -> None:
     recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "hydra.run.dir=x")
     config = composed("resume=first")
     assert (config["resume_force"], config["resume_redo"]) == (False, None)
     assert composed("resume=first", "resume_redo=[policy_error]")["resume_redo"] == ["policy_error"]
 
 
-def test_a_branch_and_a_replay_go_on_as_what_they_are(recorded: Recorded, tmp_path: Path) -> None:
+def test_branches_and_replays_resume_with_their_config(recorded: Recorded, tmp_path: Path) -> None:
     recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "attempts=3", "env.tasks=[fix]")
     config = composed("resume=first")
     assert (config["replay"], config["attempts"], config["policy"]["trajectory"]) == ("old/e", 3, "old")
@@ -494,7 +494,7 @@ def test_a_branch_and_a_replay_go_on_as_what_they_are(recorded: Recorded, tmp_pa
     assert (config["branch_from"], config["attempts"], config["branch"]["inject"]) == ("old/e@1", 4, "hi")
 
 
-def test_a_run_that_goes_on_from_elsewhere_means_the_same_paths(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_run_resumed_elsewhere_keeps_its_paths(recorded: Recorded, tmp_path: Path) -> None:
     there = tmp_path / "there"
     recorded("env.path=tasks", "branch_from=old/e@1", "attempts=2", cwd=there)
     config = composed("resume=first")
@@ -502,12 +502,12 @@ def test_a_run_that_goes_on_from_elsewhere_means_the_same_paths(recorded: Record
     assert config["branch_from"] == str(there / "old/e@1")
 
 
-def test_resume_is_a_key_like_others_when_it_names_nothing() -> None:
+def test_resume_without_a_run_is_a_plain_key() -> None:
     assert compose_from_run(["-m"], ["resume=true", "seed=1,2"]).argv == ["-m", "resume=true", "seed=1,2"]
     assert compose_from_run([], ["resume=false"]).argv == ["resume=false"]
 
 
-def test_the_attempts_are_those_of_the_last_session(recorded: Recorded, tmp_path: Path) -> None:
+def test_attempts_are_kept_from_the_last_session(recorded: Recorded, tmp_path: Path) -> None:
     recorded("attempts=2")
     Path("first/sessions.jsonl").write_text('{"started": 1.0, "attempts": 2}\n{"started": 2.0, "attempts": 4}\n{"atte')
     assert composed("resume=first")["attempts"] == 4
@@ -516,7 +516,7 @@ def test_the_attempts_are_those_of_the_last_session(recorded: Recorded, tmp_path
     assert composed("resume=first", "branches=6")["attempts"] == 6
 
 
-def test_a_sweep_goes_on_as_a_sweep(sweep: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_resumed_sweep_stays_a_sweep(sweep: Callable[..., Path], tmp_path: Path) -> None:
     folder = sweep("seed=1,2", "resume=true", "env.path=tasks", of_hydra=["hydra.sweep.dir=first"], there="there")
     folder = folder.rename(tmp_path / "my sweep")
     argv = compose_from_run([], ["resume='my sweep'", "concurrency=2"]).argv
@@ -534,9 +534,9 @@ def test_a_sweep_goes_on_as_a_sweep(sweep: Callable[..., Path], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "typed", "expected"),
     [
-        ([], ["resume=first", "replay=first"], "does one thing"),
-        ([], ["resume=first", "hydra.run.dir=x"], "goes on where it is"),
-        (["-m"], ["resume=first"], "leave `-m` out"),
+        ([], ["resume=first", "replay=first"], "Use one per command"),
+        ([], ["resume=first", "hydra.run.dir=x"], "the run continues in its directory"),
+        (["-m"], ["resume=first"], "Leave `-m` out"),
         ([], ["resume=first,second"], "got a sweep"),
         ([], ["resume=nowhere"], "nowhere"),
         ([], ["resume=empty"], "nothing to resume in empty"),
@@ -544,7 +544,9 @@ def test_a_sweep_goes_on_as_a_sweep(sweep: Callable[..., Path], tmp_path: Path) 
         ([], ["resume=."], r"is a folder of runs \(first\)"),
     ],
 )
-def test_what_cannot_be_resumed(recorded: Recorded, flags: list[str], typed: list[str], expected: str) -> None:
+def test_unsupported_resumes_are_rejected(
+    recorded: Recorded, flags: list[str], typed: list[str], expected: str
+) -> None:
     recorded()
     Path("empty").mkdir()
     with pytest.raises(ConfigError, match=expected):

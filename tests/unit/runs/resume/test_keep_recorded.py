@@ -1,4 +1,4 @@
-"""A command that is given again goes on with the config that was recorded, whatever has changed on disk since."""
+"""A repeated command continues with the recorded config, whatever has changed on disk since."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def restored(run_dir: RunDir, config: DictConfig, *typed: str) -> tuple[list[str
     return changed, OmegaConf.to_container(config)
 
 
-def test_what_was_not_typed_is_as_it_was(run_dir: RunDir) -> None:
+def test_untyped_values_are_restored(run_dir: RunDir) -> None:
     now = composed(policy={**POLICY, "temperature": 1.0, "top_p": 0.9}, limits={"steps": 10}, concurrency=16)
     changed, config = restored(run_dir, now)
     assert changed == ["policy", "limits"]
@@ -55,7 +55,7 @@ def test_what_was_not_typed_is_as_it_was(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("typed", ["policy.temperature=1", "+policy.extra=1", "policy=other", "experiment=other"])
-def test_what_was_typed_is_as_it_is(run_dir: RunDir, typed: str) -> None:
+def test_typed_values_stay(run_dir: RunDir, typed: str) -> None:
     now = composed(policy={**POLICY, "temperature": 1.0})
     changed, config = restored(run_dir, now, typed)
     assert changed == []
@@ -71,7 +71,7 @@ def test_what_was_typed_is_as_it_is(run_dir: RunDir, typed: str) -> None:
         {**POLICY, "extra_body": {"key": "***"}},
     ],
 )
-def test_what_a_file_does_not_decide(run_dir: RunDir, recorded: dict[str, Any]) -> None:
+def test_invalid_recorded_values_are_ignored(run_dir: RunDir, recorded: dict[str, Any]) -> None:
     text = json.dumps({"policy": recorded, "seed": 3})
     run_dir.config.write_text(text)
     changed, config = restored(run_dir, composed())
@@ -79,7 +79,7 @@ def test_what_a_file_does_not_decide(run_dir: RunDir, recorded: dict[str, Any]) 
     assert config["policy"] == POLICY
 
 
-def test_a_path_means_what_it_meant(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_path_is_made_absolute(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path.cwd()
     record(run_dir, env={"path": "tasks"})
     monkeypatch.chdir(tmp_path)
@@ -87,7 +87,7 @@ def test_a_path_means_what_it_meant(run_dir: RunDir, tmp_path: Path, monkeypatch
     assert restored(run_dir, composed(env={"path": "tasks"}))[1]["env"] == {"path": str(here / "tasks")}
 
 
-def test_the_attempts_are_those_of_the_last_session(run_dir: RunDir) -> None:
+def test_attempts_are_kept_from_the_last_session(run_dir: RunDir) -> None:
     run_dir.sessions.write_text(
         '{"started": 1.0, "attempts": 1}\n{"started": 2.0, "attempts": 4}\n{"ended": 3.0}\n{"atte'
     )

@@ -34,7 +34,7 @@ def row(episode_id: str, task: str, steps: int, outcome: str = "completed") -> s
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Three rows; the trajectory of one of them, and that of an episode without a row."""
+    """Three rows, the trajectory of one of them, and the trajectory of an episode without a row."""
     run = tmp_path / "s" / "0"
     (run / ".hydra").mkdir(parents=True)
     (run / ".hydra" / "overrides.yaml").write_text("- seed=1\n- env.tasks=[a,b]\n")
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_run_says_how_it_was_composed(run: Path) -> None:
+def test_a_run_records_its_overrides_and_folders(run: Path) -> None:
     recorded = RecordedRun(run)
     assert recorded.overrides() == ["seed=1", "env.tasks=[a,b]"]
     assert recorded.working_directory() == Path("/somewhere")
@@ -60,7 +60,7 @@ def test_episodes_of_rows_trajectories_and_snapshots(run: Path) -> None:
     assert last_steps == {"fix__0__aaa1": 2, "fix__1__bbb2": 2, "sum__0__ccc3": 4, "fix-more__0__ddd4": 0}
 
 
-def test_an_episode_that_left_nothing_but_snapshots(tmp_path: Path) -> None:
+def test_an_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").touch()
     shutil.copytree(GOLDEN, tmp_path / "snapshots")
     (tmp_path / "snapshots" / "broken__0__aa@1").mkdir()
@@ -69,7 +69,7 @@ def test_an_episode_that_left_nothing_but_snapshots(tmp_path: Path) -> None:
     assert EpisodeRef.parse(f"{tmp_path}/hello@3").step == 3
 
 
-def test_an_episode_that_was_killed_counts(run: Path) -> None:
+def test_a_killed_episode_is_found(run: Path) -> None:
     lines = list(dump_episode(chat("killed__0__e5", "killed", length=5)))
     (run / "trajectories" / "killed__0__e5.json").write_text("".join(lines[:3]))
     assert RecordedRun(run).episode("killed").last_step == 1
@@ -94,13 +94,13 @@ def test_names_of_episodes(run: Path, name: str, episode_id: str, step: int | No
     assert str(EpisodeRef.parse(str(ref))) == str(ref)
 
 
-def test_a_task_name_means_its_last_episode(run: Path) -> None:
+def test_a_task_name_selects_its_last_episode(run: Path) -> None:
     with (run / "episodes.jsonl").open("w") as file:
         file.write(row("sum__0__fff6", "sum", 1, "lost") + row("sum__0__ccc3", "sum", 4))
     assert [RecordedRun(run).episode(name).episode_id for name in ("sum", "sum__0")] == ["sum__0__ccc3"] * 2
 
 
-def test_a_run_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent.parent)
     for text in ("s/0", "s/0/", "./s/0", str(run)):
         ref = EpisodeRef.parse(text)
@@ -125,13 +125,13 @@ def test_a_run_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("0\0", ["no run"]),
     ],
 )
-def test_what_is_not_there(run: Path, name: str, expected: list[str]) -> None:
+def test_a_missing_episode_is_an_error(run: Path, name: str, expected: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         EpisodeRef.parse(f"{run.parent}/{name}")
     assert all(text in str(caught.value) for text in expected), caught.value
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run directory"):
         EpisodeRef.parse(str(tmp_path))
     with pytest.raises(ConfigError, match="expected a run directory"):
@@ -154,7 +154,7 @@ def test_a_run_without_records(tmp_path: Path) -> None:
         pytest.param("[", id="torn"),
     ],
 )
-def test_broken_records_are_told(run: Path, text: str) -> None:
+def test_broken_records_are_reported(run: Path, text: str) -> None:
     (run / ".hydra" / "overrides.yaml").write_text(text)
     (run / ".hydra" / "hydra.yaml").write_text(text)
     for read in (RecordedRun(run).overrides, RecordedRun(run).config_dirs, RecordedRun(run).working_directory):

@@ -1,4 +1,4 @@
-"""The response log: what is written comes back, whatever its process died of."""
+"""The response log: the written responses are read again after any crash."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def plain(value: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_a_log_returns_the_written_responses(tmp_path: Path) -> None:
     [log] = logged_episodes(written(tmp_path / "responses", 3).parent)
     assert replace(log, exchanges=()) == EPISODE
     assert [one.response for one in log.exchanges] == RESPONSES
     assert [plain(one.request) for one in log.exchanges] == [plain(one.request) for one in exchanges(3)]
 
 
-def test_what_had_no_response_in_time_comes_back_with_its_stage(tmp_path: Path) -> None:
+def test_an_unanswered_request_keeps_its_stage(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(1))
     log.append(request(1), None)
@@ -85,7 +85,7 @@ def test_what_had_no_response_in_time_comes_back_with_its_stage(tmp_path: Path) 
     assert responses(found.exchanges) == [RESPONSES[0], RESPONSES[2]]
 
 
-def test_what_came_ahead_of_its_turn_comes_back_in_its_turn_or_apart(tmp_path: Path) -> None:
+def test_prefetched_responses_are_read_in_order(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(1), exchanges(2)[1:])
     assert [log.append_ahead(request(n), RESPONSES[n], stage=1) for n in (2, 1)] == [1, 2]
@@ -128,7 +128,7 @@ def test_log_of_another_version_is_rejected(tmp_path: Path, version: int) -> Non
 RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, rewards={"lines": 3.0}, retry=1)
 
 
-def test_what_an_episode_came_to_is_its_end(tmp_path: Path) -> None:
+def test_a_result_ends_the_log(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(2))
     log.end(dump_json(RESULT.to_dict()))
@@ -160,14 +160,14 @@ def test_the_result_of_something_else_is_not_used(tmp_path: Path, other: dict[st
 
 
 @pytest.mark.parametrize("stage", [-1, 1.5, "1", None, True, 10**20])
-def test_a_stage_that_is_none(tmp_path: Path, stage: object) -> None:
+def test_an_invalid_stage_ends_the_log(tmp_path: Path, stage: object) -> None:
     path = written(tmp_path, 2)
     *lines, last = path.read_text().rstrip("\n").split("\n")
     path.write_text("\n".join([*lines, json.dumps({**json.loads(last), "stage": stage})]) + "\n")
     assert len(LoggedEpisode.read(path).exchanges) == 1
 
 
-def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
+def test_growing_requests_are_written_once(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 100_000}]
     log = log_in(tmp_path, EPISODE)
     log.start([])
@@ -178,7 +178,7 @@ def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:
     assert len(LoggedEpisode.read(path).exchanges) == 10
 
 
-def test_what_is_taken_over_is_there_from_the_start(tmp_path: Path) -> None:
+def test_copied_responses_are_written_at_start(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(2))
     log.append(request(2), RESPONSES[2])
@@ -187,7 +187,7 @@ def test_what_is_taken_over_is_there_from_the_start(tmp_path: Path) -> None:
     assert [one.response for one in found.exchanges] == RESPONSES
 
 
-def test_one_that_starts_again_is_another(tmp_path: Path) -> None:
+def test_a_restarted_log_replaces_the_earlier_log(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(3))
     log.start(exchanges(1))
@@ -197,7 +197,7 @@ def test_one_that_starts_again_is_another(tmp_path: Path) -> None:
     assert [one.response for one in found.exchanges] == [RESPONSES[0], RESPONSES[2]]
 
 
-def test_wherever_it_is_cut_what_is_whole_is_read(tmp_path: Path) -> None:
+def test_whole_lines_of_a_truncated_log_are_read(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     data = path.read_bytes()
     ends = [at for at, byte in enumerate(data) if byte == ord("\n")]
@@ -212,9 +212,7 @@ def test_wherever_it_is_cut_what_is_whole_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "\n", "{", "[]", "null", "{}", "[" * 100_000, '{"episode_id": 5}', "\xff\xfe", '{"retry": "0"}']
 )
-def test_a_log_without_a_whole_first_line_is_left_alone(
-    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_without_a_first_line_is_kept(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     other = written(tmp_path, 1)
     broken = tmp_path / "broken.jsonl"
     broken.write_bytes(text.encode("latin-1"))
@@ -224,7 +222,7 @@ def test_a_log_without_a_whole_first_line_is_left_alone(
 
 
 @pytest.mark.parametrize("line", ["null", "[1]", "{}", '{"observation": 5, "action": 5}', "[" * 100_000, "NaN"])
-def test_what_follows_a_broken_line_is_not_read(tmp_path: Path, line: str) -> None:
+def test_lines_after_a_broken_line_are_ignored(tmp_path: Path, line: str) -> None:
     path = written(tmp_path, 3)
     lines = path.read_text().splitlines()
     lines[2] = line
@@ -236,7 +234,7 @@ def test_what_follows_a_broken_line_is_not_read(tmp_path: Path, line: str) -> No
     ("name", "value"),
     [("episode_id", "../../x"), ("retry", -1), ("started_at", float("nan")), ("seed", "7"), ("attempt", 1.5)],
 )
-def test_a_head_that_no_run_has_written(tmp_path: Path, name: str, value: object) -> None:
+def test_an_invalid_head_is_ignored(tmp_path: Path, name: str, value: object) -> None:
     path = written(tmp_path, 1)
     head, *lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([json.dumps({**json.loads(head), name: value}) + "\n", *lines]))
@@ -292,7 +290,7 @@ def test_deleted_log_is_noticed_before_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", ["many", -1, 10**400], ids=["text", "negative", "endless"])
-def test_what_cannot_be_added_up_is_not_used(tmp_path: Path, count: object) -> None:
+def test_responses_with_invalid_usage_are_ignored(tmp_path: Path, count: object) -> None:
     path = written(tmp_path, 2)
     head, first, second = path.read_text().rstrip("\n").split("\n")
     changed = json.loads(second)

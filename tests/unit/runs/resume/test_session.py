@@ -1,4 +1,4 @@
-"""Which run may be gone on with: the one that it was. And what a session leaves in the run directory."""
+"""Which runs can be resumed: only with the same config. Also the files that a session writes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sessions(run_dir: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_dir.sessions.read_text().splitlines()]
 
 
-def test_a_run_starts_and_is_gone_on_with(run_dir: RunDir) -> None:
+def test_a_run_starts_and_is_resumed(run_dir: RunDir) -> None:
     started = opened(run_dir)
     files = {path: path.read_bytes() for path in (run_dir.config, run_dir.provenance)}
     assert started.earlier is None
@@ -61,7 +61,7 @@ def test_a_run_starts_and_is_gone_on_with(run_dir: RunDir) -> None:
     assert [line["resumed"] for line in sessions(run_dir)] == [False, True]
 
 
-def test_a_run_that_was_killed_before_its_config_was_written_starts(run_dir: RunDir) -> None:
+def test_a_run_killed_before_its_config_starts_again(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.config.unlink()
     assert not run_dir.has_run
@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_before_its_config_was_written_starts(run_dir: Run
         {"snapshot": {"_target_": "s"}, "retry": {"container_error": 2}, "budget": {"cost": 5}},
     ],
 )
-def test_what_is_harmless_may_be_another(run_dir: RunDir, changed: dict[str, Any]) -> None:
+def test_harmless_options_may_change(run_dir: RunDir, changed: dict[str, Any]) -> None:
     opened(run_dir)
     assert opened(run_dir, **changed).earlier is not None
 
@@ -121,10 +121,10 @@ def test_another_task_set_is_refused(run_dir: RunDir, tasks: dict[str, str], exp
     assert expected in str(caught.value)
 
 
-def test_a_changed_file_beside_the_tasks_is_refused_by_name(run_dir: RunDir) -> None:
+def test_a_changed_hint_file_is_rejected_by_name(run_dir: RunDir) -> None:
     opened(run_dir, {name: with_files(digest, {"/a/hint.md": "old"}) for name, digest in TASKS.items()})
     assert opened(run_dir, TASKS).earlier is not None
-    with pytest.raises(ConfigError, match=r"another one: what the agents are told besides has changed \(/a/hint.md\)"):
+    with pytest.raises(ConfigError, match=r"it has changed: other files that agents read have changed \(/a/hint.md\)"):
         opened(run_dir, {name: with_files(digest, {"/a/hint.md": "new"}) for name, digest in TASKS.items()})
 
 
@@ -187,7 +187,7 @@ def test_a_session_ends(run_dir: RunDir) -> None:
     assert not run_dir.responses.exists()
 
 
-def test_responses_that_are_of_use_stay(run_dir: RunDir) -> None:
+def test_useful_responses_stay(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.responses.mkdir()
     (run_dir.responses / "a.jsonl").touch()

@@ -27,7 +27,7 @@ def record(
     must_pass: bool = False,
     **config: object,
 ) -> Path:
-    """Writes the folder; `ended` says whether the run had time for its summary."""
+    """Writes the folder; `ended` sets whether the run wrote its summary."""
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
     (folder / ".hydra" / "hydra.yaml").write_text("hydra: {}\n")

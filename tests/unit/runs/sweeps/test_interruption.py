@@ -33,7 +33,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_job_is_told_when_it_listens_and_no_other_is_started(tmp_path: Path) -> None:
+def test_an_interrupt_reaches_jobs_and_starts_no_more(tmp_path: Path) -> None:
 
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, json.dumps(owner_labels()), str(tmp_path)],

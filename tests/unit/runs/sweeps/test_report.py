@@ -55,14 +55,14 @@ def test_every_job_has_a_row(sweep: Path) -> None:
     assert report.exit_code == 2
 
 
-def test_what_was_cut_short_is_no_zero(sweep: Path) -> None:
+def test_a_cancelled_episode_is_not_a_zero(sweep: Path) -> None:
     row = SweepReport.read(sweep).rows[1]
     assert row.outcomes == {"completed": 1, "cancelled": 1}
     assert row.objective == 1.0
     assert (row.tokens, row.cost) == (20, 1.0), "but it is paid for"
 
 
-def test_the_best_is_one_of_those_that_are_complete(sweep: Path) -> None:
+def test_the_best_job_is_complete(sweep: Path) -> None:
     best = SweepReport.read(sweep).best
     assert best is not None
     assert (best.job, best.objective) == ("0", 0.5)
@@ -168,7 +168,7 @@ def test_jobs_in_folders_of_other_names_are_found(tmp_path: Path) -> None:
     assert report.exit_code == 0
 
 
-def test_what_people_read(sweep: Path) -> None:
+def test_the_report_is_readable_text(sweep: Path) -> None:
     stream = io.StringIO()
     render_report(SweepReport.read(sweep), stream)
     text = stream.getvalue()
@@ -214,7 +214,7 @@ def test_an_attempt_without_a_reward_counts_as_zero() -> None:
     assert objective(RunSummary(2, ()), "mean_reward") is None
 
 
-def test_the_metrics_that_there_are() -> None:
+def test_an_unknown_metric_suggests_a_known_metric() -> None:
     assert {"mean_reward", "pass@1", "pass@2", "cost_mean", "scored_only/pass^2"} <= set(known_metrics(3))
     assert "pass@4" not in known_metrics(3)
     check_objective("pass@2", attempts=2)
@@ -226,7 +226,7 @@ def plan(*jobs: str) -> SweepPlan:
     return SweepPlan(len(jobs), jobs=tuple(tuple(job.split()) for job in jobs))
 
 
-def test_what_varies() -> None:
+def test_only_varied_keys_are_named() -> None:
     assert varied([["name=x", "seed=1"], ["name=x", "seed=2", "resume=true"], ["name=x", "seed=1"]]) == ["seed"]
     assert varied([["a=1"], ["b=1"]]) == ["a", "b"], "what one has and another has not"
     assert varied([["a=1"]]) == []
@@ -239,7 +239,7 @@ def test_what_varies() -> None:
         plan("concurrency=8 seed=1 limits.steps=9 resume=true", "concurrency=8 seed=2 limits.steps=9 resume=true"),
     ],
 )
-def test_the_same_jobs_go_on(now: SweepPlan) -> None:
+def test_the_same_jobs_continue(now: SweepPlan) -> None:
     now.check_continues(plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"))
     now.check_continues(SweepPlan())
 
@@ -259,7 +259,7 @@ def test_other_jobs_do_not(now: SweepPlan, number: int) -> None:
         now.check_continues(plan("seed=1", "seed=2"))
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_plan_is_read_as_written(tmp_path: Path) -> None:
     written = SweepPlan(2, "pass@2", minimize=True, jobs=(("seed=1",), ("seed=2",)))
     written.write(tmp_path)
     assert SweepPlan.read(tmp_path) == written
@@ -274,26 +274,26 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**recorded, "resume": True, "resume_redo": [], **changes}
 
 
-def test_a_complete_job_is_done_whatever_changes_no_result(tmp_path: Path) -> None:
+def test_harmless_changes_keep_a_job_done(tmp_path: Path) -> None:
     job = JobFolder.read(record(tmp_path / "0", DONE, resume=False))
     assert job.state is JobState.COMPLETE
     assert job.is_done(config(tmp_path / "0", concurrency=9))
 
 
 @pytest.mark.parametrize("changes", [{"attempts": 2}, {"seed": 1}, {"resume_redo": ["agent_error"]}])
-def test_it_is_not_done_where_more_or_something_else_is_asked_for(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_job_with_changed_options_is_not_done(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert not JobFolder.read(record(tmp_path / "0", DONE, seed=0)).is_done(config(tmp_path / "0", **changes))
 
 
 @pytest.mark.parametrize("results", [[], DONE[:1], [DONE[0], result("b", 0, None, Outcome.CANCELLED)]])
 @pytest.mark.parametrize("ended", [True, False])
-def test_it_is_not_done_while_something_is_owed(tmp_path: Path, results: list[Any], ended: bool) -> None:
+def test_a_job_with_owed_episodes_is_not_done(tmp_path: Path, results: list[Any], ended: bool) -> None:
     job = JobFolder.read(record(tmp_path / "0", results, ended=ended))
     assert job.state is JobState.INCOMPLETE
     assert not job.is_done(config(tmp_path / "0"))
 
 
-def test_solutions_that_fail_make_a_complete_job_fail_the_sweep(tmp_path: Path) -> None:
+def test_failed_solutions_make_a_complete_job_fail(tmp_path: Path) -> None:
     ran = [JobFolder.read(record(tmp_path / str(one), DONE, must_pass=one)) for one in (False, True)]
     assert [job.state for job in ran] == [JobState.COMPLETE] * 2
     assert [job.exit_code for job in ran] == [0, 1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.compatibility.sources import git
 
 TASK = {
     "task.toml": "",
@@ -34,10 +35,7 @@ class Repository:
         return f"file://{self.path}"
 
     def git(self, *arguments: str) -> str:
-        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-        command = ["git", *identity, *arguments]
-        done = subprocess.run(command, cwd=self.path, check=True, capture_output=True, text=True, timeout=30)
-        return done.stdout.strip()
+        return git(self.path, *arguments)
 
     def write(self, files: Mapping[str, str]) -> None:
         for relative, text in files.items():

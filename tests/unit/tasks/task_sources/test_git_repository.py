@@ -1,16 +1,25 @@
-"""Repositories whose commits are in the cache: what needs no network, and what is asked."""
+"""Repositories of tasks: git commands, the cache, and several processes that fetch."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import subprocess
+import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
-from ares_exp.errors import PreflightError
+from ares_exp.errors import GitError, PreflightError
+from ares_exp.tasks import child_process
+from ares_exp.tasks.task_contract import TaskOrigin
+from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
+from ares_exp.tasks.task_sources.git_command import Git
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
 
@@ -107,3 +116,252 @@ def test_the_copy_of_a_commit_stays_as_it_was_made(repository: Repository, cache
     objects = ("cat-file", "--batch-all-objects", "--batch-check=%(objecttype)")
     listed = subprocess.run(["git", "--git-dir", str(copy), *objects], capture_output=True, text=True, check=True)
     assert sorted({*listed.stdout.split()}) == ["commit", "tree"]
+
+
+def test_what_a_command_prints() -> None:
+    assert Git(timeout_sec=60).run("version").startswith(b"git version")
+
+
+def test_what_git_says_is_in_the_error(tmp_path: Path) -> None:
+    said = r"`git rev-parse` failed with exit code 128: fatal: not a git repository.*[^.]\.$"
+    with pytest.raises(GitError, match=said):
+        Git(timeout_sec=60).run("rev-parse", "HEAD", git_dir=tmp_path)
+
+
+def test_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PreflightError, match="Expected the program `git` on PATH, found none"):
+        Git(timeout_sec=60).run("version")
+
+
+def test_a_silent_server_is_given_up(silent_server: socket.socket, tmp_path: Path) -> None:
+    url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
+    with pytest.raises(PreflightError, match=r"`git ls-remote` was killed after 0\.3 seconds.*env\.git_timeout_sec"):
+        Git(timeout_sec=0.3).run("ls-remote", "--", url)
+
+
+def test_another_thread_stops_it(silent_server: socket.socket) -> None:
+    git, errors = Git(timeout_sec=60), []
+    url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
+
+    def run() -> None:
+        try:
+            git.run("ls-remote", "--", url)
+        except PreflightError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    connection, _ = silent_server.accept()
+    with connection:
+        git.stop()
+        thread.join()
+        connection.settimeout(30)
+        while connection.recv(4096):  # its request, then the end: nothing of git is left
+            pass
+    [error] = errors
+    assert error.startswith("`git ls-remote` was stopped.")
+    with pytest.raises(PreflightError, match="stopped"):
+        git.run("version")
+
+
+def test_a_flood_is_cut_off(monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a")
+    monkeypatch.setattr(child_process, "MAX_OUTPUT_BYTES", 20)
+    with pytest.raises(PreflightError, match="expected to print at most 20 bytes"):
+        Git(timeout_sec=60).run("ls-tree", "-r", "HEAD", git_dir=repository.path / ".git")
+
+
+def test_another_repository_in_the_environment_is_not_meant(
+    monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository, tmp_path: Path
+) -> None:
+    repository = make_repository("tasks/a")
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):
+        monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    listed = Git(timeout_sec=60).run("ls-tree", "--name-only", "HEAD", git_dir=repository.path / ".git")
+    assert listed == b"tasks\n"
+
+
+def test_no_hook_and_no_helper_is_started(
+    monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository, tmp_path: Path
+) -> None:
+    repository = make_repository("tasks/a")
+    hook = repository.path / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\n")
+    hook.chmod(0o755)
+    git = Git(timeout_sec=60)
+    git.run("checkout", "--detach", git_dir=repository.path / ".git", work_tree=repository.path)
+    assert not (tmp_path / "hooked").exists()
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "ext")
+    with pytest.raises(GitError, match="transport 'ext' not allowed"):
+        git.run("ls-remote", "--", f"ext::touch {tmp_path}/helped")
+    assert not (tmp_path / "helped").exists()
+    assert os.environ["GIT_ALLOW_PROTOCOL"] == "ext"
+
+
+LOAD = """
+import json, sys
+from ares_exp.environments.harbor import HarborEnvironments
+
+source = HarborEnvironments(**json.loads(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+source.load(print)
+print(json.dumps([[str(task.path), task.digest] for task in source.tasks]))
+"""
+
+
+def loading(**options: str) -> subprocess.Popen[str]:
+    """A process that loads a task set once it is told to."""
+    command = [sys.executable, "-c", LOAD, json.dumps(options)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_two_at_once_share_what_they_fetch(make_repository: MakeRepository, cache_dir: Path) -> None:
+    repository = make_repository("tasks/a", "tasks/b", "tasks/c")
+    with ExitStack() as stack:
+        options = {"repo": repository.url, "cache_dir": str(cache_dir)}
+        both = [stack.enter_context(loading(**options)) for _ in range(2)]
+        for process in both:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        first, second = (process.communicate(timeout=60)[0] for process in both)
+    assert first == second
+    assert [Path(path).name for path, _ in json.loads(first)] == ["a", "b", "c"]
+    assert sorted(path.name for path in cache_dir.glob("*/*") if path.parent.name != "commits") == ["a", "b", "c"]
+    assert len([*cache_dir.glob("commits/*")]) == 1
+
+
+@pytest.mark.once
+def test_git_dies_with_the_process_that_runs_it(
+    silent_server: socket.socket, make_repository: MakeRepository, cache_dir: Path
+) -> None:
+    url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
+    with loading(repo=url, cache_dir=str(cache_dir)) as process:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        connection, _ = silent_server.accept()
+        with connection:
+            process.kill()
+            connection.settimeout(30)
+            while connection.recv(4096):  # what git asks for, then the end of git
+                pass
+    assert not cache_dir.exists(), "it has asked, and fetched nothing yet"
+    repository = make_repository("tasks/a")
+    source = HarborEnvironments(repo=repository.url, cache_dir=cache_dir)
+    source.load(print)
+    assert [path.name for path in cache_dir.glob("*/*") if path.parent.name != "commits"] == ["a"]
+
+
+ORIGIN = TaskOrigin("file:///tasks", "a" * 40, "tasks/one")
+
+HALF_A_TASK = """
+import sys, time
+from pathlib import Path
+from ares_exp.tasks.task_sources.cache import TaskCache
+
+with TaskCache(Path(sys.argv[1])).workspace() as workspace:
+    (workspace / "stage" / "one").mkdir(parents=True)
+    (workspace / "stage" / "one" / "task.toml").write_text("half")
+    print("half", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def cache(cache_dir: Path) -> TaskCache:
+    return TaskCache(cache_dir)
+
+
+def keep(cache: TaskCache, text: str = "whole") -> Path:
+    """Makes a task, and moves it to its place in the cache."""
+    place = cache.task(ORIGIN, "one")
+    with cache.workspace() as workspace:
+        (workspace / "stage").mkdir()
+        (workspace / "stage" / "task.toml").write_text(text)
+        cache.keep(workspace / "stage", place)
+    return place
+
+
+def test_what_is_kept_is_found(cache: TaskCache, cache_dir: Path) -> None:
+    place = cache.task(ORIGIN, "one")
+    assert not cache.has(place)
+    assert not any(cache_dir.iterdir())
+    assert keep(cache) == place
+    assert cache.has(place)
+    assert (place / "task.toml").read_text() == "whole"
+    assert place.name == "one"
+    assert [path.name for path in cache_dir.iterdir()] == [place.parent.name]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TaskOrigin("file:///others", "a" * 40, "tasks/one"),
+        TaskOrigin("file:///tasks", "b" * 40, "tasks/one"),
+        TaskOrigin("file:///tasks", "a" * 40, "more/one"),
+    ],
+)
+def test_another_repository_commit_or_path_is_another_task(cache: TaskCache, other: TaskOrigin) -> None:
+    keep(cache)
+    assert not cache.has(cache.task(other, "one"))
+
+
+def test_who_comes_second_takes_what_is_there(cache: TaskCache) -> None:
+    assert keep(cache, "first") == keep(cache, "second")
+    assert (cache.task(ORIGIN, "one") / "task.toml").read_text() == "first"
+
+
+def test_an_emptied_task_is_made_again(cache: TaskCache) -> None:
+    (keep(cache) / "task.toml").unlink()
+    assert not cache.has(cache.task(ORIGIN, "one"))
+    assert (keep(cache, "again") / "task.toml").read_text() == "again"
+
+
+def test_something_else_in_its_place_is_left_alone(cache: TaskCache) -> None:
+    place = cache.task(ORIGIN, "one")
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
+    with pytest.raises(PreflightError, match=r"Cannot write .*env\.cache_dir"):
+        keep(cache)
+    assert place.read_text() == "mine"
+
+
+def test_a_killed_process_leaves_nothing_half(cache_dir: Path) -> None:
+    command = [sys.executable, "-c", HALF_A_TASK, str(cache_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+        with TaskCache(cache_dir).workspace():  # another run does not disturb it
+            assert len(list(cache_dir.glob("*/stage/one/task.toml"))) == 1
+        process.kill()
+        process.wait()
+    assert len(list(cache_dir.glob("*/stage/one/task.toml"))) == 1
+    cache = TaskCache(cache_dir)
+    assert not cache.has(cache.task(ORIGIN, "one"))
+    with cache.workspace() as workspace:
+        assert list(cache_dir.iterdir()) == [workspace]
+    assert list(cache_dir.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(PreflightError, match=r"Expected to write fetched tasks .*env\.cache_dir"),
+        TaskCache(tmp_path / "file").workspace(),
+    ):
+        pass
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "ares_exp" / "tasks"
+    for unusable in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert default_cache_dir() == Path.home() / ".cache" / "ares_exp" / "tasks"

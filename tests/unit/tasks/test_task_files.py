@@ -1,12 +1,18 @@
+"""Task files: `task.toml`, its templates, the instruction, and warnings."""
+
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.errors import TaskError
+from ares_exp.tasks.env_templates import resolve, resolve_env, secret_values
+from ares_exp.tasks.instruction import read_instruction, strip_canary
 from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml, warnings_of
+from ares_exp.tasks.task_warnings import TaskWarnings
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 PATH = Path("/set/a-task/task.toml")
@@ -156,3 +162,95 @@ WARNED = [
 @pytest.mark.parametrize(("text", "expected"), WARNED)
 def test_warnings(text: str, expected: list[str]) -> None:
     assert warnings_of(parse_task_toml(text, path=PATH)) == expected
+
+
+HOST = {"A": "va", "E": "", "API_KEY": "sk-12345678", "MAX_TOKENS": "1234567890", "SHORT_KEY": "abc"}
+
+
+@pytest.mark.parametrize(("value", "expected"), [("${M:-${A}}", "${A}"), ("${A}\n", "${A}\n")])
+def test_resolved(value: str, expected: str) -> None:
+    assert resolve(value, HOST) == expected
+
+
+@pytest.mark.parametrize(("value", "name"), [("${M}", "M"), ("${ A }", " A "), ("${A-d}", "A-d")])
+def test_a_missing_variable_is_named(value: str, name: str) -> None:
+    with pytest.raises(TaskError, match=r"task\.toml: \[verifier\.env\] KEY: .*not\. Set it") as caught:
+        resolve_env({"KEY": value}, where="task.toml: [verifier.env]", host=HOST)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("A-B", "x"), ("", "x"), ("1A", "x"), ("A", "x\0y")])
+def test_what_cannot_be_a_variable_is_refused(key: str, value: str) -> None:
+    with pytest.raises(TaskError, match="expected a variable name"):
+        resolve_env({key: value}, where="here", host=HOST)
+
+
+def test_the_host_is_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARES_EXP_TEST_VALUE", "seen")
+    assert resolve_env({"X": "${ARES_EXP_TEST_VALUE}"}, where="here") == {"X": "seen"}
+
+
+def test_secrets_are_host_values_with_a_telling_name() -> None:
+    tables = [
+        {"JUDGE": "${API_KEY}", "LIMIT": "${MAX_TOKENS}", "PLAIN": "${A}", "OTHER_KEY": "literal-value"},
+        {"SECRET_THING": "${MAX_TOKENS}", "B": "${SHORT_KEY}"},
+    ]
+    assert secret_values(tables[:1], host=HOST) == ("sk-12345678",)
+    assert secret_values(tables, host=HOST) == ("sk-12345678", "1234567890")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<!-- harbor-canary GUID 1 -->\nDo it.\n", "Do it.\n"),
+        ("<!-- canary --> Do it.", "<!-- canary --> Do it."),
+        ("\n# canary\nDo it.", "# canary\nDo it."),
+        ("# canary\n\n# canary\nDo it.", "# canary\nDo it."),
+        ("# canary", ""),
+    ],
+)
+def test_canary_lines_are_dropped(text: str, expected: str) -> None:
+    assert strip_canary(text) == expected
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "instruction.md").write_bytes(b"\xff")
+    with pytest.raises(TaskError, match="UTF-8"):
+        read_instruction(tmp_path / "instruction.md", LinkBounds(tmp_path))
+
+
+def told(*warnings: tuple[str, str]) -> list[str]:
+    sentences: list[str] = []
+    collected = TaskWarnings()
+    for name, sentence in warnings:
+        collected.add(name, [sentence])
+    collected.tell(sentences.append)
+    collected.tell(sentences.append)
+    return sentences
+
+
+def test_one_kind_is_one_sentence_with_the_number_of_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    many = [(f"task-{n}", f"task-{n}: task.toml: unknown key colour is ignored") for n in range(28)]
+    [said] = told(*many)
+    assert said == "28 tasks: task.toml: unknown key colour is ignored (task-0, task-1, task-2 and 25 more)"
+    assert all(f"task-{n}" in caplog.text for n in range(28)), "the log has them all"
+
+
+def test_numbers_are_no_kinds_of_their_own() -> None:
+    limits = [("a", "cpus=1: not enforced"), ("b", "b: cpus=1: not enforced"), ("c", "Task c: cpus=0.5: not enforced")]
+    assert told(*limits) == ["3 tasks: cpus=1/0.5: not enforced (a, b, c)"]
+    assert told(*((f"t{n}", f"memory_mb={n}: no") for n in range(1, 6))) == [
+        "5 tasks: memory_mb=1/2/3/…: no (t1, t2, t3 and 2 more)"
+    ]
+
+
+def test_names_inside_of_a_sentence_are_no_kinds_either() -> None:
+    paths = [(name, f"skipped: /set/{name}/task.toml: no table") for name in ("a", "b-1", "c(2)")]
+    assert told(*paths) == ["3 tasks: skipped: /set/…/task.toml: no table (a, b-1, c(2))"]
+
+
+def test_another_kind_is_another_sentence_and_a_single_task_keeps_its_own() -> None:
+    assert told(("a", "one"), ("b", "two"), ("a", "two"), ("c", "step 3 of c")) == [
+        "a: one", "2 tasks: two (b, a)", "c: step 3 of c",
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the oracle has said is on disk before it counts, and a try that goes on with an earlier one is told it again."""
+"""Twenty questions: its objects, the reading of questions and guesses, and the record of the oracle."""
 
 from __future__ import annotations
 
@@ -12,13 +12,178 @@ import pytest
 from ares_exp.environment import TimeStep
 from ares_exp.environments.own_model import MAX_SAID_CHARS
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.game_oracle import HiddenObject
-from ares_exp.errors import OracleResponseError, RefusalError
+from ares_exp.environments.twenty_questions.game_oracle import (
+    Answer,
+    FactsOracle,
+    HiddenObject,
+    load_objects,
+    oracle_request,
+    parse_answer,
+)
+from ares_exp.environments.twenty_questions.replies import MAX_CHARS, is_one_of, parse_reply
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.errors import ConfigError, OracleResponseError, PolicyError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.policies.policy import Policy
+from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.records.environment_responses import MAX_BYTES, copy_responses, read_asked, recorded_usage
 from ares_exp.records.results import EnvironmentUsage
+
+BUNDLED = load_objects()
+
+
+def test_the_bundled_objects_have_facts_that_tell_each_from_all_others() -> None:
+    assert len(BUNDLED) == 60
+    assert all(len(one.facts) >= 3 for one in BUNDLED)
+    assert len({one.facts for one in BUNDLED}) == 60
+    names = [name.casefold() for one in BUNDLED for name in one.names]
+    assert len(names) == len(set(names)), "a name of two objects"
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "answer"),
+    [
+        ("cat", "Is it alive?", Answer.YES),
+        ("candle", "Is it alive?", Answer.NO),
+        ("cat", "Does it have four legs?", Answer.YES),
+        ("eagle", "Does it have fur or feathers?", Answer.YES),
+        ("snake", "Does it have fur or feathers?", Answer.NO),
+        ("eagle", "Is it an animal that can fly?", Answer.YES),
+        ("airplane", "Is it an animal that can fly?", Answer.NO),
+        ("pencil", "Do you write with it?", Answer.YES),
+        ("cat", "Is it a kitten?", Answer.YES),
+        ("cat", "Is it a dog?", Answer.NO),
+        ("cat", "Is it blue?", Answer.UNKNOWN),
+        ("cat", "Is it a blue animal?", Answer.UNKNOWN),
+        ("cat", "Isn't it alive?", Answer.UNKNOWN),
+        ("cat", "Is it?", Answer.UNKNOWN),
+    ],
+)
+async def test_the_facts_answer(name: str, question: str, answer: Answer) -> None:
+    [hidden] = [one for one in BUNDLED if one.name == name]
+    said = await FactsOracle(BUNDLED).for_episode(EpisodeSpec(name))(oracle_request(hidden, question))
+    assert parse_answer(said.text) is answer
+
+
+def test_facts_about_an_unknown_object_are_missing() -> None:
+    with pytest.raises(PolicyError, match="no facts about 'unicorn'"):
+        FactsOracle(BUNDLED).for_episode(EpisodeSpec("unicorn"))
+
+
+def test_a_request_contains_name_aliases_and_facts() -> None:
+    request = oracle_request(HiddenObject("tea {pot}", ("pot", "kettle"), ("holds tea",)), "Is it?")
+    assert "Hidden: tea {pot}\nAlso called: pot, kettle\nWhat is true of it:\n- holds tea\n" in request.system_prompt
+
+
+@pytest.mark.parametrize(
+    ("answer", "texts"),
+    [
+        (Answer.YES, ["yes", "Yes.", "**YES**", "Yes, it has.", "Answer: yes", "yes\nas cats do"]),
+        (Answer.UNKNOWN, ["don't know", "I don’t know.", "No idea", "Not sure", "Unknown.", "It depends."]),
+        (None, ["", "nope", "Yes and no", "yes/no", "No one knows", "The cat says yes", "no " * 400]),
+    ],
+)
+def test_an_answer_is_read(answer: Answer | None, texts: list[str]) -> None:
+    assert {text: parse_answer(text) for text in texts} == dict.fromkeys(texts, answer)
+
+
+def test_a_digest_depends_on_every_field() -> None:
+    digests = {HiddenObject("cup", *rest).digest for rest in [(), (("mug",),), ((), ("mug",)), ((), ("holds tea",))]}
+    assert len(digests) == 4
+
+
+def test_selecting_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="env=twenty_questions has 60 tasks: 0 cat, 1 dog"):
+        TwentyQuestionsEnvironments(tasks="unicorn").load(print)
+
+
+NAMES = ("cat", "house cat")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Guess: cat",
+        "guess: A CAT!",
+        "**Guess:** cat.",
+        "My final guess: the cat",
+        "Final answer: cat",
+        "It purrs, it has fur.\nGuess: house-cat",
+        "Guess: is it a cat?",
+        "Is it a cat?",
+        "is it the Cat ?",
+        "So, is it a “cat”?",
+        "I know! Is it a cat?",
+        "Could it be a house cat?",
+        "Are you thinking of a cat?",
+        "Is the object a cat？",
+        "Is it cats?",
+        "<think>Is it a dog? No. Guess: dog?</think>\nGuess: cat",
+        "Is it a cat",
+        "A cat.",
+        "HOUSECAT",
+        "It's a cat!",
+        "I think it is a cat.",
+        "My guess is the cat",
+    ],
+)
+def test_a_right_guess(reply: str) -> None:
+    assert is_one_of(parse_reply(reply).guess or "", NAMES)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Is it bigger than a cat?",
+        "Is it a cat or a dog?",
+        "Is it a cat, a dog, a cow, a horse?",
+        "Is it a cat's toy?",
+        "Does a cat chase it?",
+        "Is it not a cat?",
+        "Guess: cat, dog, cow, horse",
+        "Guess: cat or dog",
+        "Guess: not a cat",
+        "cat dog cow horse bee",
+        "Guess: a",
+        "Guess: …",
+        "Is it a caterpillar?",
+    ],
+)
+def test_a_name_among_other_words_is_no_right_guess(reply: str) -> None:
+    assert not is_one_of(parse_reply(reply).guess or "", NAMES)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("", "it is empty"),
+        (" \n?…!", "it is empty"),
+        ("Is it alive? Is it a cat?", "several questions"),
+        ("Guess: cat\nGuess: dog", "several guesses"),
+        ("Is it alive?\nGuess: cat", "a question and a guess"),
+        ("Let me think about what this object could possibly be.", "neither asks something"),
+        ("Guess: cat" + " " * MAX_CHARS, "510 characters"),
+    ],
+)
+def test_what_is_neither(reply: str, reason: str) -> None:
+    found = parse_reply(reply)
+    assert (found.question, found.guess) == (None, None)
+    assert reason in found.problem
+
+
+@pytest.mark.parametrize("reply", ["Is it alive?", "Does it fly", "I see. Does it have legs??", "What is it?"])
+def test_a_question_is_passed_on_as_it_is(reply: str) -> None:
+    assert parse_reply(reply).question == reply
+
+
+def test_names_of_other_alphabets_and_with_accents() -> None:
+    assert is_one_of("a pinata", ["Piñata"])
+    assert is_one_of("Rubik’s Cube", ["rubiks cube"])
+    assert is_one_of("кошка", ["Кошка"])
+    assert not is_one_of("собака", ["Кошка"])
+    assert not is_one_of("glass", ["gla"])
+    assert is_one_of("the", ["the"]), "an article alone is a name"
+
 
 ONE = EnvironmentUsage(10, 5, 0.25)
 """What one answer of the oracle below takes."""
@@ -152,7 +317,7 @@ def test_a_record_is_used_up_to_what_is_none(tmp_path: Path, line: bytes, caplog
     good = json.dumps({**GOOD, **NUMBERS, "of a later version": [1]}).encode()
     (tmp_path / "oracle.jsonl").write_bytes(b"\n".join([good, line, good, b""]))
     assert recorded_usage(tmp_path) == ONE
-    assert "oracle.jsonl is used up to its line 2" in caplog.text
+    assert "oracle.jsonl is ignored from line 2 on" in caplog.text
 
 
 def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Options of the user's own: what a file leaves out, and what it says of the rest."""
+"""Option files, and components inside other components."""
 
 from __future__ import annotations
 
@@ -11,14 +11,76 @@ from typing import Any
 
 import pydantic
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from ares_exp.commands.cli.help import render_help
-from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.option_files import OptionFiles
-from ares_exp.config.options import folder_url
-from ares_exp.config.targets import constructor_defaults, instantiate_group
+from ares_exp.config.options import conf_dir, folder_url
+from ares_exp.config.targets import constructor_defaults, instantiate_group, option_defaults
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import OpenAIPolicy
+
+MODEL = ("policy@env.oracle=openai", "env.oracle.model=m")
+
+
+@pytest.fixture(autouse=True)
+def _schema() -> None:
+    set_up_hydra()
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=["env=twenty_questions", *overrides])
+
+
+def test_an_agent_in_the_place_of_its_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lone_agent.py").write_text("class Lone:\n    def __init__(self, container, llm_client, n=1): ...\n")
+    agent = option_defaults("agent", "lone_agent.Lone") | {"_target_": "lone_agent.Lone"}
+    with pytest.raises(ConfigError, match=r"got lone_agent\.Lone, which is an agent itself.* `_partial_: true`"):
+        instantiate_group(OmegaConf.create({"agent": agent}), "agent")
+    made = instantiate_group(OmegaConf.create({"agent": {"_target_": "lone_agent.Lone", "_partial_": True}}), "agent")
+    assert type(made(container=None, llm_client=None)).__name__ == "Lone"
+    with pytest.raises(ConfigError, match=r"`agent` has no argument `foo`: it takes .*`n`"):
+        instantiate_group(
+            OmegaConf.create({"agent": {"_target_": "lone_agent.Lone", "_partial_": True, "foo": 1}}), "agent"
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("no_such_place.Part", rf"no module `no_such_place` for `no_such_place\.Part`\. Looked for in {Path.cwd()}"),
+        ("ares_exp.agents.shell_agent.ShellAgentFactry", "has no `ShellAgentFactry`. Did you mean `ShellAgentFactory`"),
+    ],
+)
+def test_a_class_that_is_not_there(target: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"`agent` cannot be made: .*{says}"):
+        instantiate_group(OmegaConf.create({"agent": {"_target_": target}}), "agent")
+
+
+@pytest.mark.parametrize("overrides", [(), MODEL, ("policy@env.oracle=scripted", "env.oracle.replies=[yes]")])
+def test_the_oracle_is_made_with_its_environment(overrides: tuple[str, ...]) -> None:
+    config = composed(*overrides)
+    assert isinstance(instantiate_group(config, "env"), TwentyQuestionsEnvironments)
+    assert "OraclePolicy" in config.policy._target_, "the policy itself stays what it was"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ((*MODEL, "env.oracle.temperature=-1"), "`env.oracle.temperature`: .* -p env.oracle`"),
+        ((*MODEL, "+env.oracle.temprature=1"), "`env.oracle` has no argument `temprature`.* mean `temperature`"),
+        ((*MODEL, "+env.question=1"), "`env` has no argument `question`.* mean `questions`"),
+        (("env.questions=0",), "`env.questions`"),
+    ],
+)
+def test_a_mistake_is_told_where_it_is(overrides: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        instantiate_group(composed(*overrides), "env")
 
 
 class Mode(enum.StrEnum):
@@ -78,7 +140,7 @@ def test_what_a_file_leaves_out_is_as_the_constructor_has_it(write: Callable[[st
 
 def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> None:
     config = compose_config(["policy=mine"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
-    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is needed and has no default: set `policy\."):
+    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is required and has no default\. Set `policy\."):
         instantiate_group(config, "policy")
     config = compose_config(["policy=mine", "policy.name=x"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
     with pytest.raises(ConfigError, match=r"`policy\.depth` is needed"):

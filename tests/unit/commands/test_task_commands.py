@@ -1,0 +1,186 @@
+"""The commands for tasks: folders that `check` finds, its verdicts, and templates of new tasks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.commands.task import FILES, IMAGE, TEMPLATE, _rewards, make_task
+from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, CheckedRun, find_candidates, with_problems
+from ares_exp.commands.task_verdict import Fault, TaskVerdict, _printed, judge
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.errors import ConfigError
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.tasks.harbor_task import load_task
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        make_task(tmp_path / "tasks" / name)
+    (tmp_path / "tasks" / "notes").mkdir()
+    return tmp_path / "tasks"
+
+
+def test_a_task_and_a_folder_of_tasks(tasks: Path) -> None:
+    assert [one.name for one in find_candidates([tasks / "b"])] == ["b"]
+    assert [one.name for one in find_candidates([tasks])] == ["a", "b"]
+    assert [one.name for one in find_candidates([tasks, tasks / "a"])] == ["a", "b"]
+    assert [one.problem for one in find_candidates([tasks])] == [None, None]
+
+
+def test_a_broken_task_is_one_with_a_problem(tasks: Path) -> None:
+    (tasks / "a" / "tests" / "test.sh").unlink()
+    (tasks / "b" / "task.toml").unlink()
+    make_task(tasks / "c")
+    (tasks / "c" / "instruction.md").write_text("\n")
+    broken = {one.name: one.problem or "" for one in find_candidates([tasks])}
+    assert "tests/test.sh: expected the script" in broken["a"]
+    assert "task.toml" in broken["b"]
+    assert "instruction.md is empty. Write in it" in broken["c"]
+    [alone] = find_candidates([tasks / "b"])
+    assert alone.name == "b"
+    assert alone.problem is not None
+
+
+def test_what_the_containers_the_agent_and_the_oracle_object_to(tasks: Path) -> None:
+    make_task(tasks / "c")
+    make_task(tasks / "d")
+    shutil.rmtree(tasks / "a" / "solution")
+    (tasks / "b" / "environment" / "docker-compose.yaml").write_text("services: {main: {image: x}}\n")
+    (tasks / "c" / "task.toml").write_text('[[environment.mcp_servers]]\nname = "s"\nurl = "http://s"\n')
+    config = compose_config(["container=local"])
+    found = {one.name: one.problem or "" for one in with_problems(find_candidates([tasks]), config)}
+    assert "expected the task's solution, found no file. Write one" in found["a"]
+    assert "container=docker" in found["b"]
+    assert "this agent cannot use" in found["c"]
+    assert found["d"] == ""
+
+
+def test_paths_without_tasks_are_refused(tasks: Path) -> None:
+    with pytest.raises(ConfigError, match="found no such folder"):
+        find_candidates([tasks / "nothing"])
+    with pytest.raises(ConfigError, match=r"has a task\.toml"):
+        find_candidates([tasks / "notes"])
+    shutil.copytree(tasks / "a", tasks / "notes" / "a")
+    with pytest.raises(ConfigError, match="several are named a"):
+        find_candidates([tasks, tasks / "notes"])
+
+
+def test_tasks_share_files_inside_the_only_folder(tasks: Path) -> None:
+    (tasks / "a" / "environment").rename(tasks / "notes" / "environment")
+    (tasks / "a" / "environment").symlink_to("../notes/environment")
+    assert [one.problem for one in find_candidates([tasks])] == [None, None]
+    for paths in ([tasks / "a"], [tasks, tasks / "b"]):
+        assert "found a link to" in (find_candidates(paths)[0].problem or "")
+
+
+def test_it_is_a_valid_task_without_warnings(tmp_path: Path) -> None:
+    make_task(tmp_path / "tasks" / "my-task", image="python:3.12-slim")
+    root = tmp_path / "tasks" / "my-task"
+    task = load_task(root)
+    task.check_runnable(needs_solution=True)
+    assert task.name == "my-task"
+    assert task.warnings == ()
+    assert task.stages[0].instruction.startswith("The file `/app/numbers.txt`")
+    dockerfile = (root / "environment" / "Dockerfile").read_text()
+    assert "\nFROM python:3.12-slim\n" in dockerfile
+    assert IMAGE not in dockerfile
+    assert {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} == set(FILES)
+    assert (root / "tests" / "test.sh").stat().st_mode & 0o111
+
+
+def test_an_empty_folder_is_filled_and_one_with_files_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    make_task(tmp_path / "empty")
+    assert load_task(tmp_path / "empty").name == "empty"
+    (tmp_path / "empty" / "instruction.md").write_text("mine")
+    with pytest.raises(ConfigError, match=r"empty has files\. Choose another folder"):
+        make_task(tmp_path / "empty")
+    assert (tmp_path / "empty" / "instruction.md").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file is a file"):
+        make_task(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["a b", "..", "-x", "fix-*", "ä"])
+def test_a_folder_that_is_no_name_of_a_task_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="a valid task name"):
+        make_task(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_image_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name of an image, got 'debian\\\\nRUN x'"):
+        make_task(tmp_path / "task", image="debian\nRUN x")
+
+
+def test_every_file_of_the_template_is_described() -> None:
+    assert {str(path.relative_to(TEMPLATE)) for path in TEMPLATE.rglob("*") if path.is_file()} == set(FILES)
+
+
+ERROR = ErrorInfo("AgentError", "ShellAgent failed: JSONDecodeError: Expecting value")
+
+
+def ran(path: Path, *rewards: float | None, **fields: Any) -> CheckedRun:
+    """A run whose attempts at the task have these rewards."""
+    fields = {"outcome": Outcome.COMPLETED, **fields}
+    return CheckedRun(
+        path, {"t": [EpisodeResult(f"e{n}", "t", n, 0, reward=one, **fields) for n, one in enumerate(rewards)]}
+    )
+
+
+def verdict(solution: CheckedRun, nothing: CheckedRun) -> TaskVerdict:
+    return judge(Candidate(Path("t")), {SOLUTION: solution, NOTHING: nothing}, threshold=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shown"),
+    [([], "-"), ([1.0, None], "1.00, -"), ([1.0] * 6, "1.00 x6"), ([1, 1, 0, 1], "1.00 x2, 0.00, 1.00")],
+)
+def test_equal_rewards_are_written_together(rewards: list[float | None], shown: str) -> None:
+    assert _rewards(rewards) == shown
+
+
+@pytest.mark.parametrize("reward", [0.0, None])
+def test_a_solution_that_passes_only_some_attempts_is_flaky(tmp_path: Path, reward: float | None) -> None:
+    [problem] = verdict(ran(tmp_path, reward, reward, 1.0, reward), ran(tmp_path, 0.0)).problems
+    assert problem.fault is Fault.FLAKY
+    assert problem.message.startswith("the solution passes in 1 of 4 attempts; another attempt has ")
+    assert problem.episode == tmp_path / "e0"
+
+
+def test_one_that_never_passes_is_not(tmp_path: Path) -> None:
+    [problem] = verdict(ran(tmp_path, 0.0, 0.0), ran(tmp_path, 0.0)).problems
+    assert (problem.fault, problem.message) == (
+        Fault.SOLUTION_FAILS,
+        "the solution has reward 0.00, and at least 1.00 is required",
+    )
+
+
+def test_an_error_of_the_agent_is_not_one_of_the_tests(tmp_path: Path) -> None:
+    failed = ran(tmp_path, None, outcome=Outcome.AGENT_ERROR, error=ERROR)
+    [problem] = verdict(failed, failed).problems
+    assert problem.fault is Fault.AGENT_FAILS
+    assert "the agent failed, so the tests did not run" in problem.message
+    assert problem.message.endswith("AgentError: ShellAgent failed: JSONDecodeError: Expecting value")
+    other = ran(tmp_path, None, outcome=Outcome.VERIFIER_ERROR, error=ERROR)
+    assert [one.fault for one in verdict(other, other).problems] == [Fault.SOLUTION_FAILS, Fault.TESTS_FAIL]
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ("<exit_code>0</exit_code>\n<output>\n\n</output>", ("it printed nothing (exit code 0)", "")),
+        ("<exit_code>3</exit_code>\n<output>\na\nb\n\n</output>\n", ("it printed (exit code 3)", "a\nb")),
+        ("another agent's words", ("it printed", "another agent's words")),
+        ("", ("it printed nothing", "")),
+    ],
+)
+def test_what_a_solution_printed_is_told_without_what_the_agent_puts_around_it(
+    shown: str, said: tuple[str, str]
+) -> None:
+    assert _printed("it", shown) == said
