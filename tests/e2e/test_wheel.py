@@ -1,10 +1,11 @@
-"""The built wheel runs from any directory: conf, samples and prompts ship inside."""
+"""The wheel that the sdist builds runs from any directory: it contains conf, samples and prompts."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -42,7 +43,10 @@ def main() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    pack = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    subprocess.run(pack, cwd=ROOT, check=True, timeout=100)
+    [sdist] = folder.glob("ares_exp-*.tar.gz")
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(sdist)]
     subprocess.run(build, check=True, timeout=100)
     [built] = folder.glob("ares_exp-*.whl")
     return built
@@ -57,7 +61,8 @@ def target(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 
 @pytest.mark.local
-def test_the_main_job_from_the_wheel(tmp_path: Path, wheel: Path, target: Path) -> None:
+def test_the_wheel_runs_jobs_and_commands(tmp_path: Path, wheel: Path, target: Path) -> None:
+    assert wheel.stat().st_size < 2_000_000
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "ares_exp/conf/config.yaml" in names
@@ -65,24 +70,25 @@ def test_the_main_job_from_the_wheel(tmp_path: Path, wheel: Path, target: Path) 
     assert "ares_exp/agents/templates/system.j2" in names
     assert "ares_exp/commands/task_template/environment/Dockerfile" in names
     assert not [name for name in names if name.startswith(("tests/", "outputs/"))]
-    here = tmp_path / "elsewhere"
-    here.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "ares_exp", "tracker=none", "env.limit=2"],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "mean reward 1.00 [0.34, 1.00] over 2 scored" in done.stdout
-    where = [sys.executable, "-c", "import ares_exp; print(ares_exp.__file__)"]
-    found = subprocess.run(
-        where, cwd=here, env={**os.environ, "PYTHONPATH": str(target)}, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.startswith(str(target))
+    expected = {
+        "-c 'import ares_exp; print(ares_exp.__file__)'": str(target),
+        "-m ares_exp tracker=none env.limit=2": "mean reward 1.00 [0.34, 1.00] over 2 scored",
+        "-m ares_exp --help": "Usage",
+        "-m ares_exp list": "harbor",
+        "-m ares_exp report latest": "report.html",
+    }
+    for arguments, printed in expected.items():
+        done = subprocess.run(
+            [sys.executable, *shlex.split(arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(target)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert printed in done.stdout
 
 
 @pytest.mark.slow
