@@ -48,7 +48,7 @@ def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_s
 def test_a_plugin_comes_before_a_folder(site: Site, folder: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, {"fine/conf/policy/mine.yaml": "_target_: fine.Policy\n"})
     problem = option_problems([folder])[1]
-    assert f"`policy=mine` of {folder} is not to be had: the plugin `fine` has an option of that name" in problem
+    assert f"`policy=mine` of {folder} is ignored: the plugin `fine` has an option of that name" in problem
     assert compose_config(["policy=mine"], config_dirs=[folder]).policy._target_ == "fine.Policy"
 
 
