@@ -225,7 +225,7 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     before = digests(folder)
     complete = [path.parent.name for path in folder.glob("*/results.json")]
 
-    assert cli("-m", "seed=3", "hydra.sweep.dir=s").returncode == 2, "another sweep would be mixed"
+    assert cli("-m", "seed=3", "hydra.sweep.dir=s").returncode == 2, "another sweep would be a mixture"
     assert digests(folder) == before
 
     done = cli("resume=s")

@@ -81,7 +81,7 @@ def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> No
     with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is required and has no default\. Set `policy\."):
         instantiate_group(config, "policy")
     config = compose_config(["policy=mine", "policy.name=x"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
-    with pytest.raises(ConfigError, match=r"`policy\.depth` is needed"):
+    with pytest.raises(ConfigError, match=r"`policy\.depth` is required"):
         instantiate_group(config, "policy")
 
 

@@ -62,7 +62,7 @@ def test_of_a_copy_what_differs_is_said(tmp_path: Path) -> None:
         file.write("attempts: 3\n")
     option, root = option_problems([copy])
     assert f"Rename {copy / 'policy' / 'oracle.yaml'}." in option
-    assert root.startswith(f"{copy / 'config.yaml'} is not read: ")
+    assert root.startswith(f"{copy / 'config.yaml'} is ignored: ")
     assert f"{copy / 'experiment'}/NAME.yaml" in root
 
 
