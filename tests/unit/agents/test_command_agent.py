@@ -344,7 +344,7 @@ def test_mistakes_are_refused_before_anything_starts(words: list[str], says: str
 def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalContainerFactory, "forwards_ports", False)
     with pytest.raises(
-        UserError, match=r"agent=command .* by a forwarded port, and container=local .*forwards_ports = True"
+        UserError, match=r"agent=command .* need a forwarded port, but container=local .*forwards_ports = True"
     ):
         execute(*replies("DONE"))
     assert not Path("run/episodes.jsonl").exists()

@@ -161,7 +161,7 @@ def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> No
     with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is required and has no default\. Set `policy\."):
         instantiate_group(config, "policy")
     config = compose_config(["policy=mine", "policy.name=x"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
-    with pytest.raises(ConfigError, match=r"`policy\.depth` is needed"):
+    with pytest.raises(ConfigError, match=r"`policy\.depth` is required"):
         instantiate_group(config, "policy")
 
 
@@ -267,7 +267,7 @@ def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_s
 def test_a_plugin_comes_before_a_folder(site: Site, folder: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, {"fine/conf/policy/mine.yaml": "_target_: fine.Policy\n"})
     problem = option_problems([folder])[1]
-    assert f"`policy=mine` of {folder} is not to be had: the plugin `fine` has an option of that name" in problem
+    assert f"`policy=mine` of {folder} is ignored: the plugin `fine` has an option of that name" in problem
     assert compose_config(["policy=mine"], config_dirs=[folder]).policy._target_ == "fine.Policy"
 
 
@@ -281,7 +281,7 @@ def test_of_a_copy_what_differs_is_said(tmp_path: Path) -> None:
         file.write("attempts: 3\n")
     option, root = option_problems([copy])
     assert f"Rename {copy / 'policy' / 'oracle.yaml'}." in option
-    assert root.startswith(f"{copy / 'config.yaml'} is not read: ")
+    assert root.startswith(f"{copy / 'config.yaml'} is ignored: ")
     assert f"{copy / 'experiment'}/NAME.yaml" in root
 
 

@@ -238,7 +238,7 @@ def test_folders_of_options_are_taken_over(recorded: Recorded, tmp_path: Path) -
     (options / "policy" / "mine.yaml").rename(tmp_path / "mine.yaml")
     (options / "policy").rmdir()
     options.rmdir()
-    with pytest.raises(ConfigError, match="no folder any more"):
+    with pytest.raises(ConfigError, match="which is missing now"):
         compose_from_run([], ["branch_from=first/fix@1"])
 
 
