@@ -120,7 +120,7 @@ def test_custom_options_are_found(here: Path) -> None:
         (["policy=openai", "policy.temperature=x"], r"`policy\.temperature`: "),
         (["attempts=0"], "Expected `attempts` to be at least 1"),
         (["resume=nowhere"], "There is no run"),
-        (["resume=true"], "names none"),
+        (["resume=true"], "is not set"),
         (["env.path=/nowhere"], "/nowhere"),
     ],
 )

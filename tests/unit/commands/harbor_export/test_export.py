@@ -341,7 +341,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     run, jobs = record(tmp_path / "run", [tried()]), tmp_path / "jobs"
     (jobs / "run").mkdir(parents=True)
     assert f"{jobs / 'run'} exists" in refused(run, jobs / "run", capsys)
-    assert "is no run directory" in refused(jobs, jobs / "job", capsys)
+    assert "is not a run directory" in refused(jobs, jobs / "job", capsys)
     for name in (".hidden", "a job"):
         assert "letters, digits and ._-" in refused(run, jobs / name, capsys)
     without_results = record(tmp_path / "started", [])

@@ -380,7 +380,7 @@ async def test_a_missing_ray_is_a_preflight_error(monkeypatch: pytest.MonkeyPatc
 async def test_parts_given_as_objects_are_rejected() -> None:
     executor = RayExecutor()
     ran = RunPlan(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts(), recipe=None)
-    with pytest.raises(ConfigError, match="given as objects"):
+    with pytest.raises(ConfigError, match="passed as objects"):
         await executor.open(ran, pytest.fail)
     await executor.close()
 

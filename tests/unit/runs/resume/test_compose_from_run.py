@@ -425,7 +425,7 @@ def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> N
     ("typed", "expected"),
     [
         (["replay=first", "branch_from=first/fix@1"], "Use one per command"),
-        (["replay=first/fix@1"], "leave `@1` out"),
+        (["replay=first/fix@1"], "Leave `@1` out"),
         (["replay=first", "policy=oracle"], "`policy` cannot be set"),
         (["branch_from=first/fix@1", "attempts=2"], "`branches` is their number"),
         (["branch_from=first/fix"], "steps 0 to 2"),

@@ -139,7 +139,7 @@ def test_a_missing_episode_is_an_error(run: Path, name: str, expected: list[str]
 
 
 def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run directory"):
+    with pytest.raises(ConfigError, match="not a run directory"):
         EpisodeRef.parse(str(tmp_path))
     with pytest.raises(ConfigError, match="expected a run directory"):
         EpisodeRef.parse(str(tmp_path / "gone" / "far"))
