@@ -140,9 +140,7 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
     """Returns the position of the only occurrence of `old`, and the text with `new` instead of it."""
     count = text.count(old) if old else 0
     if count == 0:
-        raise EditError(
-            f"Nothing was changed: old_str is not in {path}. It has to be there exactly, whitespace included."
-        )
+        raise EditError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")
     if count > 1:
         places = [text.count("\n", 0, place) + 1 for place in _places(text, old)]
         lines = ", ".join(map(str, places[:20]))

@@ -151,7 +151,7 @@ class McpTools:
                 again = _result(await self._ask(server, "tools/call", asked))
                 return f"(The server was started again; what it kept in memory is gone.)\n{again}"
         except WireFormatError as error:
-            raise McpError(f"The MCP server {server.about.name} answers what is no response: {error}") from None
+            raise McpError(f"The MCP server {server.about.name} sent an invalid response: {error}") from None
 
     async def _start(self, server: _Server) -> None:
         """Starts a server or, for HTTP servers, a session."""

@@ -71,8 +71,8 @@ def test_nothing_is_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path_fa
         ({"API_KEY": KEY, "API_URL": "https://"}, "Expected DAYTONA_API_URL to be an address like https://app."),
         ({"API_KEY": KEY, "API_URL": "daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),
         ({"API_KEY": KEY, "API_URL": "ftp://daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),
-        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org:x/"}, "DAYTONA_API_URL is no address"),
-        ({"API_KEY": KEY, "API_URL": "https://[::1"}, "DAYTONA_API_URL is no address"),
+        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org:x/"}, "DAYTONA_API_URL is not an address"),
+        ({"API_KEY": KEY, "API_URL": "https://[::1"}, "DAYTONA_API_URL is not an address"),
     ],
 )
 def test_invalid_credentials_are_rejected_without_secrets(

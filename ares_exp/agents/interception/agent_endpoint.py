@@ -179,7 +179,7 @@ class Endpoint:
         if path == "/" and request.method in ("HEAD", "GET"):
             return web.Response()
         if not any(line.opens_for(one.key(request.headers)) for one in ([wire] if wire is not None else WIRES)):
-            raise _RefusedError(401, "The key is not that of this episode: send the one of ARES_LLM_KEY.")
+            raise _RefusedError(401, "The key belongs to another episode. Send the key in ARES_LLM_KEY.")
         if request.method == "GET" and "upgrade" in request.headers:
             raise _RefusedError(426, "There are no websockets here: send a POST.")
         if request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):

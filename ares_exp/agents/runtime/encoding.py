@@ -274,7 +274,7 @@ class _Decoder:
 
     def _call(self, call_id: int, data: Mapping[str, Any]) -> CallEntry:
         if call_id in self._kinds or call_id < 0:
-            raise ValueError(f"call {call_id} is there twice, or negative")
+            raise ValueError(f"call {call_id} exists twice, or is negative")
         kind = data["k"]
         if kind not in ("llm", "exec", "upload", "download", "terminal", "timer", "thread"):
             raise ValueError(f"unknown kind of call {kind!r:.40}")

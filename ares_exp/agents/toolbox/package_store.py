@@ -125,7 +125,7 @@ class AgentStore:
         found = self.find(build)
         if found is None:
             raise ToolboxError(
-                f"{build.name} was installed in {self.place(build)}, and is gone again. Install it anew."
+                f"{build.name} was installed in {self.place(build)}, and has since been deleted. Install it again."
             )
         return found
 

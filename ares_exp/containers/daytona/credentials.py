@@ -88,7 +88,7 @@ def _checked_url(text: str) -> str:
         url = urlsplit(text)
         host, _ = url.hostname, url.port
     except ValueError as error:
-        raise PreflightError(f"{_API_URL} is no address: {error}. Set it to one like {DEFAULT_API_URL}.") from error
+        raise PreflightError(f"{_API_URL} is not an address: {error}. Set it to one like {DEFAULT_API_URL}.") from error
     if url.username is not None or "?" in text or "#" in text:
         raise PreflightError(
             f"{_API_URL} has a user, a query or a fragment, and may have none. Set it to the address alone, as in "

@@ -51,7 +51,7 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise damaged(path, "it is no file")
+                raise damaged(path, "it is not a file")
             limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to incompressible data
             if found.st_size > limit:
                 raise UnsafeSnapshotError(f"Expected {path} to have at most {limit} bytes, found {found.st_size}.")
@@ -214,7 +214,7 @@ class ObjectStore:
             data = self.get(digest, max_bytes=min(max_bytes, MAX_OBJECT_BYTES))
             max_bytes -= len(data)
             if not data.endswith(b"\n"):
-                raise SnapshotCorruptError(f"{self.file(digest)} holds no lines: its last byte is no line end.")
+                raise SnapshotCorruptError(f"{self.file(digest)} does not contain lines: the last one has no end.")
             if len(lines) + data.count(b"\n") > max_lines:
                 raise UnsafeSnapshotError(f"Expected at most {max_lines} lines, got more, in {self.file(digest)}.")
             lines += data[:-1].split(b"\n")

@@ -208,14 +208,14 @@ class _Reader:
         first = self._path(member.linkname)
         entry = self._entries.get(first)
         if entry is None or entry.kind == "directory":
-            raise ValueError(f"{path!r} is another name of {first!r}, which is no file in it")
+            raise ValueError(f"{path!r} is another name of {first!r}, which is not a file in it")
         if entry.kind == "file" and entry.link is None:  # `cp -al` also gives symlinks second names
             entry = self._entries[first] = replace(entry, link=link_number(first))
         return entry
 
     def _metadata(self, kind: EntryKind, path: str, member: tarfile.TarInfo) -> Entry:
         if not (0 <= member.uid < 2**32 - 1 and 0 <= member.gid < 2**32 - 1):
-            raise ValueError(f"the owner of {path!r} is no number that an owner can have")
+            raise ValueError(f"the owner of {path!r} is not a valid owner number")
         entry = Entry(kind, mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime_ns=_mtime_ns(member))
         if kind == "symlink":
             target = os.fsencode(member.linkname)

@@ -217,7 +217,7 @@ class _Reader:
             raise self._malformed(f"ENV: {error}") from error
         for name, _ in pairs:
             if not _NAME.fullmatch(name):
-                raise self._refusal(f"ENV {name}: the name is no identifier")
+                raise self._refusal(f"ENV {name}: the name is not an identifier")
         self.env |= dict(pairs)
 
     def _on_workdir(self, value: str) -> None:

@@ -287,7 +287,7 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
         for key, value in _memory(service) if name != MAIN else ():
             is_none = key in _MEMORY_LIMITS and _size(value) == 0
             if not _is_left_for_later(value) and (is_none or not _size(value) <= options.compose_max_memory_mb * _MIB):
-                told = f"{value!r:.50}, which is no limit" if is_none else f"{value!r:.50}"
+                told = f"{value!r:.50}, which is not a limit" if is_none else f"{value!r:.50}"
                 allowed = f"at most {options.compose_max_memory_mb} MiB: container.compose_max_memory_mb"
                 yield f"services.{name}.{key} ({told}, {allowed})"
 

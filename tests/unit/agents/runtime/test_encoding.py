@@ -137,7 +137,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "no object": ([b"[]"], "entry 0"),
     "nested": ([b"[" * 100_000], "entry 0"),
     "a completion of nothing": ([line(t="done", id=3, at=0)], "there is no call 3"),
-    "twice": ([CALL, CALL], "call 0 is there twice"),
+    "twice": ([CALL, CALL], "call 0 exists twice"),
     "a negative call": ([line(t="call", id=-1, k="exec", a={})], "negative"),
     "a call of no kind": ([line(t="call", id=0, k="eval", a={})], "unknown kind of call 'eval'"),
     "completed twice": ([CALL, *[line(t="done", id=0, at=0, v=RESULT)] * 2], "call 0 is completed twice"),

@@ -107,7 +107,7 @@ def test_no_fifo_directory_or_link_is_read_in_place_of_an_object(store: ObjectSt
     moved = file.rename(tmp_path / "moved")
     for make in (lambda: os.mkfifo(file), file.mkdir, lambda: file.symlink_to(moved)):
         make()
-        with pytest.raises(SnapshotCorruptError, match=r"is no file|cannot be read"):
+        with pytest.raises(SnapshotCorruptError, match=r"is not a file|cannot be read"):
             store.get(digest)
         file.rmdir() if file.is_dir() else file.unlink()
 
@@ -261,9 +261,9 @@ def test_lines_are_bounded(store: ObjectStore) -> None:
         store.get_lines(digests, max_bytes=499)
     with pytest.raises(UnsafeSnapshotError):
         store.get_lines(digests * 3, max_bytes=1000)
-    with pytest.raises(SnapshotCorruptError, match="holds no lines"):
+    with pytest.raises(SnapshotCorruptError, match="does not contain lines"):
         store.get_lines([store.put(b"no line end")])
-    with pytest.raises(SnapshotCorruptError, match="holds no lines"):
+    with pytest.raises(SnapshotCorruptError, match="does not contain lines"):
         store.get_lines([store.put(b"")])
     with pytest.raises(ValueError, match="without line ends"):
         store.put_lines([b"a\nb"])

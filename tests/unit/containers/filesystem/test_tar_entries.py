@@ -129,9 +129,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "long attribute": (archive_of(member("f", pax_headers={"SCHILY.xattr.user.x": "x" * 2_000_000})), "header"),
     "twice": (archive_of(member("f"), member("./f")), "'/f' is in it twice"),
     "link to nothing": (archive_of(member("l", tarfile.LNKTYPE, linkname="f")), "'/l' is another name of '/f'"),
-    "link to itself": (archive_of(member("l", tarfile.LNKTYPE, linkname="l")), "which is no file in it"),
+    "link to itself": (archive_of(member("l", tarfile.LNKTYPE, linkname="l")), "which is not a file in it"),
     "link to a directory": (
-        archive_of(member("d", tarfile.DIRTYPE), member("l", tarfile.LNKTYPE, linkname="d")), "which is no file"),
+        archive_of(member("d", tarfile.DIRTYPE), member("l", tarfile.LNKTYPE, linkname="d")), "which is not a file"),
     "link out": (archive_of(member("l", tarfile.LNKTYPE, linkname="../x")), "leads out"),
     "link nowhere": (archive_of(member("l", tarfile.SYMTYPE, linkname="")), "points to nothing"),
     "owner": (archive_of(member("f", uid=2**32 - 1)), "the owner of '/f'"),
