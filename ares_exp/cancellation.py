@@ -52,9 +52,9 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def in_daemon_thread(function: Callable[[], _T]) -> asyncio.Future[_T]:
-    """Runs `function` in a thread that does not outlive the process: one that hangs is left behind.
+    """Runs `function` in a daemon thread, which ends with the process.
 
-    Unlike a pool's thread, which is joined when the interpreter exits, forever if it is stuck.
+    The interpreter joins the threads of a pool when it exits, and would wait forever for one that hangs.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

@@ -25,23 +25,25 @@ async def run_episode(
 ) -> TimeStep[Any]:
     """Runs one episode and returns its LAST time step. Closes the environment in any case.
 
-    If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
-    episode, or the current stage of its task.
+    If the environment's own time limit passes before the policy answers, the environment receives `None` and ends
+    the episode, or the current stage of its task.
 
     If a request is longer than the model's context, the episode is truncated, if the environment supports it.
 
-    Where the agent waits for several responses and the policy may be asked for several at once
-    (`ConcurrentClient`), it is; the environment is given them one at a time, in its order, whichever comes first.
+    If the agent waits for several responses and the policy accepts concurrent requests (`ConcurrentClient`), the
+    policy receives them all at once. The environment receives one response at a time, in the order of its requests.
 
     Args:
-        environment: Is entered, reset, stepped and left.
-        policy: Answers its observations.
-        events: Receives the events of the episode; keeps the usage, also when an exception ends the episode.
-        policy_timeout_sec: Limit on one response, in seconds from when its turn comes.
+        environment: Environment to enter, reset, step and close.
+        policy: Client that answers the observations.
+        events: Receiver of the events of the episode. It keeps the usage, also if an exception ends the episode.
+        policy_timeout_sec: Time limit of one response in seconds, from the time when its turn comes.
 
     Raises:
         PolicyError: The policy failed, or gave no response within `policy_timeout_sec`.
-        AgentError, ContainerError, VerifierError: From the environment.
+        AgentError: The agent failed in the environment.
+        ContainerError: A container of the environment failed.
+        VerifierError: The verifier of the environment failed.
     """
     events = events or EpisodeEvents()
     client = policy if has_members(policy, ForesightedClient) else _foresighted(policy, events)

@@ -25,9 +25,9 @@ _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
-    """A `Tracker` that passes everything on to others, by name. A tracker that raises does not affect the others.
+    """A `Tracker` that passes every call on to several named trackers. An exception of one does not affect the others.
 
-    A tracker whose `log_episode` takes no trajectory gets none.
+    A tracker whose `log_episode` has no argument for the trajectory is called without it.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
@@ -49,12 +49,12 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
 
     @property
     def failures(self) -> int:
-        """Number of failures so far: those that trackers report themselves, and calls that raised."""
+        """Number of failures so far: reported failures of the trackers, and calls that raised an exception."""
         return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
     @property
     def place(self) -> str | None:
-        """The lines of all that have one."""
+        """The lines of all trackers that have one, or `None`."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:

@@ -216,12 +216,12 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
 
 
 def scores_bytes(run_dir: Path) -> int:
-    """Returns the size of the scores that `ares-exp score` added to a run: they only grow."""
+    """Returns the size in bytes of the scores that `ares-exp score` added to a run, which only grows."""
     return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
 
 
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns the episodes of a run, or those in `finished`. Equal files give the same version."""
+    """Returns an artifact with all episodes of a run or only `finished`. Equal files give the same version."""
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     files = [path for path in shared if path.is_file() and not path.is_symlink()] + _files(run.scores)

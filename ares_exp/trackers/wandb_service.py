@@ -122,12 +122,12 @@ def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[st
             mode="offline" if mode == "offline" else "online",
             reinit="create_new",
             settings=wandb.Settings(**SETTINGS, **settings),
-            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
+            # Also makes `wandb sync` append the offline record of a resumed run to the earlier upload.
             **{"resume": "allow", **more},
         )
     except BaseException:
         _end_service()
-        for session in {*sessions(run_dir)} - {*before}:  # its record says that the run has ended
+        for session in {*sessions(run_dir)} - {*before}:  # their record marks the run as ended
             shutil.rmtree(session, ignore_errors=True)
         raise
     _open_runs.add(run.id)
