@@ -37,7 +37,7 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
     Drops errors of the work: the caller should report the error that made the clean-up necessary.
 
     Raises:
-        asyncio.CancelledError: When the work is done, if the caller was cancelled meanwhile.
+        asyncio.CancelledError: The caller was cancelled meanwhile. Raised after the work is done.
     """
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():

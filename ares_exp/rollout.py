@@ -76,7 +76,7 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Returns a client that asks the policy, several at once if it may be, and pays for what it gives."""
+    """Returns a client that sends requests to the policy, concurrently if allowed, and counts the paid responses."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
@@ -92,19 +92,19 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests; none where a wrapper shows another observation than the first: it may edit them."""
+    """Returns the pending requests, or none if a wrapper has changed the observation: it may edit the others too."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 
 
 def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
-    """Starts to tell the client what the agent asks meanwhile; `None` where the client makes no use of it."""
+    """Starts a task that sends new requests to the client. Returns `None` if the client does not use them."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
 
 async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
-    """Tells the client of every change of the pending requests."""
+    """Notifies the client of every change of the pending requests."""
     while True:
         known = await env.changed_requests(known)
         client.expect(known)
@@ -113,7 +113,7 @@ async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[P
 async def _ask(
     policy: LLMClient, request: Any, events: EpisodeEvents, limit_sec: float | None, left_sec: float | None
 ) -> LLMResponse | None:
-    """Returns the policy's response; `None` when the environment's time is up first."""
+    """Returns the policy's response, or `None` if the environment's time limit passes first."""
     events.deadline = deadline = ResponseDeadline(limit_sec, left_sec)
     started = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""TensorBoard as a tracker."""
+"""The tracker for TensorBoard."""
 
 from __future__ import annotations
 

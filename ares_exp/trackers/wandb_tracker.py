@@ -92,7 +92,7 @@ class WandbTracker(TrackerBase):
     finish_timeout_sec: _Seconds = 30.0
 
     def __post_init__(self) -> None:
-        """Makes the queues of the threads; W&B itself is imported by `start`, in the background."""
+        """Creates the queues of the threads. `start` imports W&B in the background."""
         self._numbers = BackgroundWriter("W&B")
         self._files_writer = BackgroundWriter("W&B's table and artifacts")
         self._rows = EpisodeRows()
@@ -176,7 +176,7 @@ class WandbTracker(TrackerBase):
         self._files_writer.do(act_in_folder)
 
     def _open(self, info: RunInfo, mode: str) -> None:
-        """Opens the W&B run: online if that is wanted and the service responds, otherwise offline."""
+        """Opens the W&B run: online if requested and the service responds, otherwise offline."""
         try:
             record = WandbRecord.of(info, vars(self))
             with folders_in(self._folder, record.id):
