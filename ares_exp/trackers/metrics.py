@@ -44,7 +44,7 @@ class EpisodeRows:
             row["episode/environment_tokens"] = used.tokens
             row["episode/environment_cost"] = used.cost
         for name, value in result.rewards.items():
-            if name != "reward" or value != result.reward:  # the verifier's own, where nothing else counts
+            if name != "reward" or value != result.reward:  # not a copy of the result's reward
                 row[f"episode/rewards/{name}"] = value
         if result.reward is not None:
             row["episode/reward"] = result.reward
