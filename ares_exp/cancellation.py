@@ -54,7 +54,7 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 def in_daemon_thread(function: Callable[[], _T]) -> asyncio.Future[_T]:
     """Runs `function` in a daemon thread, which ends with the process.
 
-    The interpreter joins the threads of a pool when it exits, and would wait forever for one that hangs.
+    The interpreter joins the threads of a pool when it exits, and would wait forever for a hanging thread.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()
