@@ -14,9 +14,9 @@ def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Rand
 
     Args:
         tries: Number of failed tries, from 1.
-        base_sec: Longest wait after the first failure; doubled after each further one.
-        max_sec: Longest wait of all.
-        rng: Source of the jitter, which shortens the wait by up to half. Timing only: no result depends on it.
+        base_sec: Maximum wait after the first failure, which is doubled after each further failure.
+        max_sec: Upper bound on every wait.
+        rng: Source of the jitter, which shortens the wait by up to half. No result depends on it.
     """
     return min(max_sec, base_sec * 2.0 ** min(tries - 1, 60)) * rng.uniform(0.5, 1.0)
 
@@ -26,7 +26,7 @@ def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> 
 
     Args:
         headers: Response headers, by lower-case name.
-        now: Epoch seconds.
+        now: Current time in epoch seconds.
     """
     text = headers.get("retry-after", "").strip()
     try:

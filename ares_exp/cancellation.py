@@ -37,7 +37,7 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
     Drops errors of the work: the caller should report the error that made the clean-up necessary.
 
     Raises:
-        asyncio.CancelledError: When the work is done, if the caller was cancelled meanwhile.
+        asyncio.CancelledError: The caller was cancelled meanwhile. Raised after the work is done.
     """
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
@@ -52,9 +52,9 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def in_daemon_thread(function: Callable[[], _T]) -> asyncio.Future[_T]:
-    """Runs `function` in a thread that does not outlive the process: one that hangs is left behind.
+    """Runs `function` in a daemon thread, which ends with the process.
 
-    Unlike a pool's thread, which is joined when the interpreter exits, forever if it is stuck.
+    The interpreter joins the threads of a pool when it exits, and would wait forever for a hanging thread.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

@@ -243,12 +243,12 @@ class PastStep:
     """A past time step of the running episode, and the action that led to it.
 
     Attributes:
-        time_step: The time step as it was returned.
+        time_step: The returned time step.
         action: The response to the previous step; `None` on FIRST, and without a response in time.
-        timestamp: Epoch seconds.
-        policy_sec: Seconds until that response; `None` on FIRST.
-        environment_sec: Seconds that the environment took.
-        activity: What the agent did in the container.
+        timestamp: Time of the step in epoch seconds.
+        policy_sec: Duration of that response in seconds; `None` on FIRST.
+        environment_sec: Duration of the environment's call in seconds.
+        activity: Activity of the agent in the container.
     """
 
     time_step: TimeStep[Any]

@@ -25,23 +25,25 @@ async def run_episode(
 ) -> TimeStep[Any]:
     """Runs one episode and returns its LAST time step. Closes the environment in any case.
 
-    If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
-    episode, or the current stage of its task.
+    If the environment's own time limit passes before the policy answers, the environment receives `None` and ends
+    the episode, or the current stage of its task.
 
     If a request is longer than the model's context, the episode is truncated, if the environment supports it.
 
-    Where the agent waits for several responses and the policy may be asked for several at once
-    (`ConcurrentClient`), it is; the environment is given them one at a time, in its order, whichever comes first.
+    If the agent waits for several responses and the policy accepts concurrent requests (`ConcurrentClient`), the
+    policy receives them all at once. The environment receives one response at a time, in the order of its requests.
 
     Args:
-        environment: Is entered, reset, stepped and left.
-        policy: Answers its observations.
-        events: Receives the events of the episode; keeps the usage, also when an exception ends the episode.
-        policy_timeout_sec: Limit on one response, in seconds from when its turn comes.
+        environment: Environment to enter, reset, step and close.
+        policy: Client that answers the observations.
+        events: Receiver of the events of the episode. It keeps the usage, also if an exception ends the episode.
+        policy_timeout_sec: Time limit of one response in seconds, from the time when its turn comes.
 
     Raises:
         PolicyError: The policy failed, or gave no response within `policy_timeout_sec`.
-        AgentError, ContainerError, VerifierError: From the environment.
+        AgentError: The agent failed in the environment.
+        ContainerError: A container of the environment failed.
+        VerifierError: The verifier of the environment failed.
     """
     events = events or EpisodeEvents()
     client = policy if has_members(policy, ForesightedClient) else _foresighted(policy, events)
@@ -74,7 +76,7 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Returns a client that asks the policy, several at once if it may be, and pays for what it gives."""
+    """Returns a client that sends requests to the policy, concurrently if allowed, and counts the paid responses."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
@@ -90,19 +92,19 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests; none where a wrapper shows another observation than the first: it may edit them."""
+    """Returns the pending requests, or none if a wrapper has changed the observation: it may edit the others too."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 
 
 def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
-    """Starts to tell the client what the agent asks meanwhile; `None` where the client makes no use of it."""
+    """Starts a task that sends new requests to the client. Returns `None` if the client does not use them."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
 
 async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
-    """Tells the client of every change of the pending requests."""
+    """Notifies the client of every change of the pending requests."""
     while True:
         known = await env.changed_requests(known)
         client.expect(known)
@@ -111,7 +113,7 @@ async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[P
 async def _ask(
     policy: LLMClient, request: Any, events: EpisodeEvents, limit_sec: float | None, left_sec: float | None
 ) -> LLMResponse | None:
-    """Returns the policy's response; `None` when the environment's time is up first."""
+    """Returns the policy's response, or `None` if the environment's time limit passes first."""
     events.deadline = deadline = ResponseDeadline(limit_sec, left_sec)
     started = time.perf_counter()
     try:

@@ -113,12 +113,12 @@ class OptionFiles(ConfigSource):
 
 @functools.lru_cache
 def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
-    """Returns what `_read` does of a file of the package, pickled: reading them anew is a third of composing."""
+    """Returns the pickled result of `_read`. The cache saves a third of the time to compose a config."""
     return pickle.dumps(_read(path, group))
 
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
-    """Returns what a file holds, with the arguments that it leaves out, and its package."""
+    """Returns the content of a file, completed with the arguments that it leaves out, and its package."""
     from omegaconf import DictConfig, OmegaConf
 
     if (size := path.stat().st_size) > MAX_YAML_BYTES:

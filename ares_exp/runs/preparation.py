@@ -20,7 +20,7 @@ from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
-"""What a run needs besides its episodes, and what an episode in a local container needs, which needs most."""
+"""Open files of a run without its episodes, and of an episode in a local container, which needs the most."""
 
 
 async def prepare(

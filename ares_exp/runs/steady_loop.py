@@ -17,18 +17,18 @@ _T = TypeVar("_T")
 class SteadyEventLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock stands still while this process is stopped, by Ctrl-Z or SIGSTOP.
 
-    Therefore a stop uses up no time limit: of an agent, a command, a request or a check.
+    Therefore, a stop does not count towards the time limits of agents, commands, requests and checks.
     """
 
     def __init__(self) -> None:
-        """Starts to tick, so that an idle loop notices a stop."""
+        """Starts a regular tick, so that an idle loop notices a stop."""
         self._stopped_for_sec = 0.0
         self._last_seen, self._cpu_at_tick = time.monotonic(), time.process_time()
         super().__init__()
         self._tick()
 
     def time(self) -> float:
-        """Returns the seconds of a monotonic clock, without those in which the process was stopped."""
+        """Returns the time of a monotonic clock in seconds, without the time while the process was stopped."""
         now = time.monotonic()
         gap, self._last_seen = now - self._last_seen, now
         if gap > STOPPED_SEC and time.process_time() - self._cpu_at_tick < gap / 2:

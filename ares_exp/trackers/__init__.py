@@ -1,4 +1,4 @@
-"""Trackers: where a run's metrics go.
+"""Trackers, which record the metrics of a run.
 
 Imports reports, records and tasks; imported by runs and wrappers.
 """

@@ -1,4 +1,4 @@
-"""The thread in which a tracker writes, so that a run never waits for a disk."""
+"""The background thread of a tracker, so that a run never waits for a disk."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Executes the functions that it is given, in order, in its own thread.
+    """Executes submitted functions in order, in a separate thread.
 
-    Failures are counted; the first is logged as a warning, the others go to the debug log.
+    Failures are counted. The first failure is logged as a warning, and the others at the debug level.
 
     Attributes:
         failures: Number of failures so far.
     """
 
     def __init__(self, what: str) -> None:
-        """Keeps the name; `start` starts the thread.
+        """Stores the name. `start` starts the thread.
 
         Args:
             what: Name of the writer's owner, as the first word of a warning.
@@ -41,22 +41,22 @@ class BackgroundWriter:
         self._thread.start()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Hands over something to do. Returns at once; does nothing before `start` and after `finish`."""
+        """Submits a function. Returns at once, and does nothing before `start` and after `finish`."""
         if self._thread is not None:
             self._inbox.put(act)
 
     @property
     def waiting(self) -> int:
-        """Number of functions that wait."""
+        """Number of functions in the queue."""
         return self._inbox.qsize()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work is left."""
+        """Whether the queue is empty."""
         return self._inbox.empty()
 
     def finish(self, timeout_sec: float) -> None:
-        """Waits until everything is done, and ends the thread. What hangs longer than `timeout_sec` is left behind."""
+        """Waits until the queue is done, and ends the thread. Abandons the thread after `timeout_sec`."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -66,7 +66,7 @@ class BackgroundWriter:
             self.report(f"did not finish within {timeout_sec:g} s; what it wrote so far is on disk")
 
     def report(self, what: str) -> None:
-        """Counts a failure; the first is a warning."""
+        """Counts a failure, and logs the first one as a warning."""
         self.failures += 1
         _logger.log(logging.WARNING if self.failures == 1 else logging.DEBUG, "%s %s", self._what, what)
 

@@ -41,11 +41,11 @@ class JsonlTracker(TrackerBase):
         finish_timeout_sec: Annotated[float, pydantic.Field(gt=0)] = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keeps the settings; writes nothing.
+        """Stores the settings, without writing a file.
 
         Args:
             finish_timeout_sec: Bound on `finish`, for a disk that hangs.
-            clock: Gives epoch seconds.
+            clock: Function that returns the time in epoch seconds.
         """
         self._finish_timeout_sec = finish_timeout_sec
         self._clock = clock
@@ -116,7 +116,7 @@ class JsonlTracker(TrackerBase):
         self._append("order", lambda: line)
 
     def finish(self, summary: RunSummary) -> None:
-        """Appends the totals and ends, within `finish_timeout_sec`. Idempotent."""
+        """Appends the totals and closes the file, within `finish_timeout_sec`. Idempotent."""
         self._append("finish", lambda: total_metrics(summary))
         self._writer.finish(self._finish_timeout_sec)
 
@@ -131,7 +131,7 @@ class JsonlTracker(TrackerBase):
 
 
 def _finite(value: Any) -> Any:
-    """Copies a value with numbers that JSON does not have replaced by `None`."""
+    """Copies a value, and replaces numbers that JSON cannot express by `None`."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -140,7 +140,7 @@ def _finite(value: Any) -> Any:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Removes a last line without an end, as a crash in the middle of writing leaves it."""
+    """Removes an incomplete last line, which a crash during a write leaves."""
     if not path.exists():
         return
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:

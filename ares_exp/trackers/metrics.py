@@ -17,7 +17,7 @@ ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "gener
 class EpisodeRows:
     """Turns finished episodes into rows with running totals.
 
-    Of an attempt that is tried several times the last try counts in the totals, as it does at the end of the run.
+    If an attempt has several tries, its last try counts in the totals, as at the end of the run.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class EpisodeRows:
         self._scored = 0
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
-        """Makes the row of one more finished episode; leaves out unknown values, never records them as 0."""
+        """Makes the row of a finished episode. Unknown values are left out and never recorded as 0."""
         self._finished += 1
         self._count(result)
         row = {
@@ -44,7 +44,7 @@ class EpisodeRows:
             row["episode/environment_tokens"] = used.tokens
             row["episode/environment_cost"] = used.cost
         for name, value in result.rewards.items():
-            if name != "reward" or value != result.reward:  # the verifier's own, where nothing else counts
+            if name != "reward" or value != result.reward:  # not a copy of the result's reward
                 row[f"episode/rewards/{name}"] = value
         if result.reward is not None:
             row["episode/reward"] = result.reward

@@ -25,9 +25,9 @@ _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
-    """A `Tracker` that passes everything on to others, by name. A tracker that raises does not affect the others.
+    """A `Tracker` that passes every call on to several named trackers. An exception of one does not affect the others.
 
-    A tracker whose `log_episode` takes no trajectory gets none.
+    A tracker whose `log_episode` has no argument for the trajectory is called without it.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
@@ -36,7 +36,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         self._with_trajectory = {name for name, one in self._trackers.items() if _takes_trajectory(one)}
 
     def __getitem__(self, name: str) -> TrackerBase:
-        """Returns the tracker of that name."""
+        """Returns the tracker with this name."""
         return self._trackers[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -49,16 +49,16 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
 
     @property
     def failures(self) -> int:
-        """Number of failures so far: those that trackers report themselves, and calls that raised."""
+        """Number of failures so far: reported failures of the trackers, and calls that raised an exception."""
         return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
     @property
     def place(self) -> str | None:
-        """The lines of all that have one."""
+        """The lines of all trackers that have one, or `None`."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:
-        """Starts every one."""
+        """Starts all trackers."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.start, run)
 
@@ -69,22 +69,22 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._guard(name, tracker.log_episode, result, *more)
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Hands the sample to every one."""
+        """Passes the sample to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_system, sample)
 
     def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Hands the numbers to every one."""
+        """Passes the numbers to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, partial(tracker.log_training, step=step), values)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Hands the order to every one."""
+        """Passes the order to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_order, line)
 
     def finish(self, summary: RunSummary) -> None:
-        """Finishes all at the same time, each within its own bound."""
+        """Finishes all trackers at the same time, each within its own bound."""
         threads = [
             threading.Thread(target=self._guard, args=(name, tracker.finish, summary), name=name, daemon=True)
             for name, tracker in self._trackers.items()
@@ -104,7 +104,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._report(name, f"failed: {type(error).__name__}: {error}")
 
     def _report(self, name: str, what: str) -> None:
-        """Counts a failure; the first of a tracker is a warning, the others are for the debug log."""
+        """Counts a failure. The first of a tracker is logged as a warning, and the others at the debug level."""
         self._failed.append(name)
         _logger.log(
             logging.WARNING if self._failed.count(name) == 1 else logging.DEBUG, "The tracker %s %s", name, what

@@ -1,4 +1,4 @@
-"""TensorBoard as a tracker."""
+"""The tracker for TensorBoard."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BINS = 30
 class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
-    Scalars of a finished try have the number of finished tries as their step, also in a resumed run; those of a
-    training have the optimizer step, and the runner's own the whole seconds since the run started. At the end come the
-    totals and, over the attempts, histograms. Config and provenance are texts.
+    The step of an episode's scalars is the number of finished tries, also in a resumed run. Scalars of a training use
+    the optimizer step, and scalars of the runner the whole seconds since the start of the run. The end of the run adds
+    the totals and histograms over the attempts. Config and provenance are texts.
     """
 
     @pydantic.validate_call
@@ -40,11 +40,11 @@ class TensorboardTracker(TrackerBase):
         finish_timeout_sec: Annotated[float, pydantic.Field(gt=0)] = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keeps the settings; writes nothing.
+        """Stores the settings, without writing a file.
 
         Args:
             finish_timeout_sec: Bound on `finish`, for a disk that hangs.
-            clock: Gives epoch seconds.
+            clock: Function that returns the time in epoch seconds.
 
         Raises:
             ConfigError: tensorboardX is not installed.
@@ -89,7 +89,7 @@ class TensorboardTracker(TrackerBase):
         self._writer.finish(self._finish_timeout_sec)
 
     def _write(self, act: Callable[[_EventFile, float], object]) -> None:
-        """Has something written, and what was written flushed when nothing else is to be written."""
+        """Queues a write. The file is flushed after it if no other write is waiting."""
         events, now = self._events, self._clock()
         if events is None:
             return

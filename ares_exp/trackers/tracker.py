@@ -1,4 +1,4 @@
-"""The contract of a tracker: where a run's metrics go. A tracker is never on the critical path."""
+"""The contract of trackers, which record the metrics of a run. A run never waits for a tracker while it works."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class RunInfo:
     """Description of the run for a tracker.
 
     Attributes:
-        run_dir: The run directory; everything that a tracker writes stays below it.
-        name: Name for people.
-        run_id: Unique; a resumed run keeps it.
-        config: The resolved config, JSON-ready, without secrets.
-        provenance: What `collect_provenance` found.
-        group: The sweep or series that the run belongs to, if any.
+        run_dir: The run directory, which contains all files of the trackers.
+        name: Display name.
+        run_id: Unique id, which a resumed run keeps.
+        config: The resolved config as JSON values, without secrets.
+        provenance: Result of `collect_provenance`.
+        group: The sweep or series of the run, if any.
         job_type: Kind of run within its group, if any.
         tags: Labels.
-        resumed: Whether an earlier session of the run has recorded already.
-        earlier: The results of earlier sessions: they count in running totals.
-        task_set: Location of the task set; `None` when it has none.
+        resumed: Whether the run has an earlier recorded session.
+        earlier: Results of earlier sessions, which count in running totals.
+        task_set: Location of the task set, or `None` if it has none.
         tasks: Names of the selected tasks.
-        task_digests: Digests that tell whether a task has changed, where known.
-        parents: Run directories of the runs that this one was branched from or replays.
+        task_digests: Digests of the tasks, which show whether a task has changed. `None` if unknown.
+        parents: Run directories of the runs that this run branches from or replays.
     """
 
     run_dir: Path
@@ -53,10 +53,10 @@ class RunInfo:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives what happens in a run: `start`, any number of `log_episode`, `finish`.
+    """Receives the events of a run: `start`, any number of `log_episode`, `finish`.
 
-    These members are needed. What else a tracker can be given, and what is assumed of one that does not take it, is
-    `TrackerBase`: inherit from that, or have some of its members.
+    These members are required. `TrackerBase` has the optional members with their defaults: inherit from it, or define
+    some of its members.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -68,14 +68,14 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: RunSummary) -> None:
-        """Records the totals and releases everything. May block, within its own bound: it is called in a thread."""
+        """Records the totals and releases everything. May block up to its own bound: it is called in a thread."""
         ...
 
 
 class TrackerBase(Tracker):
-    """Everything that a tracker is given. What a `Tracker` needs not take has its default here.
+    """All members of a tracker, with defaults for the optional members.
 
-    No method raises: what goes wrong is logged once and counted in `failures`.
+    No method raises an exception: problems are logged once and counted in `failures`.
     """
 
     @property
@@ -85,7 +85,7 @@ class TrackerBase(Tracker):
 
     @property
     def place(self) -> str | None:
-        """A line for the user, after `finish`: where its record is to be seen, or how it gets there. Default: none."""
+        """A line for the user after `finish`: the place of the record, or the way to upload it. Default: `None`."""
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
@@ -93,13 +93,13 @@ class TrackerBase(Tracker):
         raise NotImplementedError
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once. Default: not at all."""
+        """Records measurements of the runner (`system/loop_lag_sec`, …). Returns at once. Default: ignores them."""
 
     def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Records numbers of a training (`train/reward`, …) at an optimizer step. Default: not at all."""
+        """Records numbers of a training (`train/reward`, …) at an optimizer step. Default: ignores them."""
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records an order to the run, as a line of `control.jsonl` has it. Returns at once. Default: not at all."""
+        """Records an order to the run, as a line of `control.jsonl`. Returns at once. Default: ignores it."""
 
 
 class NullTracker(TrackerBase):

@@ -40,7 +40,7 @@ LOGGED_AT_ONCE = 64  # episodes of an offline run are logged one by one; W&B sho
 
 
 class WandbFiles:
-    """The table and the artifacts of one session of a W&B run. A failure raises what W&B raises."""
+    """The table and the artifacts of one session of a W&B run. W&B's exceptions are passed on."""
 
     def __init__(self, run: wandb.Run, run_dir: Path, record: WandbRecord) -> None:
         """Starts an empty table, which replaces the table of earlier sessions."""
@@ -76,7 +76,7 @@ class WandbFiles:
     def link_inputs(self) -> list[Path]:
         """Links an online W&B run to its inputs; returns the parents whose trajectories are not as recorded.
 
-        The record of a parent may come from a stranger: only who has its files knows the digest.
+        The record of a parent may come from a stranger, but only an owner of its files knows the digest.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -92,7 +92,7 @@ class WandbFiles:
     def add(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Adds the row of a finished episode, and logs the new rows if there are enough.
 
-        Offline, each episode is logged at once, up to a number of them: nothing can be logged after a kill.
+        Offline, the first episodes are logged one by one, because nothing can be logged after a kill.
         """
         name = sha256(result.episode_id.encode(errors="surrogatepass")).hexdigest()[:32]
         path = self._pages / f"{name}.html"
@@ -120,7 +120,7 @@ class WandbFiles:
             self._logged = len(self._finished)
 
     def end(self, snapshot_dir: Path | None, results: Iterable[EpisodeResult]) -> None:
-        """Logs the rest of the table, and what the run made: trajectories, snapshots and the report."""
+        """Logs the rest of the table, and the run's trajectories, snapshots and report."""
         import wandb
 
         from ares_exp.reports.written_report import Subject, write_report
@@ -216,12 +216,12 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
 
 
 def scores_bytes(run_dir: Path) -> int:
-    """Returns the size of the scores that `ares-exp score` added to a run: they only grow."""
+    """Returns the size in bytes of the scores that `ares-exp score` added to a run, which only grows."""
     return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
 
 
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns the episodes of a run, or those in `finished`. Equal files give the same version."""
+    """Returns an artifact with all episodes of a run or only `finished`. Equal files give the same version."""
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     files = [path for path in shared if path.is_file() and not path.is_symlink()] + _files(run.scores)
@@ -256,7 +256,7 @@ def _fits(files: list[Path], limit_mb: float) -> bool:
 
 
 def _files(folder: Path, *, hidden: bool = False) -> list[Path]:
-    """Returns the plain files below a folder, in order. Links are not followed, as they may lead anywhere."""
+    """Returns the plain files below a folder, in order. Links are not followed, because they may lead anywhere."""
     walk = () if folder.is_symlink() else os.walk(folder)
     paths = sorted(Path(directory, name) for directory, _, names in walk for name in names)
     skipped = () if hidden else (".", "__pycache__")

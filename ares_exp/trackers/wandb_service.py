@@ -43,15 +43,15 @@ _open_runs: set[str] = set()  # ids of the W&B runs that were opened here and ha
 
 
 class WandbRecord(pydantic.BaseModel, frozen=True):
-    """The file `wandb/run.json` of a run directory: its W&B run, the tracker's settings, and what the run builds upon.
+    """The file `wandb/run.json` of a run directory: its W&B run, the tracker's settings and the inputs.
 
     Attributes:
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without one.
         parents: Digests of the parents' trajectories, by run directory.
         linked: Whether the service has the links to task set and parents.
-        logged_in: The run directory when table and artifacts were complete: W&B notes files by absolute paths.
-            `None` in a run that has not ended, or was killed.
-        scores_bytes: Size of the scores of `ares-exp score` that the service has.
+        logged_in: The run directory at the time when table and artifacts were complete, because W&B stores absolute
+            paths. `None` if the run has not ended or was killed.
+        scores_bytes: Size in bytes of the uploaded scores of `ares-exp score`.
     """
 
     id: str = pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -122,12 +122,12 @@ def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[st
             mode="offline" if mode == "offline" else "online",
             reinit="create_new",
             settings=wandb.Settings(**SETTINGS, **settings),
-            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
+            # Also makes `wandb sync` append the offline record of a resumed run to the earlier upload.
             **{"resume": "allow", **more},
         )
     except BaseException:
         _end_service()
-        for session in {*sessions(run_dir)} - {*before}:  # its record says that the run has ended
+        for session in {*sessions(run_dir)} - {*before}:  # their record marks the run as ended
             shutil.rmtree(session, ignore_errors=True)
         raise
     _open_runs.add(run.id)

@@ -1,7 +1,7 @@
-"""Weights & Biases as a tracker, in threads beside the run, which never waits for it.
+"""The tracker for Weights & Biases, in background threads, so that the run never waits for it.
 
-Numbers have a thread, table and artifacts have another: online, W&B asks the service before it takes an artifact. If
-the service does not respond, the numbers are still written to the disk.
+One thread records the numbers, and another thread the table and the artifacts. Online, W&B contacts the service
+before it accepts an artifact. If the service does not respond, the numbers are still written to the disk.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ AXES = {
 }
 STEPS_OF_A_SESSION = 10**6  # a session's W&B steps start at a multiple: offline, W&B starts each session at step 0
 MAX_WAITING = 100
-"""With so many things waiting for W&B, samples of the runner are dropped, and rows of the table have no trajectory."""
+"""If so many writes wait for W&B, samples of the runner are dropped, and rows of the table have no trajectory."""
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
-"""Shares of the bound on `finish`: for table and artifacts, and for W&B's own end, which must not be interrupted."""
+"""Shares of the bound on `finish`: for table and artifacts, and for W&B to close, which must not be interrupted."""
 
 Mode = Literal["auto", "offline", "online", "disabled"]
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
@@ -56,7 +56,7 @@ class WandbTracker(TrackerBase):
 
     All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or
     with its inputs by `ares-exp wandb sync RUN`. A resumed run continues its W&B run. If the agent of a W&B sweep
-    started the process, the run is the one that the sweep waits for. A tracker records one run.
+    started the process, the tracker records into the W&B run of the sweep. A tracker records one run.
 
     Attributes:
         project: W&B project.
@@ -70,8 +70,8 @@ class WandbTracker(TrackerBase):
         log_artifacts: Whether task set, trajectories and snapshots become artifacts.
         log_trajectories: Whether the table of episodes has a readable page of each trajectory.
         log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
-        task_set_limit_mb: The artifact of a larger task set only has the digests of the tasks.
-        snapshots_limit_mb: The artifact of a larger snapshot store only has a list of the files.
+        task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger one is replaced by the tasks' digests.
+        snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger one is replaced by a file list.
         init_timeout_sec: Bound on reaching the service, after which the run is recorded offline.
         finish_timeout_sec: Bound on `finish`, uploads included; the files that are not uploaded by then stay on disk.
     """
@@ -92,7 +92,7 @@ class WandbTracker(TrackerBase):
     finish_timeout_sec: _Seconds = 30.0
 
     def __post_init__(self) -> None:
-        """Makes the queues of the threads; W&B itself is imported by `start`, in the background."""
+        """Creates the queues of the threads. `start` imports W&B in the background."""
         self._numbers = BackgroundWriter("W&B")
         self._files_writer = BackgroundWriter("W&B's table and artifacts")
         self._rows = EpisodeRows()
@@ -176,7 +176,7 @@ class WandbTracker(TrackerBase):
         self._files_writer.do(act_in_folder)
 
     def _open(self, info: RunInfo, mode: str) -> None:
-        """Opens the W&B run: online if that is wanted and the service responds, otherwise offline."""
+        """Opens the W&B run: online if requested and the service responds, otherwise offline."""
         try:
             record = WandbRecord.of(info, vars(self))
             with folders_in(self._folder, record.id):

@@ -189,7 +189,12 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns the reason of an engine that does not answer. Args: what: To follow "the engine at HOST "."""
+    """Returns the reason of an engine that does not answer.
+
+    Args:
+        engine: The engine of the container.
+        what: Predicate of a sentence that starts with "the engine at HOST".
+    """
     return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
 
