@@ -39,7 +39,7 @@ WITHOUT_TARGET = ("experiment", "scorer")
 """Groups with options that make nothing themselves."""
 PLUGINS = "plugins"
 COUNT_TIMEOUT_SEC = 10.0
-"""What counting the tasks of one environment may take: a plugin may do anything."""
+"""Time limit for counting the tasks of one environment, because a plugin can hang."""
 
 Row = dict[str, Any]
 
