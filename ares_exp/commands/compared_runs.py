@@ -27,7 +27,7 @@ MOST_RUNS = 100
 MOST_KEYS = 5_000
 TARGET = "_target_"
 OWN_PLACE = ("output_dir", "resume")
-"""Last parts of config keys that name a run's own directory, or its resumption: they differ between all runs."""
+"""Last parts of the config keys that name the run directory or the resumed run. These keys differ between all runs."""
 
 
 @dataclass(frozen=True, slots=True)

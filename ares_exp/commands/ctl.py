@@ -23,7 +23,7 @@ from ares_exp.runs.control.status import PLACES, RunStatus, read_status
 EXIT_NOT_DONE = 1
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
-"""How long `status` waits for a new state: a watched run writes it every two seconds."""
+"""Time that `status` waits for a new state. A watched run writes its state every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20

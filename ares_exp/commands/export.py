@@ -31,11 +31,11 @@ from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 
 T = TypeVar("T")
 Written = tuple[int, list[str]]
-"""Number of episodes, rows or trials, and sentences for the user, the first of which has that number."""
+"""Number of episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
 
 EXIT_SOME_UNREADABLE = 1
 SUCCESS = 1.0
-"""Least reward for supervised training, unless bounds are given."""
+"""Lowest reward for supervised training, unless the user sets bounds."""
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 CHOOSING = ("task", "outcome", "min_reward", "max_reward")
 OF_ROWS = ("oracle", "tool_arguments", "reasoning")

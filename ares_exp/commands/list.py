@@ -34,9 +34,9 @@ GROUP_OF: Mapping[str, str] = {
     "scorers": "scorer",
     "experiments": "experiment",
 }
-"""The sections that list a group's options."""
+"""Sections that list the options of a group."""
 WITHOUT_TARGET = ("experiment", "scorer")
-"""Groups with options that make nothing themselves."""
+"""Groups whose options do not create an object."""
 PLUGINS = "plugins"
 COUNT_TIMEOUT_SEC = 10.0
 """Time limit for counting the tasks of one environment, because a plugin can hang."""

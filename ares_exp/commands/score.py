@@ -50,7 +50,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 EXIT_NOT_ALL = 1
 SCORED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.VERIFIER_ERROR})
-"""Outcomes of episodes whose agents have finished."""
+"""Outcomes of episodes whose agent finished."""
 SETTABLE = ("scorer", "env.scorers", "concurrency")
 SHOWN = 5
 RENAME = "Use another name: `scorer.name=NAME`, or `env.scorers={NAME: {_target_: …}}`."

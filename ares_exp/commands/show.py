@@ -34,7 +34,7 @@ SUCCESS = 1.0
 """Rewards below this value count as failures."""
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns that a terminal too narrow for all goes without, one after the other: an id starts with the task mostly."""
+"""Columns to drop on narrow terminals, in this order. The task can be dropped because most ids start with it."""
 
 DESCRIPTION = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
@@ -183,7 +183,7 @@ _TEXTS = ("episode", "task", "outcome")
 
 
 LESS = "-RFX"
-"""Options of `less` where LESS says none: with colours, gone where all fits on the screen, which is left as it is."""
+"""Options of `less` if LESS is not set: shows colours, exits if the text fits on one screen, and keeps the screen."""
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ Exit codes: 0 done; 1 a store was skipped because it is being written; 2 the com
 damaged.
 """
 LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
-"""The columns of a list that a terminal too narrow for all goes without, one after the other."""
+"""Columns to drop on narrow terminals, in this order."""
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -38,7 +38,7 @@ from ares_exp.records.run_dir import RunDir, write_atomically
 from ares_exp.records.terminal_text import count_of
 
 SIGNS = (TASK_TOML, INSTRUCTION, "tests/test.sh")
-"""Files of which a task has at least one, however broken it is."""
+"""Files that identify a task. Even a broken task has at least one of them."""
 
 
 @dataclass(frozen=True, slots=True)

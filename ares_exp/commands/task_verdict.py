@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_req
 TAIL_LINES = 15
 TAIL_BYTES = 4096
 SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
-"""How the shell agent shows what a command printed, if it shows all of it."""
+"""Pattern of the shell agent's message with the complete output of a command."""
 
 
 class Fault(StrEnum):

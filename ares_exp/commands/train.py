@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DEFAULTS = {"trainer": "grpo", "name": "train"}
-"""Values without an override: the run directory is outputs/train/<date>_<time>."""
+"""Defaults of `train`: the run directory is outputs/train/<date>_<time>."""
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
 Trains the policy in one run: the trainer chooses tasks, runs episodes, and updates the policy from their rewards. You

@@ -16,10 +16,10 @@ from ares_exp.commands.cli.flags import FLAGS
 from ares_exp.commands.cli.run_command import paths
 
 WITH_PATH = re.compile(r"(resume|replay|branch_from|--config-dir|\S*(path|dir|trajectory))=")
-"""Keys and flags whose value is a path."""
+"""Pattern of keys and flags whose value is a path."""
 WITHOUT_BLANK = 'COMPREPLY=($( compgen -o nospace -o default -W "$choices" -- "$word" ));'
 WITH_BLANK = f'{WITHOUT_BLANK}\n        [[ ${{#COMPREPLY[@]}} == 1 && $COMPREPLY != *[=./] ]] && COMPREPLY[0]+=" "'
-"""Hydra's script for bash and zsh adds no blank to a whole word, because keys end with `=`."""
+"""Hydra's script for bash and zsh does not add a space after a complete word, because keys end with `=`."""
 
 
 def candidates() -> tuple[list[str], bool]:

@@ -15,7 +15,7 @@ FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
-"""Hydra's flags; a start that no other has stands for one."""
+"""Hydra's flags. A unique prefix is sufficient."""
 SHORT_FLAGS = ("-h", "-c", "-p", "-r", "-m", "-i", "-sc", "-cp", "-cn", "-cd")
 OTHERS_CALL_IT = {
     "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",

@@ -30,7 +30,7 @@ from ares_exp.records.latest_run import MEANING
 from ares_exp.records.terminal_text import print_error
 
 WITHOUT_VALUE = ("--help", "-h", "--multirun", "-m", "--resolve")
-"""Flags that take no value: the word after another flag is the flag's."""
+"""Flags without a value. The word after any other flag is the value of the flag."""
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
 

@@ -32,9 +32,9 @@ from ares_exp.records.terminal_text import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
-"""Exit code of a program that SIGPIPE ended; 0 would mean equal, or all done, which is not known."""
+"""Exit code of a program that SIGPIPE ended. Exit code 0 would report a success that is unknown."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
-"""Errors that are the user's, or of the files that the user named: printed as one paragraph, with exit code 2."""
+"""Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""The documents of a job and its trials in the form of Harbor's models. Missing keys of a config have Harbor's defaults.
+"""The documents of a job and its trials in the form of Harbor's models. Missing config keys have Harbor's defaults.
 
 An error keeps the name of its class, which is also Harbor's name if Harbor has the same error. The time limit is
 Harbor's `AgentTimeoutError`, which can occur together with a reward. Harbor has no error for limits on steps, tokens
@@ -29,7 +29,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 Json = Mapping[str, Any]
 Documents = Sequence[Json | None]
-"""The ATIF documents of a trial: one, or one for each stage and maybe one of later steps; `None`: it has none."""
+"""The ATIF documents of a trial: one per stage, and possibly one for later steps; `None` for a missing trajectory."""
 
 
 def job_config(job: RecordedJob, *, name: str, jobs_dir: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _context(
 
 
 def _rollout_details(document: Json) -> list[dict[str, Any]] | None:
-    """Returns token ids and log-probabilities of every turn; `None` if any turn has none."""
+    """Returns the token ids and log-probabilities that every turn has; `None` if any turn lacks completion ids."""
     turns = [step["metrics"] for step in document["steps"] if "metrics" in step]
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
     details = {name: [turn[name] for turn in turns] for name in names if all(turn.get(name) for turn in turns)}

@@ -77,7 +77,7 @@ class RecordedJob:
         origin: Any = origins.get(task) if isinstance(origins, Mapping) else None
         if isinstance(origin, Mapping):
             url, commit, path = (str(origin.get(key)) for key in ("git_url", "git_commit", "path"))
-            if dataset is None and env.get("repo") is not None:  # Harbor uses the address as the name of a folder in a repository
+            if dataset is None and env.get("repo") is not None:  # Harbor uses the folder's address as its name
                 address = url.rpartition("://")[2].removesuffix(".git")
                 dataset = f"{address}/tree/{commit}/{posixpath.dirname(path) or '.'}"
             return {"git_url": url, "git_commit_id": commit, "path": path}, dataset
