@@ -182,10 +182,10 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[AgentPackage]:
-    """Returns the packages that are named.
+    """Returns the packages that the arguments name.
 
     Raises:
-        ConfigError: None is, or one that is not there.
+        ConfigError: No package is named, or a named package does not exist.
     """
     if arguments.all:
         return list(PACKAGES.values())

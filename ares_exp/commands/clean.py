@@ -1,4 +1,4 @@
-"""The command `clean`: removal of leftovers of dead runs."""
+"""The command `clean`: removes leftovers of dead runs."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
-    """Lists the things that runs made here, for every backend; also returns whether a reachable backend failed."""
+    """Lists the leftovers of runs on this machine for every backend, and returns whether a reachable backend failed."""
     found, failed = [*find_short_lived()], False
     for name, target in option_targets("container", config_dirs).items():
         try:
             backend = import_target(target)
             if isinstance(backend, type) and issubclass(backend, ContainerFactoryBase):
                 for leftover in backend.find_leftovers(images=images, snapshots=snapshots):
-                    found.append(leftover)  # one by one: those before an error count
+                    found.append(leftover)  # one by one, to keep the leftovers found before an error
         except (PreflightError, ConfigError) as error:
             _say(f"{name.capitalize()} was left out. {error}")
         except ContainerServiceError as error:

@@ -1,4 +1,4 @@
-"""The runs that are compared, and what the comparison of two of them says in words."""
+"""The compared runs, and the verdict on each compared pair in words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RUNS = 100
 MOST_KEYS = 5_000
 TARGET = "_target_"
 OWN_PLACE = ("output_dir", "resume")
-"""Last parts of config keys that name a run's own directory, or its resumption: they differ between all runs."""
+"""Last parts of the config keys that name the run directory or the resumed run. These keys differ between all runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class ChosenRun:
 
     Attributes:
         letter: A, B, C …
-        path: Its directory.
-        statistics: Its statistics.
-        overrides: Overrides that it was started with, by key; `None` if not recorded.
-        config: Its config, by dotted key; `None` if not recorded.
-        digests: Digests of its tasks, by name, to tell whether two are the same. Empty if not recorded.
-        notes: Remarks on how it was read.
-        name: What to call it.
+        path: Run directory.
+        statistics: Statistics of the run.
+        overrides: Overrides that started the run, by key; `None` if not recorded.
+        config: Config of the run, by dotted key; `None` if not recorded.
+        digests: Digests of the tasks, by task name. Equal digests mean equal tasks. Empty if not recorded.
+        notes: Remarks on how the run was read.
+        name: Display name.
     """
 
     letter: str
@@ -56,15 +56,15 @@ class ChosenRun:
 
 
 def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
-    """Reads the runs, each once; a sweep folder stands for all of its jobs in which an episode has ended.
+    """Reads each run once. A sweep folder stands for all its jobs with at least one finished episode.
 
     Args:
         paths: Run directories and sweep folders.
-        threshold: The reward from which on an attempt has passed.
-        level: How often each interval is to hold the true value.
+        threshold: Lowest reward with which an attempt passes.
+        level: Confidence level of each interval.
 
     Raises:
-        ConfigError: One of them is neither, has no results, or cannot be read; or there are too many or too few.
+        ConfigError: A path is not a run or sweep, has no results, or cannot be read; or the number of runs is wrong.
     """
     places = list({place.resolve(): place for path in paths for place in _runs_in(path)}.values())
     if len(places) == 1 and len(paths) > 1:
@@ -85,9 +85,9 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
 
 
 def differing_config(runs: Sequence[ChosenRun]) -> dict[str, tuple[str | None, ...]]:
-    """Finds the keys in which the runs' configs differ, with the value of each run, `None` where it has none.
+    """Finds the config keys that differ, with the value in each run (`None` if the run does not have the key).
 
-    Of a component that another has taken the place of, the class and the arguments that all have.
+    If the runs use different classes for a component, only the class and the arguments that all runs have are compared.
     """
     known = [run.config for run in runs if run.config is not None]
     keys = _differing(known)
@@ -106,10 +106,10 @@ def _runs_in(path: Path) -> list[Path]:
             return [path]
         jobs = [job for job in path.iterdir() if is_recorded_run(job)] if path.is_dir() else []
         is_sweep = bool(jobs) and ((path / "multirun.yaml").is_file() or all(job.name.isdecimal() for job in jobs))
-    except (OSError, ValueError) as error:  # a name that is too long, a NUL
+    except (OSError, ValueError) as error:  # the name is too long or contains a NUL
         raise ConfigError(f"Expected a run directory, got {str(path)!r:.200}: {error}") from None
     if not is_sweep:
-        return [RecordedRun(path).path]  # raises an error that names what the path is
+        return [RecordedRun(path).path]  # raises an error that describes the path
     jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
     started = [job for job in jobs if RunDir(job).episodes.stat().st_size]
     if left_out := ", ".join(job.name for job in jobs if job not in started):
@@ -141,16 +141,16 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
 def _overrides(path: Path) -> dict[str, str] | None:
     try:
         lines = RecordedRun(path).overrides()
-    except ConfigError:  # a run that was merged, or made by a program: it has other names
+    except ConfigError:  # a merged run, or a run of a program, has other names
         return None
     overrides = (line.partition("=") for line in lines)
     return {key: value for key, _, value in overrides if key not in RESUME_KEYS}
 
 
 def _config(path: Path) -> dict[str, str] | None:
-    """Reads the config by dotted keys; `None` if there is none that can be read.
+    """Reads the config by dotted keys; returns `None` if it is missing or cannot be read.
 
-    A resume may ask for more attempts: their number is that of the last session.
+    The number of attempts comes from the last session, because a resume can raise it.
     """
     try:
         config = recorded_config(path)
@@ -189,26 +189,26 @@ def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _name(run: ChosenRun, differing: Sequence[str]) -> str:
-    """Names a run by the overrides that differ, in few words; else by its directory."""
+    """Returns a short name from the overrides that differ, or otherwise the name of the run directory."""
     if run.overrides is None or not differing:
         return str(run.path)
     return " ".join(f"{key}={run.overrides[key]}" for key in differing if key in run.overrides) or "defaults"
 
 
 def _letters(number: int) -> str:
-    """Letters from A to Z, then AA, AB and so on."""
+    """Returns a letter from A to Z, then AA, AB and so on."""
     first, last = divmod(number, len(ascii_uppercase))
     return (ascii_uppercase[first - 1] if first else "") + ascii_uppercase[last]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPair:
-    """Run B against run A.
+    """The comparison of run B with run A.
 
     Attributes:
         a, b: The runs.
-        comparison: Their comparison.
-        adjusted_p: Its p-value, adjusted for the number of compared pairs; `None`: they have no task in common.
+        comparison: Comparison of their statistics.
+        adjusted_p: P-value, adjusted for the number of compared pairs; `None` if the runs have no task in common.
     """
 
     a: ChosenRun
@@ -218,19 +218,19 @@ class ComparedPair:
 
     @property
     def changed_tasks(self) -> tuple[str, ...]:
-        """The compared tasks that differed between the two runs, as far as the records tell."""
+        """The compared tasks whose recorded digests differ between the two runs."""
         a, b = self.a.digests, self.b.digests
         names = [task.a.task_name for task in self.comparison.pairs]
         return tuple(name for name in names if name in a and name in b and _differ(a[name], b[name]))
 
     @property
     def is_settled(self) -> bool:
-        """Whether the difference counts as one."""
+        """Whether the runs differ significantly."""
         return self.adjusted_p is not None and self.adjusted_p < self.comparison.alpha
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result of the comparison in one sentence."""
         difference = self.comparison.errors_as_zero
         if difference is None or self.adjusted_p is None:
             return f"{self.a.letter} and {self.b.letter} have no task in common: nothing can be said."
@@ -247,7 +247,7 @@ class ComparedPair:
 
     @property
     def advice(self) -> str | None:
-        """Advice on how to settle the comparison; `None` when it is settled, or nothing was compared."""
+        """Advice on how to settle the comparison; `None` if it is settled or nothing was compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
 
@@ -290,12 +290,12 @@ def _odds(remedy: Remedy) -> str:
 
 
 def format_p(p: float) -> str:
-    """Formats three decimals, as far as they are meaningful."""
+    """Formats a p-value with at most three decimals."""
     return "less than 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def compare_pairs(pairs: Sequence[tuple[ChosenRun, ChosenRun]], *, alpha: float) -> list[ComparedPair]:
-    """Compares each pair; the p-values are adjusted for their number (Holm 1979)."""
+    """Compares each pair and adjusts the p-values for the number of pairs (Holm 1979)."""
     comparisons = [Comparison.of(a.statistics, b.statistics, alpha=alpha, comparisons=len(pairs)) for a, b in pairs]
     found = {number: one.errors_as_zero.p for number, one in enumerate(comparisons) if one.errors_as_zero is not None}
     adjusted = adjust(found)
@@ -306,7 +306,7 @@ def compare_pairs(pairs: Sequence[tuple[ChosenRun, ChosenRun]], *, alpha: float)
 
 
 def adjust(p_values: dict[int, float]) -> dict[int, float]:
-    """Computes Holm's adjusted p-values: the chance that any of so many comparisons has as small a p-value."""
+    """Computes Holm's adjusted p-values: the chance that any of the comparisons has a p-value as small."""
     adjusted, largest = {}, 0.0
     for rank, (number, p) in enumerate(sorted(p_values.items(), key=lambda one: one[1])):
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))

@@ -1,4 +1,4 @@
-"""A comparison on a terminal."""
+"""The text of a comparison for a terminal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
         if any(spread.total for spread in spreads):
             columns[name] = [_mean(spread) for spread in spreads]
     rates = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
-    leave_out = ["seconds", "$", "tokens", "scored", *rates, "attempts", "tasks"]  # what the pairs say as well first
+    leave_out = ["seconds", "$", "tokens", "scored", *rates, "attempts", "tasks"]  # repeated columns first
     console.print(
         make_table(
             columns_that_fit(columns, console.width, leave_out=[n for n in leave_out if n in columns]),
@@ -87,7 +87,7 @@ def _rate(run: ChosenRun, k: int, name: str) -> str:
 
 def _print_config(console: Console, runs: Sequence[ChosenRun]) -> None:
     differing = differing_config(runs)
-    if not differing or len(runs) > 2:  # of a sweep the names of the runs say it
+    if not differing or len(runs) > 2:  # the names of a sweep's runs contain the differences
         return
     shown = list(differing.items())[:MOST_KEYS]
     columns = {"key": [one_line(key, KEY_CHARS) for key, _ in shown]}
@@ -131,7 +131,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the tasks that differ in any pair, the largest difference first, with the passes of each run."""
+    """Prints the tasks that differ in any pair, with the passes of each run. The largest difference comes first."""
     largest: dict[str, float] = {}
     for pair in pairs:
         for flip in pair.comparison.flips:

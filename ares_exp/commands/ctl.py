@@ -1,4 +1,4 @@
-"""`ares-exp ctl`: the state of a running run or sweep, and orders to it."""
+"""The command `ctl`: shows the state of a running run or sweep, and sends orders to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ares_exp.runs.control.status import PLACES, RunStatus, read_status
 EXIT_NOT_DONE = 1
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
-"""How long `status` waits for a new state: a watched run writes it every two seconds."""
+"""Time that `status` waits for a new state. A watched run writes its state every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
@@ -106,10 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    """Makes the order that a command line gives.
+    """Creates the order from the arguments.
 
     Raises:
-        ConfigError: The words do not fit the order.
+        ConfigError: The arguments do not fit the order.
     """
     verb, words, more = arguments.order, arguments.what, dict[str, Any]()
     if verb == "cancel":
@@ -149,21 +149,21 @@ def _is_run(path: Path) -> bool:
 
 
 def _state(path: Path) -> str:
-    """Returns how far a run is: `running`, `finished`, `killed`, …; `not started` if it has no record yet."""
+    """Returns the state of a run: `running`, `finished`, `killed`, …, or `not started` if it has no record yet."""
     from ares_exp.reports.run_payload import ShownRun
 
     return ShownRun(path).state.name if _is_run(path) else "not started"
 
 
 def _jobs(sweep: Path) -> Sequence[Path]:
-    """Returns the jobs that have started to write."""
+    """Returns the jobs that have written files."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return [*job_folders(sweep)]
 
 
 def _sweep_is_running(sweep: Path) -> bool:
-    """Returns whether a process starts its jobs, or runs one."""
+    """Returns whether a process is starting or running a job of the sweep."""
     from ares_exp.trajectories.files.line_file import has_writer
 
     return has_writer(sweep) or any(_state(job) == "running" for job in _jobs(sweep))
@@ -174,9 +174,9 @@ class Outcome:
     """The outcome of an order.
 
     Attributes:
-        path: The run.
+        path: Run directory.
         outcome: `done`, `refused`, `failed`, or `not taken`.
-        says: The outcome in a sentence.
+        says: Outcome in a sentence.
     """
 
     path: Path
@@ -185,7 +185,7 @@ class Outcome:
 
 
 def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
-    """Gives an order to a run, and waits for its outcome.
+    """Sends an order to a run and waits for its outcome.
 
     Raises:
         ConfigError: The run is not running.
@@ -203,10 +203,10 @@ def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
 
 
 def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
-    """Gives an order to all jobs of a sweep, also to later ones, and waits for the outcomes of the running ones.
+    """Sends an order to all current and later jobs of a sweep, and waits for the outcomes of the running jobs.
 
     Raises:
-        ConfigError: The sweep is not running, or the order is for one run.
+        ConfigError: The sweep is not running, or the order applies only to a single run.
     """
     jobs = [job for job in _jobs(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
@@ -216,7 +216,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
         raise ConfigError(f"Expected a running sweep, but no process runs {sweep}.")
     folder, records = RunDir(sweep), [_Records(job) for job in jobs]
     if order.verb == "stop":
-        (sweep / STOP).touch()  # as Ctrl-C once, in each of its jobs
+        (sweep / STOP).touch()  # has the effect of one Ctrl-C in each job
     else:
         write_order(folder.control, order)
     append_lines(folder.orders, order.settled("done", "Given to all jobs."))
@@ -227,7 +227,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
 
 
 class _Records:
-    """The new lines of `control.jsonl` of a run."""
+    """Reads new lines of a run's `control.jsonl`."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, RunDir(run).orders
@@ -237,7 +237,7 @@ class _Records:
             self._at = 0
 
     def outcome(self, order: Order, wait_sec: float) -> Outcome:
-        """Waits for the line about an order."""
+        """Waits for the line with the outcome of an order."""
         deadline = time.monotonic() + wait_sec
         while True:
             for line in self._new():
@@ -285,7 +285,7 @@ def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
 
 
 def _fresh_status(run: Path) -> RunStatus | None:
-    """Returns a state that is written from now on; the last one if the run writes none in time."""
+    """Waits for a new status and returns it; returns the last status if the run does not write a new one in time."""
     folder, asked = RunDir(run), time.time()
     watch(folder.control)
     status = read_status(folder.status)
@@ -300,7 +300,7 @@ def _as_json(run: Path, state: str, status: RunStatus | None) -> Mapping[str, An
 
 
 def _lines(run: Path, state: str, status: RunStatus | None) -> Iterator[str]:
-    """Yields the state of a run in lines, the whole run in the first one."""
+    """Yields the lines about the state of a run. The first line describes the whole run."""
     if status is None or state != "running":
         yield f"{run}: {state}"
         return

@@ -31,11 +31,11 @@ from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 
 T = TypeVar("T")
 Written = tuple[int, list[str]]
-"""Number of episodes, rows or trials, and sentences for the user, the first of which has that number."""
+"""Number of episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
 
 EXIT_SOME_UNREADABLE = 1
 SUCCESS = 1.0
-"""Least reward for supervised training, unless bounds are given."""
+"""Lowest reward for supervised training, unless the user sets bounds."""
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 CHOOSING = ("task", "outcome", "min_reward", "max_reward")
 OF_ROWS = ("oracle", "tool_arguments", "reasoning")
@@ -44,13 +44,13 @@ OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A format.
+    """An export format.
 
     Attributes:
-        write: Writes OUT; returns zero if there was nothing to write.
-        suffixes: Ends of the names of its files; empty if OUT is a folder.
-        options: Attributes of the options that it takes.
-        about: One line of the help.
+        write: Function that writes OUT. It returns zero if there was nothing to write.
+        suffixes: File name suffixes of the format; empty if OUT is a folder.
+        options: Attribute names of the supported options.
+        about: Line about the format in the help.
     """
 
     write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the export, and prints a summary."""
+    """Writes the export and prints a summary; returns the exit code."""
     out, name = arguments.out, arguments.to
     _check(arguments)
     bounded = (arguments.min_reward, arguments.max_reward) != (None, None)
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Checks the arguments before anything is read."""
+    """Checks the arguments before the run is read."""
     out, name, suffixes = arguments.out, arguments.to, FORMATS[arguments.to].suffixes
     for option in ("force", *CHOOSING, *OF_ROWS, *OF_TOKENS):
         if getattr(arguments, option) not in (None, False) and option not in FORMATS[name].options:
@@ -147,7 +147,7 @@ def _write_parquet(episodes: ExportedEpisodes, arguments: argparse.Namespace) ->
 
 
 def _write_atif(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.trajectories.exports.atif_writer import (  # loads pydantic, which takes its time
+    from ares_exp.trajectories.exports.atif_writer import (  # loads pydantic, which is slow
         ATIF_SUFFIX,
         write_atif,
     )
@@ -228,7 +228,7 @@ def _counted(episodes: ExportedEpisodes) -> Written:
 
 
 def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
-    """Returns `items`, or `None` if there are none, so that no file is made of nothing."""
+    """Returns `items`, or `None` if there are no items, so that no empty file is created."""
     iterator = iter(items)
     for first in iterator:
         return chain([first], iterator)
@@ -241,7 +241,7 @@ def _write_lines(out: Path, lines: Iterable[str]) -> None:
 
 
 def _file_name(episode_id: str) -> str:
-    """Returns the id, or a safe file name like it for a foreign id."""
+    """Returns the id, or a similar safe file name if the id comes from another program."""
     if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
         return episode_id
     like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]

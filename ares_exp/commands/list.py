@@ -1,4 +1,4 @@
-"""The command `list`: options, presets and tasks, and where each comes from."""
+"""The command `list`: lists options, presets and tasks, and their sources."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ GROUP_OF: Mapping[str, str] = {
     "scorers": "scorer",
     "experiments": "experiment",
 }
-"""The sections that list a group's options."""
+"""Sections that list the options of a group."""
 WITHOUT_TARGET = ("experiment", "scorer")
-"""Groups with options that make nothing themselves."""
+"""Groups whose options do not create an object."""
 PLUGINS = "plugins"
 COUNT_TIMEOUT_SEC = 10.0
-"""What counting the tasks of one environment may take: a plugin may do anything."""
+"""Time limit for counting the tasks of one environment, because a plugin can hang."""
 
 Row = dict[str, Any]
 
@@ -126,7 +126,7 @@ def _options(group: str, config_dirs: Sequence[Path], report: Callable[[str], No
 
 
 def _problem_of(option: Option) -> str | None:
-    """Returns why an option would be rejected, as far as its file and its class say; `None` if nothing is wrong."""
+    """Returns a problem that the file or class of an option shows without a run; `None` if there is no problem."""
     import yaml
 
     try:
@@ -145,14 +145,14 @@ def _problem_of(option: Option) -> str | None:
 
 
 def _count_tasks(option: Option, config_dirs: Sequence[Path], report: Callable[[str], None]) -> int | None:
-    """Counts the tasks of an environment; `None` when it is not known. A call that fails or hangs is abandoned."""
+    """Counts the tasks of an environment; returns `None` if the number is unknown. Abandons calls that fail or hang."""
     preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
     found: list[int | BaseException | None] = []
 
     def count() -> None:
         try:
             found.append(preset.count_tasks())
-        except PresetError:  # it lacks a value that only its user knows
+        except PresetError:  # the preset requires a value from the user
             found.append(None)
         except BaseException as error:
             found.append(error)
@@ -178,7 +178,7 @@ def _plugins() -> list[Row]:
 
 
 def _task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequence[Path] = ()) -> list[Row]:
-    """Returns the tasks that `env=… env.path=…` select, in order; the index is the index of `env.tasks=5`."""
+    """Returns the tasks that `env=… env.path=…` select, in order. The index is the number that `env.tasks=5` uses."""
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(report)
     facts = {task.name: _facts(task) for task in source.tasks}
@@ -186,7 +186,7 @@ def _task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequenc
 
 
 def _facts(task: Task) -> Row:
-    """Stages with their limits, and image."""
+    """Returns the stages of a task with their limits, and its image."""
     spec = task.container_spec
     return {
         "stages": [
@@ -204,7 +204,7 @@ def _facts(task: Task) -> Row:
 
 
 def _print_tables(sections: Mapping[str, Sequence[Row]]) -> None:
-    """Prints each section under its name."""
+    """Prints a table for each section, below its name."""
     console = make_console()
     for name, rows in sections.items():
         console.print(name, style="bold")
@@ -242,7 +242,7 @@ def _task_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
 
 
 def _limits(row: Row, key: str) -> str:
-    """Formats the time limits of the stages, in their order."""
+    """Formats the time limits of the stages, in the order of the stages."""
     return " + ".join("none" if stage[key] is None else f"{stage[key]:g} s" for stage in row["stages"])
 
 

@@ -1,4 +1,4 @@
-"""The command `merge`: makes one run directory of the run directories of a run's shards, which are untrusted."""
+"""The command `merge`: merges the run directories of a run's shards, which are untrusted, into one run directory."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ PARTS = "parts"
 SHOWN = 5
 SELECTION = ("env.tasks", "env.exclude", "env.limit")
 MAY_DIFFER = (*SELECTION, *(key for key in KEYS_THAT_MAY_CHANGE if key not in ("attempts", "branches")))
-"""Keys in which shards may differ: the selection of tasks, and those that change no result."""
+"""Keys in which shards may differ: the task selection, and keys that do not change results."""
 
 _SHARD = re.compile(r"@(\d+)/(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One run directory.
+    """The records of one shard.
 
     Attributes:
-        run_dir: The directory.
-        config: As the run recorded it.
-        provenance: As the run recorded it.
-        tasks: Its selected tasks, with digests where they are known.
-        lines: The whole lines of its `episodes.jsonl`.
-        results: What they say.
-        totals: Its `summary.json`; empty where its run was killed.
+        run_dir: Run directory.
+        config: Config that the run recorded.
+        provenance: Provenance that the run recorded.
+        tasks: Selected tasks, with their digests if known.
+        lines: Complete lines of `episodes.jsonl`.
+        results: Parsed results of these lines.
+        totals: Content of `summary.json`; empty if the run was killed.
     """
 
     run_dir: RunDir
@@ -74,11 +74,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """All of them.
+    """All shards of a merge.
 
     Attributes:
-        shards: In the order in which they were named.
-        warnings: What the user should know.
+        shards: Shards, in the order of the arguments.
+        warnings: Warnings for the user.
     """
 
     shards: tuple[Shard, ...]
@@ -86,11 +86,11 @@ class Shards:
 
     @property
     def tasks(self) -> dict[str, str | None]:
-        """The tasks of all."""
+        """The tasks of all shards."""
         return {name: digest for shard in self.shards for name, digest in shard.tasks.items()}
 
     def summary(self) -> RunSummary:
-        """Adds up the shards. They ran at the same time, so the wall time is the longest one."""
+        """Adds up the totals of the shards. They ran in parallel, so the wall time is the longest wall time."""
         rows = {line: result for shard in self.shards for line, result in zip(shard.lines, shard.results, strict=True)}
         attempts, threshold = self.shards[0].config.get("attempts"), self.shards[0].config.get("reward_threshold")
         totals = [shard.totals for shard in self.shards]
@@ -106,7 +106,7 @@ class Shards:
         )
 
     def lines(self) -> list[bytes]:
-        """Collects the rows of all shards, each once."""
+        """Returns the rows of all shards, without duplicates."""
         return list(dict.fromkeys(line for shard in self.shards for line in shard.lines))
 
 
@@ -145,7 +145,7 @@ def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shard
         allowed: Keys of the config, or starts of keys, that may differ.
 
     Raises:
-        ConfigError: One is no run directory, or cannot be read; or they are not shards of one run.
+        ConfigError: A path is not a run directory or cannot be read, or the paths are not shards of one run.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("Expected different run directories, got the same directory twice.")
@@ -181,7 +181,7 @@ def _read_shard(path: Path) -> Shard:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """Reads the JSON object in a file; `None` if there is no file."""
+    """Reads the JSON object in a file; returns `None` if the file is missing."""
     try:
         return read_json_object(path)
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def _check_same_tasks(first: Shard, other: Shard) -> None:
 
 
 def _check_slots(shards: Sequence[Shard]) -> None:
-    """Checks that no attempt ran in two of them; identical rows count once."""
+    """Checks that no attempt ran in two shards with different results. Identical rows are allowed."""
     owner: dict[tuple[str, int], tuple[Shard, set[bytes]]] = {}
     for shard in shards:
         own: dict[tuple[str, int], set[bytes]] = {}
@@ -261,10 +261,10 @@ def _number(value: Any) -> float:
 
 
 def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
-    """Writes the directory and returns its totals.
+    """Writes the merged run directory and returns its totals.
 
     Raises:
-        ConfigError: There is something already, or it cannot be written.
+        ConfigError: The directory exists already or cannot be written.
     """
     from ares_exp.records.statistics.run_statistics import results_document
 
@@ -286,7 +286,7 @@ def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
 
 
 def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
-    """Links trajectories and verifier outputs. A name that is taken gets the number of the shard."""
+    """Links trajectories and verifier outputs. Adds the number of the shard to names that exist already."""
     for name in (*RUN_FOLDERS, merged.files.name):
         for source in _files(shard.run_dir.path / name):
             target = merged.path / name / source.relative_to(shard.run_dir.path / name)
@@ -337,7 +337,7 @@ def _write_records(shards: Shards, merged: RunDir) -> None:
 
 
 def _of_all(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the config of a shard, with the tasks of all shards."""
+    """Returns the config of a shard with the tasks of all shards."""
     env = config.get("env")
     if not isinstance(env, Mapping):
         return dict(config)
@@ -352,7 +352,7 @@ def _yaml(data: Any) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Lists the regular files below a folder; does not follow links, as they may lead anywhere."""
+    """Lists the regular files below a folder. Does not follow links, because they can lead outside the folder."""
     for path in sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else ():
         if _is_plain(path):
             yield path
@@ -366,12 +366,12 @@ def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         target.hardlink_to(source)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or a file system without hard links
         shutil.copy2(source, target)
 
 
 def _append(source: Path, target: Path) -> None:
-    """Appends the whole lines of a file; a compressed one as it is."""
+    """Appends the complete lines of a file, or the unchanged bytes of a compressed file."""
     data = source.open("rb")
     with data, target.open("ab") as file:
         if source.suffix == ".jsonl":

@@ -1,4 +1,4 @@
-"""The command `report`: one HTML file of a run, a sweep, or two runs."""
+"""The command `report`: writes an HTML file about a run, a sweep, or two runs."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def subject_of(path: Path, other: Path | None = None) -> Subject:
-    """Finds what to show: a run, a sweep, or with another run both side by side.
+    """Finds the subject of the report: a run, a sweep, or two runs side by side.
 
     Raises:
-        ConfigError: There is no run and no sweep at a path, or a record is broken.
+        ConfigError: A path is not a run or a sweep, or a record is broken.
     """
     if other is not None:
         return _two_runs(path, other)
@@ -129,7 +129,7 @@ def subject_of(path: Path, other: Path | None = None) -> Subject:
 
 
 def is_sweep(path: Path) -> bool:
-    """Returns whether a folder is a sweep's."""
+    """Returns whether a folder contains a sweep."""
     return not is_run(path) and (path / SWEEP_RECORD).is_file()
 
 

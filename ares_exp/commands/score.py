@@ -1,7 +1,7 @@
 """The command `score`: scores the finished episodes of a run again, without LLM calls of the agent's policy.
 
-Each scorer has a file `scores/NAME.jsonl` in the run directory: a line with its config, then a line for each episode.
-`read_results` adds the numbers to the rewards of the episodes, so that every reader of a run shows them.
+Each scorer has a file `scores/NAME.jsonl` in the run directory. Its first line is the config of the scorer, followed by
+one line per episode. `read_results` adds the scores to the rewards of the episodes, so all readers of a run show them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 EXIT_NOT_ALL = 1
 SCORED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.VERIFIER_ERROR})
-"""Outcomes of episodes whose agents have finished."""
+"""Outcomes of episodes whose agent finished."""
 SETTABLE = ("scorer", "env.scorers", "concurrency")
 SHOWN = 5
 RENAME = "Use another name: `scorer.name=NAME`, or `env.scorers={NAME: {_target_: …}}`."
@@ -80,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Scores the episodes, prints the summary of the run, and returns the exit code."""
+    """Scores the episodes and prints the summary of the run; returns the exit code."""
     run_dir = RunDir(RecordedRun(arguments.run).path)
-    if not is_trusted(run_dir.path):  # its tasks are loaded, and its responses carried out in a container
+    if not is_trusted(run_dir.path):  # loads its tasks and executes its responses in a container
         raise ConfigError(
             f"Expected a run directory that only you can write, got {run_dir.path}: others own it or can write in it. "
             "Copy it, and score the copy."
@@ -113,17 +113,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Scoring:
-    """The scoring of the episodes that lack a score.
+    """Scores the episodes that do not have a score yet.
 
     Attributes:
-        failures: Episodes without a score, by the error of the scorer.
+        failures: Episodes without a score, by error message.
     """
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
         """Reads the records of the run.
 
         Raises:
-            ConfigError: A record is broken, a scorer's name is taken, or no episode needs a score.
+            ConfigError: A record is broken, a scorer's name is in use, or no episode needs a score.
         """
         results, added = read_results(run_dir.episodes).results, added_rewards(run_dir)
         stored = {one.episode_id: one for one in load(run_dir.path, partial=True, skip_broken=True)}
@@ -152,7 +152,7 @@ class _Scoring:
 
     @property
     def progress(self) -> str:
-        """How many episodes are done, in words."""
+        """The number of scored episodes, in words."""
         return f"{self._done:,} of {count_of(len(self._due), 'episode')} done"
 
     async def run(self, concurrency: int) -> None:
@@ -174,7 +174,7 @@ class _Scoring:
                 await finish(one.scorer.close())
 
     def show(self) -> None:
-        """Prints the summary of the run with the added rewards, their means, and what was not scored."""
+        """Prints the summary of the run with the added rewards, their means, and the episodes that were not scored."""
         run_dir, lines = self._run_dir, []
         if (summary := recorded_summary(run_dir)) is not None:
             render_summary(summary, run_dir=run_dir.path)
@@ -200,14 +200,14 @@ class _Scoring:
                 async with self._container(episode.trajectory, scorers) as container:
                     for one in scorers:
                         await self._score(one, episode, container)
-            except (EpisodeError, SnapshotError, TrajectoryFormatError) as error:  # of the record or the container
+            except (EpisodeError, SnapshotError, TrajectoryFormatError) as error:  # from the record or the container
                 self._failed(row, str(error))
             self._done += 1
             if self._done % max(len(self._due) // 10, 2) == 0:
                 write(sys.stderr, f"{self.progress}\n")
 
     async def _score(self, scorer: ConfiguredScorer, episode: ScoredEpisode, container: Container | None) -> None:
-        """Calls a scorer, and records its numbers and its spending."""
+        """Calls a scorer and records its rewards and its spending."""
         spent: list[EnvironmentUsage] = []
         try:
             score = await scorer.score(replace(episode, spend=spent.append), container)
@@ -230,9 +230,9 @@ class _Scoring:
         self.failures.setdefault(why, []).append(f"{row.task_name} (attempt {row.attempt})")
 
     def _episode(self, row: EpisodeResult, trajectory: EpisodeTrajectory) -> ScoredEpisode:
-        """Makes what the scorers of the run would have got."""
+        """Creates the episode in the form in which the run passes it to its scorers."""
         last = trajectory.unfinished_step
-        if last is not None and last.action is not None:  # the agent had finished, and its verifier failed
+        if last is not None and last.action is not None:  # the agent finished, but the verifier failed
             trajectory = replace(trajectory, steps=(*trajectory.steps, last))
         files = self._run_dir.files / row.episode_id
         return ScoredEpisode(
@@ -251,7 +251,7 @@ class _Scoring:
     ) -> AsyncIterator[Container | None]:
         """Restores the last snapshot of an episode for scorers that use its container, and applies the last response.
 
-        The agent carries the response out, and the tests run again. Then everything is in its place.
+        The agent executes the response and the tests run again, so the container has its final state.
         """
         step, last = len(trajectory.steps) - 2, trajectory.steps[-1].action if trajectory.steps else None
         snapshot = None
@@ -270,20 +270,20 @@ class _Scoring:
 
 
 def _has(rewards: Iterable[str], name: str) -> bool:
-    """Whether some of these rewards are those of a scorer of that name."""
+    """Returns whether any of the rewards comes from the scorer `name`."""
     return name in {reward.partition(".")[0] for reward in rewards}
 
 
 def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
-    """Rejects the name of a scorer that other scores have, and removes what is of no use from its file.
+    """Rejects a scorer whose name is in use for other scores, and removes unusable lines from its file.
 
     Args:
-        scorer: The scorer.
-        file: The scores of its name.
-        own: Names of the rewards that the run recorded itself.
+        scorer: Scorer to check.
+        file: File with the scores of this name.
+        own: Names of the rewards that the run itself recorded.
 
     Raises:
-        ConfigError: The name is taken.
+        ConfigError: The name is in use.
     """
     if _has(own, scorer.name):
         raise ConfigError(f"The run has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
@@ -298,7 +298,7 @@ def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> Non
 
 
 def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
-    """Loads the tasks of a run by name, if they can be loaded and have not changed; a warning names the others."""
+    """Loads the tasks of a run by name. Skips tasks that changed or cannot be loaded, with a warning."""
     try:
         source = make_source(OmegaConf.create(values_of(RecordedRun(run_dir.path))))
         source.load(lambda _: None)

@@ -1,4 +1,4 @@
-"""The command `show`: one recorded episode, or the list of the episodes of a run."""
+"""The command `show`: shows a recorded episode, or lists the episodes of a run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 5
 SUCCESS = 1.0
-"""Rewards below it are those of failed episodes."""
+"""Rewards below this value count as failures."""
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns that a terminal too narrow for all goes without, one after the other: an id starts with the task mostly."""
+"""Columns to drop on narrow terminals, in this order. The task can be dropped because most ids start with it."""
 
 DESCRIPTION = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
@@ -135,7 +135,7 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
 
 
 def _verifier_output(stored: StoredEpisode) -> dict[str, str]:
-    """Returns the text of each file that has the output of a verifier, by the file's name."""
+    """Returns the text of each file with verifier output, by file name."""
     from ares_exp.reports.episode_files import episode_files
 
     files = episode_files(_run_of(stored), stored.episode_id)
@@ -147,7 +147,7 @@ def _run_of(stored: StoredEpisode) -> Path:
 
 
 def _added_rewards(episodes: Iterable[StoredEpisode]) -> dict[str, dict[str, float]]:
-    """Returns the rewards that `ares-exp score` added to the runs of some episodes, by episode and name."""
+    """Returns the rewards that `ares-exp score` added to the runs of the episodes, by episode and name."""
     runs = dict.fromkeys(map(_run_of, episodes))
     return {episode_id: rewards for run in runs for episode_id, rewards in added_rewards(RunDir(run)).items()}
 
@@ -162,7 +162,7 @@ def _list(episodes: StoredEpisodes, found: str) -> None:
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
-    """Returns the cells of a list of episodes by column, those of added rewards last."""
+    """Returns the cells of a list of episodes by column. The columns of added rewards come last."""
     added = _added_rewards(episodes)
     columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
     for name in dict.fromkeys(name for one in episodes for name in added.get(one.episode_id, ())):
@@ -183,17 +183,17 @@ _TEXTS = ("episode", "task", "outcome")
 
 
 LESS = "-RFX"
-"""Options of `less` where LESS says none: with colours, gone where all fits on the screen, which is left as it is."""
+"""Options of `less` if LESS is not set: shows colours, exits if the text fits on one screen, and keeps the screen."""
 
 
 @contextlib.contextmanager
 def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
-    """Yields a console whose output goes through a pager, where stdout is a terminal and there is one; else stdout.
+    """Yields a console that writes to a pager if stdout is a terminal and a pager exists, and otherwise to stdout.
 
-    The pager has ended when the body is left; that it is quit before the output ends is no error.
+    Waits for the pager to end. The user can quit the pager before the output ends, without an error.
 
     Args:
-        is_wanted: Whether to use a pager at all.
+        is_wanted: Whether a pager may be used.
     """
     command = _pager() if is_wanted and sys.stdout.isatty() and sys.stdin.isatty() else None
     if command is None:
@@ -210,14 +210,14 @@ def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
         finally:
             with contextlib.suppress(BrokenPipeError):
                 pager.stdin.close()
-            while True:  # Ctrl-C is the pager's while it shows something
+            while True:  # the pager handles Ctrl-C while it runs
                 with contextlib.suppress(KeyboardInterrupt):
                     pager.wait()
                     break
 
 
 def _pager() -> list[str] | None:
-    """Returns the command of the pager; `None` where there is none, or PAGER is empty."""
+    """Returns the command of the pager; `None` if there is no pager or PAGER is empty."""
     try:
         words = shlex.split(os.environ.get("PAGER", "less"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The command `snapshots`: lists, shows and verifies snapshots, and removes snapshots that are not needed."""
+"""The command `snapshots`: lists, shows and verifies snapshots, and removes unneeded snapshots."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ Exit codes: 0 done; 1 a store was skipped because it is being written; 2 the com
 damaged.
 """
 LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
-"""The columns of a list that a terminal too narrow for all goes without, one after the other."""
+"""Columns to drop on narrow terminals, in this order."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -151,7 +151,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def list_columns(snapshots: Sequence[EnvironmentSnapshot]) -> dict[str, Sequence[str]]:
-    """Returns the cells of a list of snapshots by the names of their columns."""
+    """Returns the cells of a list of snapshots by column name."""
     return {name: [cell(snapshot) for snapshot in snapshots] for name, cell in _CELLS.items()}
 
 
@@ -234,7 +234,7 @@ def _kind(entry: Entry) -> str:
 
 
 def _name(path: str) -> str:
-    """Returns a path on one line, whatever is in its name."""
+    """Returns a path on one line, even if its name contains control characters."""
     return printable(path).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -284,7 +284,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
-    """Returns the stores; paths without one are skipped if there are several (`outputs/*` names every run)."""
+    """Returns the stores. Skips paths without a store if there are several paths (`outputs/*` matches every run)."""
     found = {path: find_store(path) for path in paths}
     wrong = [path for path, store in found.items() if store is None and (len(found) == 1 or not path.is_dir())]
     if wrong:
@@ -320,17 +320,17 @@ def _seconds(text: str) -> float:
 
 
 def _moment(snapshot: EnvironmentSnapshot) -> str:
-    """Returns when it was taken."""
+    """Returns the creation time of a snapshot."""
     return f"{datetime.fromisoformat(snapshot.created_at):%Y-%m-%d %H:%M:%S UTC}"
 
 
 def _task_name(snapshot: EnvironmentSnapshot) -> str:
-    """Returns the name of the task, as far as the snapshot says."""
+    """Returns the task name that a snapshot records."""
     return one_line(str(snapshot.task_data.get("name", "–")))
 
 
 def _came_from(snapshot: EnvironmentSnapshot) -> str:
-    """Returns its parent and branch; `–` for an episode that was not branched."""
+    """Returns the parent and the branch of a snapshot's episode, or `–` if the episode was not branched."""
     parent, branch = snapshot.lineage.get("parent"), snapshot.lineage.get("branch")
     if parent is None:
         return "–"

@@ -1,4 +1,4 @@
-"""The command `task`: makes a small task, checks whether the tests of tasks test, and opens a shell in a task."""
+"""The command `task`: creates a small task, checks the tests of tasks, and opens a shell in a task."""
 
 from __future__ import annotations
 
@@ -132,14 +132,14 @@ def _new(arguments: argparse.Namespace) -> int:
 
 
 def make_task(folder: Path, *, image: str = IMAGE) -> None:
-    """Makes a task in a folder, which must be empty if it is there.
+    """Creates a task in a new or empty folder.
 
     Args:
-        folder: Its last part is the name of the task.
-        image: What its Dockerfile starts with.
+        folder: Folder of the task; its last part is the name of the task.
+        image: Base image of the Dockerfile.
 
     Raises:
-        ConfigError: There is something in the folder, or a name is none.
+        ConfigError: The folder is not empty or is a file, or the name of the task or image is invalid.
     """
     folder = folder.expanduser()
     if not _NAME.fullmatch(folder.absolute().name) or ".." in folder.parts:
@@ -183,7 +183,7 @@ def _check(arguments: argparse.Namespace) -> int:
     runnable = [one for one in candidates if one.problem is None]
     ran: dict[str, CheckedRun] = {}
     if runnable:
-        asyncio.run(check_containers(config))  # before a line reports that tasks are run
+        asyncio.run(check_containers(config))  # before the line that reports running tasks
         out = _place(arguments.out)
         flags = [f"--config-dir={folder}" for folder in folders]
         ran = run_both(runnable, out, overrides=overrides, flags=flags)
@@ -193,7 +193,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Separates paths and overrides; anything that exists is a path."""
+    """Separates paths and overrides. An argument that exists as a file or folder is always a path."""
     overrides = [one for one in arguments if "=" in one and not Path(one).exists()]
     paths = [Path(one) for one in arguments if one not in overrides]
     refused = (*OURS, *(f"env.{key}" for key in TASKS_OF_ENV))
@@ -251,7 +251,7 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
 
 
 def _rewards(rewards: Sequence[float | None]) -> str:
-    """Writes the rewards of the attempts, equal ones in a row together: `1.00 x4, 0.00 x2`."""
+    """Formats the rewards of the attempts, with equal neighbours grouped: `1.00 x4, 0.00 x2`."""
     shown = ["-" if reward is None else format_number(reward) for reward in rewards]
     together = [(one, len(list(same))) for one, same in groupby(shown)]
     return ", ".join(one if count == 1 else f"{one} x{count}" for one, count in together) or "-"
@@ -263,7 +263,7 @@ def _word(verdict: TaskVerdict) -> str:
 
 
 def _told(verdict: TaskVerdict, problem: Problem) -> str:
-    """A paragraph on what is wrong with a task, what was printed, and where to look."""
+    """Returns a paragraph with a problem of a task, the printed output, and the files to look at."""
     lines = [f"{verdict.candidate.name}: {problem.message.rstrip('.')}."]
     for what, text in problem.outputs.items():
         lines += [f"  {what}:", textwrap.indent(printable(text), "    | ", lambda _: True)] if text else [f"  {what}"]

@@ -1,4 +1,4 @@
-"""The tasks and the two runs of a check: the solutions of the tasks, and an agent that does nothing."""
+"""The tasks of a check, and its two runs: one with the solutions, one with an agent that does nothing."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from ares_exp.records.run_dir import RunDir, write_atomically
 from ares_exp.records.terminal_text import count_of
 
 SIGNS = (TASK_TOML, INSTRUCTION, "tests/test.sh")
-"""Files of which a task has at least one, however broken it is."""
+"""Files that identify a task. Even a broken task has at least one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A folder that is to be a task.
+    """A folder to check as a task.
 
     Attributes:
-        path: The folder, as it was named.
-        shared: The folder of tasks that was named, which links of the task may lead to; `None`: the task was named.
-        problem: Why it cannot be run; `None` if it can.
+        path: Folder, as the user named it.
+        shared: Folder of tasks that links of the task may point into; `None` if the task's links must stay in the task.
+        problem: Reason why the task cannot be run; `None` if it can.
     """
 
     path: Path
@@ -62,12 +62,12 @@ class Candidate:
 
 
 def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
-    """Finds the tasks at paths, each a task or a folder of tasks, and reads them.
+    """Finds and reads the tasks at paths. Each path is a task or a folder of tasks.
 
-    Tasks of a folder may share files in it only if it is the only path.
+    Tasks may share files of their folder only if this folder is the only path.
 
     Raises:
-        ConfigError: A path is no folder, a folder has nothing like a task, or two tasks have one name.
+        ConfigError: A path is not a folder, a folder contains no task, or two tasks have the same name.
     """
     folders = {folder.resolve(): folder for path in paths for folder in _folders(path.expanduser())}
     counted = Counter(real.name for real in folders)
@@ -80,10 +80,10 @@ def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
 
 
 def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[Candidate]:
-    """Notes what the containers and the agent of a config, and the oracle, have to object to each task.
+    """Adds the problems that the containers and the agent of a config, or the oracle, report for each task.
 
     Raises:
-        ConfigError: Their options are wrong.
+        ConfigError: The options of the containers or the agent are invalid.
     """
     containers = as_container_factory(instantiate_group(config, "container"))
     agents = as_agent_factory(instantiate_group(config, "agent"))
@@ -95,7 +95,7 @@ async def check_containers(config: DictConfig) -> None:
     """Checks that the containers of a config can be used.
 
     Raises:
-        UserError: They cannot be used.
+        UserError: The containers cannot be used.
     """
     containers = as_container_factory(instantiate_group(config, "container"))
     try:
@@ -105,7 +105,7 @@ async def check_containers(config: DictConfig) -> None:
 
 
 def _folders(path: Path) -> list[Path]:
-    """A task, or the tasks in a folder of tasks."""
+    """Returns the path itself if it is a task, or otherwise the tasks in the folder."""
     if not path.is_dir():
         raise ConfigError(f"Expected a task or a folder of tasks, found no such folder: {path}.")
     if (path / TASK_TOML).exists():
@@ -134,7 +134,7 @@ def _read(candidate: Candidate) -> Candidate:
 
 
 def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
-    """Checks a task for both runs: for one with its solution, and for one without, where the agent counts."""
+    """Checks a task for the run with its solution and for the run without it, in which the agent is checked."""
     try:
         task = load_task(candidate.path, links_within=candidate.shared)
         for provide_solution in (False, True):
@@ -147,18 +147,18 @@ def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
 TASK_LIST = "tasks.json"
 DATASET = "checked"
 SOLUTION, NOTHING = "solution", "nothing"
-"""The names of the runs' directories."""
+"""Names of the run directories."""
 POLICIES = {SOLUTION: "oracle", NOTHING: "noop"}
 TERMINATED = 143
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A run that has ended.
+    """A finished run.
 
     Attributes:
-        path: Its directory.
-        attempts: The attempts at each task, by name.
+        path: Run directory.
+        attempts: Attempts at each task, by task name.
     """
 
     path: Path
@@ -166,7 +166,7 @@ class CheckedRun:
 
     @property
     def results(self) -> list[EpisodeResult]:
-        """Every attempt."""
+        """The results of all attempts."""
         return [result for attempts in self.attempts.values() for result in attempts]
 
 
@@ -176,17 +176,17 @@ def run_both(
     """Runs the tasks' solutions, then an agent that does nothing.
 
     Args:
-        tasks: The tasks; they can be run.
-        folder: Where the runs are recorded, in `solution` and `nothing`.
-        overrides: Of both runs.
-        flags: Of both commands.
+        tasks: Tasks without a problem.
+        folder: Folder of the run directories `solution` and `nothing`.
+        overrides: Overrides for both runs.
+        flags: Flags for both commands.
 
     Returns:
-        The runs, by these names.
+        The runs by name, `solution` and `nothing`.
 
     Raises:
-        UserError: A run was refused; the message is its own.
-        KeyboardInterrupt: One was interrupted.
+        UserError: A run was rejected or failed. The message is the run's error message.
+        KeyboardInterrupt: A run was interrupted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / TASK_LIST
@@ -205,16 +205,16 @@ def run_both(
             _execute([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
             ran[name] = CheckedRun(run, _attempts(run))
     except BaseException:
-        if not (folder / SOLUTION).exists():  # refused, or interrupted before it started
+        if not (folder / SOLUTION).exists():  # the run was rejected or interrupted before it started
             listed.unlink()
-            with suppress(OSError):  # somebody else's folder
+            with suppress(OSError):  # the folder contains other files
                 folder.rmdir()
         raise
     return ran
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Runs `python -m ares_exp`; passes on what it says, but for why it fails."""
+    """Runs `python -m ares_exp` and prints its stderr. Its error message becomes the message of the raised error."""
     command = [sys.executable, "-m", "ares_exp", *words]
     complaint: list[str] = []
     with subprocess.Popen(
@@ -242,7 +242,7 @@ def _execute(words: Sequence[str]) -> None:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Has a run end when this process is to: Ctrl-C reaches both, SIGTERM only this one. Waits for its end."""
+    """Ends a run with this process. Ctrl-C reaches both processes; SIGTERM is forwarded to the run."""
 
     def end(*_: object) -> None:
         process.terminate()

@@ -1,4 +1,4 @@
-"""`ares-exp task shell`: an interactive shell in the container of a task, as the agent finds it."""
+"""The command `task shell`: opens an interactive shell in the container of a task, in the state that the agent gets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Opens the shell, and returns the exit code."""
+    """Opens the shell; returns the exit code."""
     names = [one for one in arguments.arguments if "=" not in one or Path(one).exists()]
     overrides = [one for one in arguments.arguments if one not in names]
     if len(names) != (arguments.episode is None):
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides: Sequence[str]) -> None:
-    """Starts the container and connects this process's input and output with a shell in it."""
+    """Starts the container and connects stdin and stdout of this process to a shell in it."""
     _cancel_at_signals()
     restored = await asyncio.to_thread(_snapshot, arguments.episode) if arguments.episode is not None else None
     if names and Path(names[0]).is_dir():
@@ -137,7 +137,7 @@ async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides:
 
 
 def _cancel_at_signals() -> None:
-    """Cancels the current task at the first signal that ends a program."""
+    """Cancels the current asyncio task at the first termination signal."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in SIGNALS:
@@ -145,7 +145,7 @@ def _cancel_at_signals() -> None:
 
 
 def _task(source: object, names: Sequence[str]) -> HarborTask:
-    """Loads the one task. Blocking."""
+    """Loads the selected task. Blocking."""
     if not isinstance(source, HarborEnvironments):
         raise ConfigError("Expected tasks with a container. Use env=harbor, or another environment of Harbor tasks.")
     found = source.load(lambda warning: write(sys.stderr, f"warning: {warning}\n"))
@@ -158,7 +158,7 @@ def _task(source: object, names: Sequence[str]) -> HarborTask:
 
 
 def _snapshot(reference: str) -> EnvironmentSnapshot:
-    """Finds the snapshot of an episode's step. Blocking."""
+    """Finds the snapshot of a step of an episode. Blocking."""
     found = EpisodeRef.parse(reference)
     if found.episode is None or found.step is None:
         raise ConfigError(f"Expected `--episode <run>/<episode>@<step>`, got {reference!r:.200}.")
@@ -216,7 +216,7 @@ async def _started(
 
 @contextmanager
 def _raw_input() -> Iterator[None]:
-    """Passes every key on, also Ctrl-C, while standard input is a terminal."""
+    """Forwards every key, including Ctrl-C, if standard input is a terminal."""
     import termios
     import tty
 
@@ -233,7 +233,7 @@ def _raw_input() -> Iterator[None]:
 
 
 async def _connect(terminal: Terminal) -> None:
-    """Types what arrives on standard input, and prints the output, until the shell ends."""
+    """Types standard input into the terminal and prints its output until the shell ends."""
     typing = asyncio.create_task(_type(terminal))
     try:
         with suppress(OSError):
@@ -245,22 +245,22 @@ async def _connect(terminal: Terminal) -> None:
 
 
 async def _type(terminal: Terminal) -> None:
-    """Types standard input into the terminal, and Ctrl-D at its end, until the shell has ended."""
+    """Types standard input into the terminal. At the end of the input, types Ctrl-D until the shell ends."""
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
     with suppress(OSError):
         while data := await _readable(loop, descriptor):
             await terminal.write(data)
-        while True:  # a shell that is busy does not see the first one
+        while True:  # a busy shell can miss the first one
             await terminal.write(END_OF_INPUT)
             await asyncio.sleep(END_OF_INPUT_SEC)
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> bytes:
-    """Reads what there is of standard input, as soon as there is something."""
+    """Waits for standard input and reads the available bytes."""
     ready = asyncio.Event()
     try:
         loop.add_reader(descriptor, ready.set)
-    except OSError:  # a regular file is always ready
+    except OSError:  # a regular file is always readable
         return os.read(descriptor, CHUNK_BYTES)
     try:
         await ready.wait()

@@ -1,4 +1,4 @@
-"""The verdict on a task: whether its tests tell its solution from nothing, and if not, why."""
+"""The verdict on a task: whether its tests accept the solution and reject an agent that does nothing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_req
 TAIL_LINES = 15
 TAIL_BYTES = 4096
 SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
-"""How the shell agent shows what a command printed, if it shows all of it."""
+"""Pattern of the shell agent's message with the complete output of a command."""
 
 
 class Fault(StrEnum):
-    """What is wrong with a task."""
+    """The kind of a task's problem."""
 
     INVALID = "invalid"
     SOLUTION_FAILS = "solution_fails"
@@ -39,14 +39,14 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a task.
+    """A problem of a task.
 
     Attributes:
-        fault: What it is.
-        message: The same for people.
-        outputs: Ends of what was printed, by what printed it; empty where that is said to have printed nothing.
-        files: Where the verifier's files are; `None` if there are none.
-        episode: What `ares-exp show` shows of it; `None` if nothing was run.
+        fault: Kind of the problem.
+        message: Description of the problem for people.
+        outputs: Ends of the printed outputs, by heading; an empty text if the heading reports that nothing was printed.
+        files: Folder of the verifier's files; `None` if it does not exist.
+        episode: Argument for `ares-exp show`; `None` if the task was not run.
     """
 
     fault: Fault
@@ -62,9 +62,9 @@ class TaskVerdict:
 
     Attributes:
         candidate: The task.
-        solution: Rewards of its solution, one for each attempt; `None` where there was none.
-        nothing: Likewise of an agent that does nothing.
-        problems: What is wrong with it; none: its tests tell the two apart.
+        solution: Rewards of the solution, one per attempt; `None` for an attempt without a reward.
+        nothing: Rewards of an agent that does nothing, one per attempt; `None` for an attempt without a reward.
+        problems: Problems of the task; empty if its tests accept the solution and reject the agent that does nothing.
     """
 
     candidate: Candidate
@@ -74,7 +74,7 @@ class TaskVerdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether the tests tell the solution from nothing."""
+        """Whether the task has no problems."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
 
     Args:
         candidate: The task.
-        ran: The two runs, by name; none if the task cannot be run.
-        threshold: The reward from which on an attempt has passed.
+        ran: The two runs, by name; empty if the task cannot be run.
+        threshold: Lowest reward with which an attempt passes.
     """
     if candidate.problem is not None:
         return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
@@ -110,7 +110,7 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
 
 
 def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
-    """The objection to an agent that failed before there was anything to test."""
+    """Returns the fault if the agent failed before the tests ran."""
     if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
         return None
     said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
@@ -118,7 +118,7 @@ def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
 
 
 def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """The objection to one of the rewards of the solution."""
+    """Returns the fault if the solution's attempt did not pass."""
     if reward is not None and reward >= threshold:
         return None
     needed = f"at least {format_number(threshold)} is required"
@@ -130,7 +130,7 @@ def _of_solution(reward: float | None, rewards: Sequence[float | None], threshol
 
 
 def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """The objection to a reward of an agent that does nothing."""
+    """Returns the fault if an agent that does nothing passed or has no reward."""
     if reward is None:
         return Fault.TESTS_FAIL, "the tests give no reward to an agent that does nothing (expected 0)"
     if reward >= threshold:
@@ -140,7 +140,7 @@ def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: floa
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:
-    """Of the attempts at a task that fail in the same way, the first."""
+    """Removes duplicate problems and keeps the first attempt with each problem."""
     return list({(problem.fault, problem.message): problem for problem in reversed(problems)}.values())[::-1]
 
 
@@ -163,7 +163,7 @@ def _why(result: EpisodeResult) -> str:
 
 
 def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
-    """The ends of what the agent was shown of its solutions, one for each step; none where that is not recorded."""
+    """Returns the ends of the solution outputs that the agent got, one per stage; empty if they were not recorded."""
     try:
         episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
     except (OSError, AresExpError):
@@ -176,12 +176,12 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
     names = [stage.name for stage in result.stages] or [""]
     return dict(
         _printed(f"the solution of step {name}" if name else "the solution", str(text))
-        for name, text in zip(names, shown, strict=False)  # a step without a response shows nothing
+        for name, text in zip(names, shown, strict=False)  # a step without a response has no output
     )
 
 
 def _printed(what: str, shown: str) -> tuple[str, str]:
-    """Says what printed, and the end of it, without what the shell agent puts around it."""
+    """Returns a heading for the output and the end of the output, without the frame that the shell agent adds."""
     found = SHOWN_OUTPUT.fullmatch(shown)
     text = _last_lines(shown if found is None else found[2])
     code = "" if found is None else f" (exit code {found[1]})"
@@ -194,7 +194,7 @@ def _says(action: Mapping[str, Any], text: str) -> bool:
 
 
 def _tail(path: Path) -> str:
-    """The end of a file that a container wrote."""
+    """Returns the end of a file that a container wrote."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""The command line of `train`: a run with a trainer, composed by Hydra as any other."""
+"""The command `train`: runs with a trainer, composed by Hydra like any other run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DEFAULTS = {"trainer": "grpo", "name": "train"}
-"""Values without an override: the run directory is outputs/train/<date>_<time>."""
+"""Defaults of `train`: the run directory is outputs/train/<date>_<time>."""
 NAMING_A_RUN = "resume"
 DESCRIPTION = """\
 Trains the policy in one run: the trainer chooses tasks, runs episodes, and updates the policy from their rewards. You
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def with_defaults(overrides: Sequence[str]) -> list[str]:
-    """Puts the defaults before what was typed; a run that is resumed has them in its record."""
+    """Puts the defaults before the overrides, except for resumed runs, which have recorded them."""
     keys = {one.lstrip("+").partition("=")[0] for one in overrides}
     if NAMING_A_RUN in keys:
         return [*overrides]

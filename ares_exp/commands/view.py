@@ -1,11 +1,11 @@
-"""`ares-exp view`: the page of runs in a browser, live while they run.
+"""The command `view`: shows runs live on a page in a browser.
 
-It is a separate process that only reads files. So it costs a run nothing, and also shows runs that were killed or that
-run on another machine.
+The server is a separate process that only reads files. It does not slow down runs, and it also shows runs that were
+killed or that run on another machine.
 
-Other pages in a browser may send requests to a server on this machine, under a host name of their own that leads here,
-and other users of this machine may connect to it. So each request needs the exact `Host`, no foreign `Origin`, and a
-token. The first address contains the token. Later requests have it in a cookie that requests of other sites do not get.
+Other web pages can send requests to a server on this machine, through host names that resolve to it. Other users of
+this machine can also connect to it. Each request therefore needs the exact `Host`, no foreign `Origin`, and a token.
+The first address contains the token. Later requests send it in a cookie that is not sent with requests of other sites.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PORT = 7580
 HOST = "127.0.0.1"
 CONNECT = "'self'"
 COOKIE = "ares_exp_view_{}"
-"""With the port: browsers share the cookies of all ports of a host."""
+"""The name contains the port, because browsers share the cookies of all ports of a host."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -51,7 +51,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 IDLE_SEC = 30.0
-"""Seconds that a client may take to send a request or to read a part of the response."""
+"""Seconds in which a client must send a request or read a part of the response."""
 MAX_DEPTH = 5
 MAX_RUNS = 2_000
 MAX_TEXTS = 64
@@ -106,26 +106,26 @@ def _port(text: str) -> int:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """The server of one folder, on the loopback interface. It listens as soon as it is made.
+    """The server of one folder, on the loopback interface. It listens from its creation.
 
     Attributes:
-        shelf: The runs.
-        token: The token of the first address.
-        address: The first address, with the token.
+        shelf: Runs of the folder.
+        token: Token of the first address.
+        address: First address, with the token.
     """
 
     allow_reuse_address = True
     daemon_threads = True
 
     def __init__(self, shelf: Shelf, *, port: int) -> None:
-        """Listens.
+        """Starts to listen.
 
         Args:
-            shelf: The runs.
-            port: The port; 0 for any free one.
+            shelf: Runs to show.
+            port: Port to listen on; 0 selects a free port.
 
         Raises:
-            ConfigError: The port is in use, or not allowed.
+            ConfigError: The port is in use or not allowed.
         """
         try:
             super().__init__((HOST, port), _Request)
@@ -138,13 +138,13 @@ class Server(socketserver.ThreadingTCPServer):
         self.address = f"http://{HOST}:{self.port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores clients that have gone away."""
+        """Ignores disconnected clients."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request. Only GET exists; all other methods are rejected."""
+    """Handles one request. Only GET is supported; other methods are rejected."""
 
     server: Server
     server_version, sys_version = "ares-exp", ""
@@ -162,7 +162,7 @@ class _Request(BaseHTTPRequestHandler):
             self._send(*rejected)
         elif not secrets.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
             self._send(401, "Expected the address that `ares-exp view` printed, with its token.")
-        elif is_first:  # the token goes into a cookie, and out of the address
+        elif is_first:  # moves the token from the address to a cookie
             set_cookie = f"{cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
             self._send(303, "", {"Location": "/", "Set-Cookie": set_cookie})
         else:
@@ -176,7 +176,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._send(422, f"{error.filename}: {error.strerror}")
 
     def _rejected(self, *, is_first: bool) -> tuple[int, str] | None:
-        """Returns status and text if another site may have sent the request."""
+        """Returns the status and text of a rejection if another site may have sent the request."""
         hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
             return 421, f"Expected a request to {hosts[0]}."
@@ -229,7 +229,7 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Sends the reason as text: a method that does not exist, or a malformed request."""
+        """Sends the reason as text if the method is not supported or the request is malformed."""
         self._send(code, message or "This request is not supported.")
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -237,7 +237,7 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _tagged(text: str) -> tuple[str, str]:
-    """Returns a text, and its tag for `If-None-Match`."""
+    """Returns a text and its tag for `If-None-Match`."""
     return text, f'"{sha256(text.encode()).hexdigest()[:32]}"'
 
 
@@ -245,13 +245,13 @@ Signature = tuple[tuple[str, int, int], ...]
 
 
 class Shelf:
-    """The runs at a path. Safe for several threads."""
+    """The runs at a path. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Keeps the path.
+        """Checks and stores the path.
 
         Args:
-            path: A run directory, or a folder with runs below it.
+            path: Run directory, or folder with runs below it.
 
         Raises:
             ConfigError: The path is not a folder.
@@ -263,7 +263,7 @@ class Shelf:
         self._lock = threading.Lock()
 
     def run(self, key: str) -> ShelvedRun | None:
-        """Returns a run by its path from the folder; `None` if there is no such run."""
+        """Returns a run by its path relative to the folder; `None` if the run does not exist."""
         if key not in self._runs:
             self._read()
         return self._runs.get(key)
@@ -286,7 +286,7 @@ class Shelf:
 
 
 class ShelvedRun:
-    """One run, read again when its files have changed."""
+    """One run. It is read again when its files change."""
 
     def __init__(self, key: str, path: Path) -> None:
         self._key = key
@@ -300,7 +300,7 @@ class ShelvedRun:
         self._summary_of: Signature | None = None
 
     def summary(self) -> dict[str, Any]:
-        """Returns the row of the run in a list of runs; the reason if it cannot be read."""
+        """Returns the row of the run in a list of runs, with the error if the run cannot be read."""
         with self._lock:
             signature = _signature(self._path, steps=False)
             if signature != self._summary_of:
@@ -308,7 +308,7 @@ class ShelvedRun:
             return {"key": self._key, "name": self._key, "summary": self._summary}
 
     def text(self) -> tuple[str, str]:
-        """Returns the payload of the run as JSON, and its tag."""
+        """Returns the payload of the run as JSON and its tag."""
 
         def make(shown: ShownRun) -> Mapping[str, Any]:
             status = read_status(shown.dir.status) if shown.state.name == "running" else None
@@ -318,7 +318,7 @@ class ShelvedRun:
         return self._made("", make)
 
     def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns the payload of an episode, and its tag.
+        """Returns the payload of an episode and its tag.
 
         Raises:
             KeyError: The episode has no trajectory.
@@ -352,14 +352,14 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:
-    """Returns sizes and times of the files that a run writes; with `steps` also those of each trajectory."""
+    """Returns sizes and times of the files that a run writes. With `steps`, includes each trajectory."""
     run = RunDir(path)
     files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]
     if steps and run.trajectories.is_dir():
         with os.scandir(run.trajectories) as entries:
             files += [Path(entry.path) for entry in entries]
-    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run writes nothing any more
+    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run does not write
     stamps = []
     for file in files:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The command `wandb`: uploads what was recorded offline, and builds a workspace, with Weights & Biases."""
+"""The command `wandb`: uploads offline records to Weights & Biases, and creates a workspace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ares_exp.trackers.wandb_service import WandbRecord, close_run, no_traces, o
 from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 
 EXIT_NOT_ALL = 1
-UPLOAD_TIMEOUT_SEC = 60.0  # bound on reaching the service to add to a run that was uploaded
+UPLOAD_TIMEOUT_SEC = 60.0  # bound on reaching the service to extend an uploaded run
 
 DESCRIPTION = "Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace."
 EPILOG = """\
@@ -55,7 +55,7 @@ CHARTS = {
     "US dollars": (FINISHED, "episode/cost"),
     "event loop lag": (WALL_SEC, "system/loop_lag_sec"),
 }
-"""Line plots: the axis, and what is drawn, by title."""
+"""Line plots by title: the axis and the plotted metrics."""
 BARS = {
     "mean reward, errors as zero": ("stat/mean_reward", "stat/mean_reward_low", "stat/mean_reward_high"),
     "pass@1": ("stat/pass@1", "stat/pass@1_low", "stat/pass@1_high"),
@@ -82,7 +82,7 @@ def _upload(arguments: argparse.Namespace) -> int:
     uploaded = True
     with no_traces() as folder:
         for run_dir in (found for path in arguments.paths for found in _run_dirs(path)):
-            if not is_trusted(run_dir):  # W&B uploads every file that its record names
+            if not is_trusted(run_dir):  # W&B uploads every file that the record names
                 raise UserError(
                     f"Expected a run directory that only you can write, got {run_dir}. Copy it, and upload the copy."
                 )
@@ -101,14 +101,14 @@ def _run_dirs(path: Path) -> list[Path]:
 
 
 def _files(run_dir: Path) -> list[Path]:
-    """Returns the files of the sessions of a run, in their order."""
+    """Returns the record files of the sessions of a run, in order."""
     return [file for session in sessions(run_dir) for file in session.glob("run-*.wandb")]
 
 
 def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
-    """Uploads what the service does not have of a run, or with `again` all of it; returns whether it has all of it.
+    """Uploads the missing parts of a run, or with `again` the whole run; returns whether the upload is complete.
 
-    W&B's own logs go into `folder`.
+    W&B writes its logs to `folder`.
     """
     shown, record = printable(str(run_dir)), WandbRecord.read(run_dir)
     files = [file for file in _files(run_dir) if again or not uploaded_mark(file).exists()]
@@ -133,7 +133,7 @@ def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
 
 
 def _sync(files: Sequence[Path], folder: Path) -> None:
-    """Uploads sessions by `wandb sync`, in their order. Shows its output, without the path of its log."""
+    """Uploads sessions with `wandb sync`, in order. Prints its output without the path of its log."""
     for file in files:
         uploaded_mark(file).unlink(missing_ok=True)
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, files)]
@@ -145,9 +145,9 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
-    """Adds the links to inputs, new scores, and the files of a run that was killed or moved.
+    """Adds links to inputs, new scores, and files of a killed or moved run.
 
-    Returns the parents whose trajectories changed.
+    Returns the parent runs whose trajectories changed.
     """
     summary = recorded_summary(RunDir(run_dir))
     run = open_run(record, folder, mode="online", settings={"init_timeout": UPLOAD_TIMEOUT_SEC}, resume="must")

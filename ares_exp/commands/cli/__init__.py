@@ -1,1 +1,1 @@
-"""The command line: argv becomes a composed config, a job and an exit code."""
+"""The command line: turns argv into a composed config, a job and an exit code."""

@@ -1,6 +1,6 @@
-"""The commands of `ares-exp`, each in one line. Their modules are imported when they are called.
+"""The commands of `ares-exp`, one per line. The module of a command is imported when the command is called.
 
-The order is that of the help. `ares_exp.commands.cli.run_command` says what a module of a command has.
+The help lists the commands in this order. `ares_exp.commands.cli.run_command` describes the members of a module.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ COMMANDS: Mapping[str, CommandModule] = {
     "clean": CommandModule("remove leftovers of killed runs from this machine", "ares_exp.commands.clean"),
     "train": CommandModule("train the policy on the episodes of a run", "ares_exp.commands.train"),
 }
-"""By what is typed behind `ares-exp`."""
+"""Commands by their word on the command line."""

@@ -1,7 +1,7 @@
-"""Completion of commands, flags, paths, runs and tasks at a press of Tab; Hydra completes options and keys.
+"""Tab completion of commands, flags, paths, runs and tasks. Hydra completes options and keys.
 
-A shell runs the program with `-sc query=SHELL`, and what was typed in `COMP_LINE`; what is printed are the candidates,
-of which it takes those that start as the last word does. Where there are none it completes names of files.
+A shell runs the program with `-sc query=SHELL` and the typed line in `COMP_LINE`. The program prints the candidates,
+and the shell keeps the candidates that start with the last word. Without candidates, the shell completes file names.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ares_exp.commands.cli.flags import FLAGS
 from ares_exp.commands.cli.run_command import paths
 
 WITH_PATH = re.compile(r"(resume|replay|branch_from|--config-dir|\S*(path|dir|trajectory))=")
-"""Keys and flags whose value is a path."""
+"""Pattern of keys and flags whose value is a path."""
 WITHOUT_BLANK = 'COMPREPLY=($( compgen -o nospace -o default -W "$choices" -- "$word" ));'
 WITH_BLANK = f'{WITHOUT_BLANK}\n        [[ ${{#COMPREPLY[@]}} == 1 && $COMPREPLY != *[=./] ]] && COMPREPLY[0]+=" "'
-"""Hydra's script for bash and zsh adds no blank to a whole word, because keys end with `=`."""
+"""Hydra's script for bash and zsh does not add a space after a complete word, because keys end with `=`."""
 
 
 def candidates() -> tuple[list[str], bool]:
-    """Returns what may follow of what Hydra knows nothing of, and whether Hydra is to be asked, too."""
+    """Returns the candidates that Hydra does not know, and whether Hydra must also complete the line."""
     line = os.environ.get("COMP_LINE", "")
     with_program = line[: _point(line)].split(" ")
     typed = [word for word in with_program[1:-1] if word]
@@ -42,7 +42,7 @@ def candidates() -> tuple[list[str], bool]:
 
 
 def _tasks(typed: Sequence[str]) -> list[str]:
-    """Returns the names of the tasks in the folder that was typed as `env.path=`, or of the bundled tasks."""
+    """Returns the names of the tasks in the folder of the typed `env.path=`, or of the bundled tasks."""
     from ares_exp.tasks.task_set import SAMPLES
 
     folders = [Path(word.partition("=")[2]).expanduser() for word in typed if word.startswith("env.path=")]
@@ -50,6 +50,6 @@ def _tasks(typed: Sequence[str]) -> list[str]:
 
 
 def _point(line: str) -> int:
-    """Returns where the cursor is; of a shell that does not say it, at the end."""
+    """Returns the cursor position, or the end of the line if the shell does not report the position."""
     point = os.environ.get("COMP_POINT", "")
     return int(point) if point.isdecimal() else len(line)

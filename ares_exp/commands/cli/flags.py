@@ -1,4 +1,4 @@
-"""Flags of a command line: explanations of unknown ones, and a correction of Hydra on Python 3.14."""
+"""Flags of a command line: explanations of unknown flags, and a fix for Hydra on Python 3.14."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
-"""Hydra's flags; a start that no other has stands for one."""
+"""Hydra's flags. A unique prefix is sufficient."""
 SHORT_FLAGS = ("-h", "-c", "-p", "-r", "-m", "-i", "-sc", "-cp", "-cn", "-cd")
 OTHERS_CALL_IT = {
     "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",
@@ -26,11 +26,11 @@ OTHERS_CALL_IT = {
     "environment_build_timeout_multiplier": "timeouts.build_multiplier",
     "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
 }  # fmt: skip
-"""Flags of other runners, with the overrides that do here what they do there."""
+"""Flags of other runners, with the equivalent overrides of `ares-exp`."""
 
 
 def explain_flags(argv: Sequence[str]) -> str | None:
-    """Answers the first flag that there is not with the override that was probably meant; `None` if all are there."""
+    """Explains the first unknown flag and suggests an override; returns `None` if all flags exist."""
     for position, argument in enumerate(argv):
         flag, _, value = argument.partition("=")
         if not _is_unknown(flag):
@@ -64,10 +64,10 @@ def _answer(flag: str, value: str) -> str:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Makes argparse accept any object as a help text while a command of Hydra runs.
+    """Makes argparse accept any object as a help text while a Hydra command runs.
 
-    Hydra up to 1.3.8 passes an object that only has a `repr` as the help of `--shell-completion`, and only argparse of
-    Python 3.14 requires a string. Remove this when the lower bound of `hydra-core` has the fix.
+    Hydra up to 1.3.8 passes an object that only has a `repr` as the help of `--shell-completion`. The argparse of
+    Python 3.14 requires a string. Remove this function when the lower bound of `hydra-core` includes the fix.
     """
     if sys.version_info[:2] != (3, 14):
         yield
@@ -84,4 +84,4 @@ def unchecked_help() -> Iterator[None]:
     try:
         yield
     finally:
-        del argparse.ArgumentParser.add_argument  # the class inherits it
+        del argparse.ArgumentParser.add_argument  # restores the inherited method

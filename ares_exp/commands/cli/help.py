@@ -1,4 +1,4 @@
-"""`--help`: what can be chosen and set, read from the config tree and the schema without composing anything."""
+"""The text of `--help`: the available options and keys, read from the config tree and the schema without composing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ares_exp.records.latest_run import MEANING
 from ares_exp.records.terminal_text import print_error
 
 WITHOUT_VALUE = ("--help", "-h", "--multirun", "-m", "--resolve")
-"""Flags that take no value: the word after another flag is the flag's."""
+"""Flags without a value. The word after any other flag is the value of the flag."""
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
 
@@ -62,7 +62,7 @@ def render_help(argv: Sequence[str], program: str) -> str:
     """Returns the help text, or details of the options, groups and keys that `argv` names.
 
     `--help policy=scripted` lists the arguments of an option, `--help policy` the options of a group, and
-    `--help limits` the keys below a key. Includes the options of plugins and of a `--config-dir` in `argv`.
+    `--help limits` the keys below a key. The text includes options of plugins and of a `--config-dir` in `argv`.
     """
     folders = config_dirs_of(argv)
     found = {f"{group}={one.name}": one for group in OPTION_FOLDERS for one in find_options(group, folders)}
@@ -124,7 +124,7 @@ def _render_arguments(arguments: Iterable[Argument]) -> Iterator[str]:
 
 
 def print_help(argv: Sequence[str], program: str) -> int:
-    """Writes the help text to stdout, or the first word that has no help to stderr; returns the exit code."""
+    """Writes the help text to stdout, or an error about the first unknown word to stderr; returns the exit code."""
     folders = config_dirs_of(argv)
     print_problems(folders)
     words = [word for before, word in pairwise(["", *argv]) if not before.startswith("-") or before in WITHOUT_VALUE]
@@ -137,7 +137,7 @@ def print_help(argv: Sequence[str], program: str) -> int:
 
 
 def _problem_of(word: str, folders: Sequence[Path]) -> str | None:
-    """Explains a word that names no group, option or key; `None` for a word that does, and for a flag."""
+    """Explains a word that is not a group, option or key; returns `None` for known words and flags."""
     known = (*OPTION_FOLDERS, *KEYS, *COMMANDS)
     key, _, value = word.partition("=")
     if key in OPTION_FOLDERS and re.fullmatch(r"[\w-]+", value):

@@ -1,4 +1,4 @@
-"""Hydra callback: prepares a sweep in its first process, and each job before it starts."""
+"""The Hydra callback that prepares a sweep in its first process, and each job before it starts."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ BASIC_LAUNCHER = "BasicLauncher"
 
 
 class SweepRefused(BaseException):
-    """The sweep cannot start in its folder: a user's mistake. Hydra makes a mere warning of a callback's Exception."""
+    """The sweep cannot start, because of a user's mistake. A BaseException, because Hydra only logs an Exception."""
 
 
 class SweepCallback(Callback):
-    """Gives a sweep one folder that all its processes know, and its records.
+    """Sets one folder for all processes of a sweep, and writes the records of the sweep.
 
     Attributes:
-        sweep_dir: Folder of the sweep that this process started; `None` as long as it has started none.
-        interruption: Ends the sweep early, if its jobs run in other processes.
-        held: The folder, open and locked until this process ends: two would fall out about the jobs.
+        sweep_dir: Folder of the sweep that this process started; `None` before a sweep starts.
+        interruption: Handler that ends the sweep early; `None` if the jobs run in this process.
+        held: Descriptor of the folder, which stays locked until this process ends, so that no second sweep uses it.
     """
 
     sweep_dir: ClassVar[Path | None] = None
@@ -50,10 +50,10 @@ class SweepCallback(Callback):
         self._record = ""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Settles the folder and refuses one that another sweep has used.
+        """Locks the folder of the sweep and writes its records. Rejects a folder that another sweep uses.
 
         Raises:
-            SweepRefused: With what is wrong.
+            SweepRefused: The folder or the config cannot be used. The message describes the problem.
         """
         if config.resume and is_fresh_dir(config.hydra.sweep):
             raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
@@ -73,7 +73,7 @@ class SweepCallback(Callback):
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Runs in the job's process. By now the sweeper has written the record again, secrets included."""
+        """Restores the record in the job's process, because the sweeper has overwritten it, including secrets."""
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
 
@@ -114,10 +114,10 @@ class SweepCallback(Callback):
 
 
 def end_sweep(exit_code: int) -> int:
-    """Prints the summary of the sweep that this process started, if any; returns the command's exit code.
+    """Prints the summary of the sweep that this process started, if any; returns the exit code of the command.
 
     Args:
-        exit_code: The exit code so far, as known in this process.
+        exit_code: Exit code of the jobs in this process.
     """
     folder, interruption = SweepCallback.sweep_dir, SweepCallback.interruption
     if folder is None:
@@ -133,7 +133,7 @@ def end_sweep(exit_code: int) -> int:
             _discard(folder)
             return exit_code
         report.write()
-        with suppress(BrokenPipeError):  # `| head` has seen enough
+        with suppress(BrokenPipeError):  # the reader, such as `head`, closed the pipe
             render_report(report, sys.stdout)
     except (UserError, OSError) as error:
         logger.warning("The sweep's summary cannot be made: %s", error)
@@ -143,14 +143,14 @@ def end_sweep(exit_code: int) -> int:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """Returns a run that would be counted as a job of the sweep; the folder itself if it is a run's directory."""
+    """Returns a run that would count as a job of the sweep, or the folder itself if it is a run directory."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)
 
 
 def _discard(folder: Path) -> None:
-    """Removes what was written for a sweep of which no job could be composed; anything else stays."""
+    """Removes the records of a sweep whose jobs could not be composed. Keeps all other files."""
     from ares_exp.runs.sweeps.plan import PLAN
 
     for name in (SWEEP_RECORD, PLAN):
@@ -160,7 +160,7 @@ def _discard(folder: Path) -> None:
 
 
 def _pin(config: DictConfig, folder: Path) -> None:
-    """Fixes the sweep's folder in every job's config, in whatever process that is composed."""
+    """Fixes the sweep's folder in the config of every job, even if another process composes the config."""
     from omegaconf import open_dict, read_write
 
     with read_write(config.hydra), open_dict(config.hydra):
@@ -169,7 +169,7 @@ def _pin(config: DictConfig, folder: Path) -> None:
 
 
 def _refuse_secrets_on_disk(config: DictConfig) -> None:
-    """Refuses secrets on the command line for Submitit, which writes the whole command to the sweep's folder."""
+    """Rejects secrets on the command line for Submitit, which writes the whole command to the sweep's folder."""
     if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
         raise SweepRefused(
             "The launcher writes the command to disk, and a secret was typed in it: give it in an environment variable "

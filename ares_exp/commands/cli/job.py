@@ -1,4 +1,4 @@
-"""A job of a command: what Hydra calls for the only one, or for each of a sweep, in whatever process."""
+"""The function that Hydra calls for the job of a run, or for each job of a sweep, in any process."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 
 
 class JobFunction:
-    """Runs a job and returns its objective, which is what a sweeper looks for the most of.
+    """Runs a job and returns its objective, which a sweeper maximizes.
 
-    A job that is refused or fails returns `None`, so that the others go on; it leaves a note in its folder, because
-    what this object knows in another process is lost with that. Pickled by launchers, it arrives ready for its work.
+    A rejected or failed job returns `None`, so that the other jobs continue. It leaves a note in its folder, because
+    the state of this object is lost when a job process ends. Launchers can pickle the object.
 
     Attributes:
-        exit_code: That of the worst job in this process.
+        exit_code: Highest exit code of the jobs in this process.
     """
 
     __name__ = "job"  # Hydra wraps it like a function
 
     def __init__(self, process: JobProcess | None = None) -> None:
-        """Runs nothing yet.
+        """Stores the process.
 
         Args:
-            process: The one that a launcher started for jobs; `None` in the command's own.
+            process: Process that a launcher started for jobs; `None` in the process of the command.
         """
         self.exit_code = exit_codes.COMPLETE
         self._process = process
@@ -50,11 +50,11 @@ class JobFunction:
         return _arrive, (tuple(sys.argv[1:]), tuple(owner_labels().items()))
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Runs a job; one that was complete before is not run again.
+        """Runs a job, unless it is complete already.
 
         Raises:
-            KeyboardInterrupt: It was interrupted, and with it the command.
-            SweepInterrupted: Likewise, in a process of its own, where a sweeper has to be stopped.
+            KeyboardInterrupt: The job was interrupted in the process of the command.
+            SweepInterrupted: The job was interrupted in a job process, and the sweeper must not start more jobs.
         """
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
@@ -76,20 +76,20 @@ class JobFunction:
             note = FailureNote(run_dir.path)
         try:
             with self._process.running(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
-                with suppress(OmegaConfBaseException):  # the run says what is wrong with its config
+                with suppress(OmegaConfBaseException):  # the run reports errors in its config
                     if config.objective != DEFAULT:
                         check_objective(config.objective, attempts=config.attempts)
                 summary = _complete_before(config, hydra) if note is not None and config.resume else None
                 if summary is None:
                     summary = run_steadily(run_attended(Run(config, hydra)))
         except UserError as error:
-            ran = run_dir.has_run  # what it has stands
-            if note is None:  # Hydra goes on writing in the folders of a sweep
+            ran = run_dir.has_run  # its records are kept
+            if note is None:  # Hydra continues to write to the folders of a sweep
                 run_dir.discard()
             self._fail(None if ran else note, exit_codes.USAGE, str(error))
             if note is None:
                 print_error(str(error))
-            elif ran:  # of the others the sweep's summary says why they failed
+            elif ran:  # the sweep's summary reports the other errors
                 print_error(f"job {hydra.job.num}: {error}")
             return None
         except SweepInterrupted:
@@ -108,13 +108,13 @@ class JobFunction:
         return None if note is None else objective(summary, config.objective)
 
     def _end_command(self, hydra: Any) -> None:
-        """Ends the command, or this job: the other processes end theirs, and the first one knows."""
+        """Ends the command or, in a job process, only this job. The other processes end their own jobs."""
         from ares_exp.errors import SweepInterrupted
         from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
 
         if self._process is None:
             raise KeyboardInterrupt
-        if not hydra.sweeper._target_.endswith(BASIC_SWEEPER):  # that would think of more and more jobs
+        if not hydra.sweeper._target_.endswith(BASIC_SWEEPER):  # other sweepers would start more jobs
             raise SweepInterrupted
 
     def _fail(self, note: Any, exit_code: int, message: str) -> None:
@@ -124,7 +124,7 @@ class JobFunction:
 
 
 def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
-    """What a job of a sweep that is resumed adds up to, if it was complete before."""
+    """Returns the summary of a job of a resumed sweep if the job is complete already, and otherwise `None`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -140,7 +140,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
 
 
 def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
-    """The job function in a process that a launcher started: makes that process what the first one is."""
+    """Returns the job function in a process that a launcher started, and prepares the process like the first one."""
     from ares_exp.containers.ownership import owner_labels
 
     if owner_labels() == dict(first_process):
@@ -148,14 +148,14 @@ def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]
     return JobFunction(_job_process(tuple(arguments), first_process))
 
 
-@functools.cache  # a process gets a job function with each job
+@functools.cache  # a process unpickles a job function for each job
 def _job_process(arguments: tuple[str, ...], first_process: tuple[tuple[str, str], ...]) -> JobProcess:
     from ares_exp.config.hydra_setup import register_resolvers
     from ares_exp.runs.sweeps.interruption import JobProcess
 
     register_resolvers()
-    sys.argv[1:] = arguments  # for the records, and because secrets that were typed are masked
-    os.environ["TERM"] = "dumb"  # several processes on one terminal cannot each redraw a line of it
-    with suppress(OSError):  # it may lead a session already
+    sys.argv[1:] = arguments  # for the records and the masking of typed secrets
+    os.environ["TERM"] = "dumb"  # several processes cannot redraw lines of one terminal
+    with suppress(OSError):  # the process may already lead a session
         os.setsid()
     return JobProcess(dict(first_process))

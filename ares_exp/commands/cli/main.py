@@ -1,4 +1,4 @@
-"""The command line: a command; or compose -> validate -> prepare -> run -> summary, with clear exit codes."""
+"""The command line: runs a command, or composes, validates, prepares and runs a job, with clear exit codes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ares_exp.records.terminal_text import print_error
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
 RUN_WORDS = ("run", "start", "play", "execute", "eval", "evaluate", "rollout", "exec")
-"""What a run is called elsewhere; here it has no name."""
+"""Words for runs in other programs. Here, a run does not need a word."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
     "upload": "wandb sync", "cleanup": "clean", "prune": "clean", "gc": "snapshots gc", "sweep": "-m",
 }  # fmt: skip
-"""Commands of other programs, with the words that do the same here."""
+"""Commands of other programs, with the equivalent words of `ares-exp`."""
 
 
 def program() -> str:
-    """Returns what the user typed to start this program."""
+    """Returns the command that started this program: `ares-exp` or `python -m ares_exp`."""
     return "python -m ares_exp" if Path(sys.argv[0]).name == "__main__.py" else "ares-exp"
 
 
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def execute() -> int:
-    """Runs what the overrides in `sys.argv` say, or answers its flags; returns the exit code."""
+    """Starts the run or sweep of the overrides in `sys.argv`, or handles its flags; returns the exit code."""
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")
@@ -66,13 +66,13 @@ def execute() -> int:
 
 
 def run_word(argv: Sequence[str], program: str) -> int | None:
-    """Runs the command that a command line starts with, and returns its exit code; `None` of one that runs.
+    """Runs the command at the start of a command line and returns its exit code; `None` if the line starts a run.
 
-    `--help COMMAND` is `COMMAND --help`.
+    `--help COMMAND` is equivalent to `COMMAND --help`.
     """
     if argv and argv[0] in HELP and set(argv[1:2]) & COMMANDS.keys():
         argv = [*argv[1:], argv[0]]
-    if not argv or "=" in argv[0] or argv[0].startswith(("-", "+", "~")):  # an override, or a flag
+    if not argv or "=" in argv[0] or argv[0].startswith(("-", "+", "~")):  # an override or a flag
         return None
     if argv[0] in COMMANDS:
         return COMMANDS[argv[0]].main(argv[1:], f"{program} {argv[0]}")
@@ -86,7 +86,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
 
 
 def _explain(word: str, rest: Sequence[str], program: str) -> str:
-    """Answers a first word that is no command with what was probably meant."""
+    """Explains a first word that is not a command, with a suggestion."""
     meant = _meant(word, rest, program) or f" Expected one of {', '.join(COMMANDS)}."
     return (
         f"There is no command `{word}`.{meant} "
@@ -96,7 +96,7 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _meant(word: str, rest: Sequence[str], program: str) -> str:
-    """Returns what was probably meant, as a sentence behind a space; an empty string where nothing comes near."""
+    """Returns a suggestion as a sentence after a space; an empty string if no word is similar."""
     from ares_exp.config.schema import GROUPS, KEYS
 
     settable = (*KEYS, *GROUPS)
@@ -113,7 +113,7 @@ def _meant(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _complete() -> int:
-    """Prints what could come next on the command line that a shell asks about; nothing where it cannot be read."""
+    """Prints the completions for the command line of a shell; prints nothing if they cannot be determined."""
     from ares_exp.commands.cli.completion import candidates
 
     found, is_hydra_asked = candidates()
@@ -127,8 +127,8 @@ def _complete() -> int:
 
 
 def _find_modules_here() -> None:
-    """Lets `ares-exp` import from the current directory, as `python -m ares_exp` does; what is installed goes first."""
-    with suppress(FileNotFoundError):  # the directory may be gone
+    """Allows imports from the current directory, like `python -m ares_exp`. Installed packages have priority."""
+    with suppress(FileNotFoundError):  # the current directory may be deleted
         if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)
 
@@ -152,9 +152,9 @@ def _run() -> int:
     if refused is not None:
         print_error(refused)
         return exit_codes.USAGE
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors; it would print some and exit with 1
     set_up_hydra(config_dirs_of(sys.argv[1:]))
-    if not COMPLETION & set(sys.argv[1:]):  # what a shell asks at every press of Tab
+    if not COMPLETION & set(sys.argv[1:]):  # a shell asks for completions at every press of Tab
         print_problems(config_dirs_of(sys.argv[1:]))
     source, root_config, job = None, ROOT_CONFIG, JobFunction()
     try:
@@ -181,7 +181,7 @@ def _run() -> int:
 
 
 def _explained(error: Exception, source: Path | None, root_config: str) -> int:
-    """Prints the reason why a command, or the way a sweep runs its jobs, failed; returns the exit code."""
+    """Prints the reason why a command or the launcher of a sweep failed; returns the exit code."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError

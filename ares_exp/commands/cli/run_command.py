@@ -1,13 +1,13 @@
-"""Commands: their modules, their words, and how they end.
+"""Commands: their modules, their arguments, and their exit codes.
 
-A command is a module that is imported when it is called. It has
+A command is a module that is imported when the command is called. It has
 
 - `DESCRIPTION` and `EPILOG`, the start and the end of its help;
 - `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
-- `run(arguments)`, if there are no commands below it: returns the exit code, and raises the errors of the user.
+- `run(arguments)`, if there are no commands below it, which returns the exit code and raises user errors.
 
-Texts name the command `%(prog)s`, which becomes what was typed: `ares-exp show` or `python -m ares_exp show`. Texts and
-messages that name another command say `ares-exp …`.
+Texts name the command `%(prog)s`, which becomes the typed command: `ares-exp show` or `python -m ares_exp show`. Texts
+and messages that name another command contain `ares-exp …`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ares_exp.records.terminal_text import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
-"""Exit code of a program that SIGPIPE ended; 0 would mean equal, or all done, which is not known."""
+"""Exit code of a program that SIGPIPE ended. Exit code 0 would report a success that is unknown."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
-"""Errors that are the user's, or of the files that the user named: printed as one paragraph, with exit code 2."""
+"""Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of a command. Texts are printed as they are, and options cannot be abbreviated.
+    """Parses the words of a command. Prints texts unchanged, and does not allow abbreviated options.
 
     Attributes:
-        below: The parsers of the commands below this one, by name.
+        below: Parsers of the commands below this one, by name.
     """
 
     def __init__(self, prog: str, **texts: Any) -> None:
@@ -54,18 +54,18 @@ class CommandParser(argparse.ArgumentParser):
         """Adds a command below this one, such as `list` below `ares-exp agents`, and returns its parser.
 
         Args:
-            name: Its word.
-            act: Runs it and returns the exit code. The parsed arguments have it as `act`.
-            about: The line about it in the help of this command.
-            description: The start of its help.
-            epilog: The end of its help.
+            name: Word of the new command.
+            act: Function that runs the command and returns the exit code. The parsed arguments contain it as `act`.
+            about: Line about the new command in the help of this command.
+            description: Start of the help of the new command.
+            epilog: End of the help of the new command.
         """
         self.below[name] = CommandParser(f"{self.prog} {name}", description=description, epilog=epilog)
         self.below[name].set_defaults(act=act, about=about)
         return self.below[name]
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parses the words of a command line; options may stand anywhere. Exits after the help or a mistake."""
+        """Parses the words of a command line, with options at any position. Exits after the help or a usage error."""
         if not self.below:
             return self.parse_intermixed_args(words)
         if words and words[0] in self.below:
@@ -84,23 +84,23 @@ class CommandModule:
     """A command by the name of its module.
 
     Attributes:
-        about: The line about it in the help of `ares-exp`.
-        module: The module.
+        about: Line about the command in the help of `ares-exp`.
+        module: Name of the module.
     """
 
     about: str
     module: str
 
     def main(self, argv: Sequence[str], program: str) -> int:
-        """Runs the words behind `program`, which is what was typed until there, and returns the exit code."""
+        """Runs the command with the words after `program`, the typed start of the line; returns the exit code."""
         return run_module(self.module, argv, program)
 
     def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
-        """Returns what may follow at a press of Tab: options, commands below this one, or the values of an argument.
+        """Returns the candidates for Tab completion: options, commands below this one, or values of an argument.
 
         Args:
-            typed: The whole words behind the command.
-            last: What is typed of the next one.
+            typed: Complete words after the command.
+            last: Typed start of the next word.
         """
         declared = _Declared()
         import_module(self.module).add_arguments(declared)
@@ -110,7 +110,7 @@ class CommandModule:
 
 
 def run_module(module: str, argv: Sequence[str], program: str) -> int:
-    """Runs a command line of the command in `module`, and returns its exit code."""
+    """Runs a command line of the command in `module`; returns the exit code."""
     return guarded(lambda: _run(module, argv, program))
 
 
@@ -129,10 +129,10 @@ def parser_of(module: str, program: str) -> CommandParser:
 
 
 def guarded(act: Callable[[], int]) -> int:
-    """Does `act`, which returns its own exit code, and returns the exit code."""
-    logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands say themselves what is left out
+    """Calls `act` and returns its exit code, or the exit code of the error that it raised. Prints the error."""
+    logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands print their own warnings
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file may say what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")  # files can contain characters that the terminal cannot show
     try:
         code = act()
         sys.stdout.flush()
@@ -140,10 +140,10 @@ def guarded(act: Callable[[], int]) -> int:
     except MISTAKES as error:
         sys.stderr.write(f"error: {printable(str(error))}\n")
         return EXIT_USAGE
-    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
+    except BrokenPipeError:  # the reader of the output, such as `head`, closed it
         _close_stdout()
         return EXIT_PIPE_CLOSED
-    except OSError as error:  # without a name it is stdout, as where that goes to a full disk
+    except OSError as error:  # without a name, stdout failed, for example on a full disk
         if error.filename is None:
             _close_stdout()
         sys.stderr.write(f"error: {error.filename or 'Cannot write the output'}: {error.strerror or error}.\n")
@@ -153,12 +153,12 @@ def guarded(act: Callable[[], int]) -> int:
 
 
 def _close_stdout() -> None:
-    """Sends the rest of the buffer nowhere: else Python complains at its exit."""
+    """Discards the rest of the buffer. Otherwise Python reports an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Declared:
-    """Collects the arguments that a command declares, for completion: it stands in for the parser and its groups."""
+    """Collects the arguments that a command declares, for completion. Replaces the parser and its groups."""
 
     def __init__(self) -> None:
         self.options: dict[str, Mapping[str, Any]] = {name: {"action": "help"} for name in ("-h", "--help")}
@@ -166,34 +166,34 @@ class _Declared:
         self.below: dict[str, _Declared] = {}
 
     def add_argument(self, *names: str, **settings: Any) -> None:
-        """As `ArgumentParser.add_argument`."""
+        """Collects an argument, like `ArgumentParser.add_argument`."""
         if names[0].startswith("-"):
             self.options |= dict.fromkeys(names, settings)
         else:
             self.positionals.append(settings)
 
     def add_command(self, name: str, *_: object, **_texts: str) -> _Declared:
-        """As `CommandParser.add_command`."""
+        """Collects a command, like `CommandParser.add_command`."""
         self.positionals[:] = [{"choices": self.below}]
         return self.below.setdefault(name, _Declared())
 
     def add_argument_group(self, *_: str) -> Self:
-        """As `ArgumentParser.add_argument_group`."""
+        """Returns itself as the group, like `ArgumentParser.add_argument_group`."""
         return self
 
     def add_mutually_exclusive_group(self) -> Self:
-        """As `ArgumentParser.add_mutually_exclusive_group`."""
+        """Returns itself as the group, like `ArgumentParser.add_mutually_exclusive_group`."""
         return self
 
 
 def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the words that a command knows of for the place of `last`; none for names and numbers."""
+    """Returns the words that a command allows at the position of `last`; empty for names and numbers."""
     place, asks = 0, None
     for word in typed:
         if asks is None and word not in declared.options:
             place += 1
         asks = declared.options.get(word) if asks is None else None
-        if asks is not None and asks.get("action", "append") != "append":  # it takes no value
+        if asks is not None and asks.get("action", "append") != "append":  # the option has no value
             asks = None
     if asks is None and last.startswith("-"):
         return [*declared.options]
@@ -207,10 +207,10 @@ def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[
 
 
 def paths(typed: str) -> list[str]:
-    """Returns the paths that start with what was typed; in a run, also its episodes, as `RUN/TASK__1`."""
+    """Returns the paths that start with the typed text. For a run, includes its episodes, such as `RUN/TASK__1`."""
     above = typed[: typed.rfind("/") + 1]
     found: list[str] = []
-    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `latest` reports its run
+    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `latest` prints its run
         folder = run_path(above or ".").expanduser()
         found += [f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir() if one.name[0] != "."]
         rows = (folder / EPISODES).read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""The folder of a job, and in it those of its trials. It appears whole, or not at all."""
+"""The folder of a job with the folders of its trials. The folder is written atomically."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
 MAX_TASK_CHARS, HASH_CHARS = 32, 7
 MAX_MASKED_BYTES = 64 * 2**20
-"""Larger files are copied as they are: the run has masked the task's own secrets in them."""
+"""Larger files are copied unchanged, because the run has masked the task's secrets in them."""
 
 _NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
 
 
 def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> tuple[Mapping[str, Any], list[str]]:
-    """Writes `<jobs_dir>/<name>`; returns its `result.json`, and warnings for the user.
+    """Writes `<jobs_dir>/<name>`; returns its `result.json` and warnings for the user.
 
     Raises:
-        ConfigError: There is something already, or it cannot be written.
+        ConfigError: The folder exists already or cannot be written.
     """
     try:
         with appearing(jobs_dir / name) as place:
@@ -54,7 +54,7 @@ def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> tuple[Mapping[str,
 
 
 def is_file_name(text: str) -> bool:
-    """Says whether a text from a record may be part of a path, and leads nowhere else."""
+    """Returns whether a text from a record is safe as a file name, so that it cannot point to another folder."""
     return _FILE_NAME.fullmatch(text) is not None
 
 
@@ -66,13 +66,13 @@ def trial_name(task_name: str, episode_id: str) -> str:
 
 
 def stable_id(*parts: str) -> str:
-    """Returns the UUID of these parts; the same ones always have the same."""
+    """Returns a UUID of the parts. Equal parts always have the same UUID."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(parts).encode(errors="backslashreplace").decode()))
 
 
 class _Writer:
     def __init__(self, job: RecordedJob, place: Path, jobs_dir: Path, name: str) -> None:
-        """Prepares the documents of a folder `place` that becomes `<jobs_dir>/<name>` when it is complete."""
+        """Prepares the documents of the folder `place`, which becomes `<jobs_dir>/<name>` when it is complete."""
         self._job, self._place, self._uri = job, place, jobs_dir / name
         self._job_id = stable_id(job.run_id)
         self._config = job_config(job, name=name, jobs_dir=str(jobs_dir))
@@ -122,7 +122,7 @@ class _Writer:
         return data
 
     def _documents(self, result: EpisodeResult, stored: StoredEpisode | None) -> Documents:
-        """The trajectories of a trial in ATIF."""
+        """Returns the trajectories of a trial in ATIF, one per stage; `None` for a missing or broken trajectory."""
         try:
             if stored is not None:
                 trajectory = stored.load()
@@ -134,9 +134,10 @@ class _Writer:
 
 
 def _of_stages(trajectory: EpisodeTrajectory, stages: Sequence[StageResult]) -> list[EpisodeTrajectory]:
-    """Returns the part of each stage, and one more of the steps after the last stage that ended, if there are any.
+    """Returns one part per finished stage, and another part with the later steps, if there are any.
 
-    The step that ended one stage started the next one: its action belongs to the first, its observation to the other.
+    The step that ends a stage also starts the next stage. Its action belongs to the ended stage, and its observation
+    to the next stage.
     """
     parts: list[EpisodeTrajectory] = []
     start = 0
@@ -149,7 +150,7 @@ def _of_stages(trajectory: EpisodeTrajectory, stages: Sequence[StageResult]) -> 
 
 
 def _between(trajectory: EpisodeTrajectory, first: int, last: int) -> EpisodeTrajectory:
-    """The observation of step `first`, and all up to the action of step `last`."""
+    """Returns the steps from the observation of step `first` to the action of step `last`."""
     records = list(trajectory.steps[first : last + 1])
     if records:
         records[0] = replace(records[0], step_type="FIRST", action=None, commands=())
@@ -162,7 +163,7 @@ def _write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 4) 
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    """Copies the regular files below a folder of the run. Behind a link in its path, nothing is copied."""
+    """Copies the regular files below a folder of the run. Copies nothing if the path contains a link."""
     if source.resolve() != source:
         return
     for directory, _, names in os.walk(source):
@@ -173,7 +174,7 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copies a file, if it is a regular one, with secrets masked."""
+    """Copies a regular file and masks secrets in it."""
     if source.is_symlink() or not source.is_file():
         return
     if source.stat().st_size > MAX_MASKED_BYTES:

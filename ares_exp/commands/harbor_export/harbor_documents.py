@@ -1,9 +1,9 @@
-"""The documents of a job and its trials, as Harbor's models read them. Keys that a config leaves out have its defaults.
+"""The documents of a job and its trials in the form of Harbor's models. Missing config keys have Harbor's defaults.
 
-An error keeps the name of its class; if Harbor has the same error, it has the same name. The time limit is Harbor's
-`AgentTimeoutError`, next to which a reward stands. Harbor has no error for limits on steps, tokens and cost, so
-`agent_result.metadata` names the limit. An attempt without a result (cancelled, closed, lost, abandoned) has a
-`CancelledError`.
+An error keeps the name of its class, which is also Harbor's name if Harbor has the same error. The time limit is
+Harbor's `AgentTimeoutError`, which can occur together with a reward. Harbor has no error for limits on steps, tokens
+and cost, so `agent_result.metadata` names the limit. An attempt without a result (cancelled, closed, lost, abandoned)
+has a `CancelledError`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 Json = Mapping[str, Any]
 Documents = Sequence[Json | None]
-"""The ATIF documents of a trial: one, or one for each stage and maybe one of later steps; `None`: it has none."""
+"""The ATIF documents of a trial: one per stage, and possibly one for later steps; `None` for a missing trajectory."""
 
 
 def job_config(job: RecordedJob, *, name: str, jobs_dir: str) -> dict[str, Any]:
-    """Returns the config of the job. The tasks are listed one by one."""
+    """Returns the config of the job, which lists every task."""
     return {
         "job_name": name,
         "jobs_dir": jobs_dir,
@@ -47,7 +47,7 @@ def job_config(job: RecordedJob, *, name: str, jobs_dir: str) -> dict[str, Any]:
 def _agent(job: RecordedJob) -> dict[str, str]:
     name = str(job.group("agent").get("_target_") or "").rpartition(".")[2].removesuffix("Factory")
     model = job.group("policy").get("model")
-    # If no model responded, the policy did: `oracle`, `scripted`, `replay`.
+    # Without a model, the policy itself responds: `oracle`, `scripted`, `replay`.
     return {
         "name": name or "unknown",
         "model_name": model if isinstance(model, str) and model else job.option("policy"),
@@ -55,7 +55,7 @@ def _agent(job: RecordedJob) -> dict[str, str]:
 
 
 def _environment(job: RecordedJob) -> dict[str, str]:
-    """Returns the container backend by Harbor's name or our class; or the environment, if it has no container."""
+    """Returns Harbor's name or our class of the container backend, or the environment if it has no container."""
     target = str(job.group("container").get("_target_") or "")
     scored = [one for one in job.results if one.reward is not None]
     if scored and not any(one.container_image for one in scored):
@@ -68,7 +68,7 @@ def _environment(job: RecordedJob) -> dict[str, str]:
 
 
 def trial_config(job: RecordedJob, of_job: Json, *, task: str, name: str, job_id: str) -> dict[str, Any]:
-    """Returns the config of a trial of a task, from the config of its job."""
+    """Returns the config of a trial of a task, derived from the config of its job."""
     return {
         "task": _task(job, task),
         "trial_name": name,
@@ -85,7 +85,7 @@ def _task(job: RecordedJob, task: str) -> dict[str, str]:
 
 
 def trial_error(result: EpisodeResult) -> ErrorInfo | None:
-    """Returns the error of a trial; `None` if it has none."""
+    """Returns the error of a trial; `None` if the trial has no error."""
     error = result.error
     if result.outcome in UNFINISHED:
         return ErrorInfo(CANCELLED, f"{result.outcome.value}: {error.message if error is not None else 'no result'}")
@@ -104,12 +104,12 @@ def trial_result(
     """Returns the `result.json` of a trial: every key that Harbor writes, nulls included.
 
     Args:
-        job: The run.
-        result: The result of the trial.
-        documents: Its trajectories.
-        config: Its config.
-        trial_id: A UUID.
-        uri: The address of its folder.
+        job: Records of the run.
+        result: Result of the trial.
+        documents: Trajectories of the trial.
+        config: Config of the trial.
+        trial_id: UUID of the trial.
+        uri: URI of the trial's folder.
     """
     has_stages = bool(result.stages)
     covered_by_stages = len(result.stages) == len(documents) and None not in documents
@@ -176,7 +176,7 @@ def _step(stage: StageResult, document: Json | None, result: EpisodeResult) -> d
 def _context(
     result: EpisodeResult, usage: Sequence[float | None], document: Json | None, limit: str | None, num_steps: int
 ) -> dict[str, Any]:
-    """Returns usage and token ids of an agent; `metadata` has the values that Harbor has no place for."""
+    """Returns usage and token ids of an agent. `metadata` contains the values for which Harbor has no key."""
     names = ("episode_id", "attempt", "retry", "seed", "container_image")
     kept = {name: getattr(result, name) for name in names}
     kept |= {"outcome": result.outcome.value, "truncated_by": limit, "num_steps": num_steps}
@@ -193,7 +193,7 @@ def _context(
 
 
 def _rollout_details(document: Json) -> list[dict[str, Any]] | None:
-    """Returns token ids and log-probabilities of every turn, if every turn has them."""
+    """Returns the token ids and log-probabilities that every turn has; `None` if any turn lacks completion ids."""
     turns = [step["metrics"] for step in document["steps"] if "metrics" in step]
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
     details = {name: [turn[name] for turn in turns] for name in names if all(turn.get(name) for turn in turns)}
@@ -205,14 +205,14 @@ def _rewards(result: EpisodeResult | StageResult) -> dict[str, Any] | None:
 
 
 def job_result(job: RecordedJob, trials: Sequence[Json], *, job_id: str) -> dict[str, Any]:
-    """Returns the `result.json` of the job. Its `finished_at` is null while an attempt has no result.
+    """Returns the `result.json` of the job. Its `finished_at` is null while any attempt has no result.
 
     Args:
-        job: The run.
-        trials: The `result.json` of every trial.
-        job_id: A UUID.
+        job: Records of the run.
+        trials: Content of `result.json` of every trial.
+        job_id: UUID of the job.
     """
-    started_at, updated_at = (_at(time, None) or _at(0, None) for time in job.times)  # local times, as Harbor's
+    started_at, updated_at = (_at(time, None) or _at(0, None) for time in job.times)  # local times, like Harbor
     is_finished = sum(one.outcome not in UNFINISHED for one in job.results) >= job.planned
     groups: defaultdict[str, list[Json]] = defaultdict(list)
     for trial in trials:
@@ -249,7 +249,7 @@ def job_result(job: RecordedJob, trials: Sequence[Json], *, job_id: str) -> dict
 def mean_rewards(rewards: Sequence[Mapping[str, float] | None]) -> dict[str, float]:
     """Returns Harbor's metric `mean`, in which a missing reward counts as 0.
 
-    If all rewards have at most one key, the number is called `mean`; else there is one for each key.
+    If all rewards together have at most one key, the metric is named `mean`. Otherwise each key has its own metric.
     """
     keys = sorted({key for one in rewards for key in one or ()})
     if len(keys) <= 1:
@@ -258,7 +258,7 @@ def mean_rewards(rewards: Sequence[Mapping[str, float] | None]) -> dict[str, flo
 
 
 def pass_rates(successes: Mapping[str, Sequence[bool]]) -> dict[str, float]:
-    """Returns pass@k for powers of two and multiples of five, up to the smallest number of attempts; mean over tasks.
+    """Returns the mean pass@k over tasks, for powers of two and multiples of five up to the smallest attempt number.
 
     Args:
         successes: Whether each attempt passed, by task.
@@ -289,7 +289,7 @@ def _eval(trials: Sequence[Json]) -> dict[str, Any]:
         "n_trials": sum(one is not None for one in rewards),
         "n_errors": sum(map(len, by_exception.values())),
         "metrics": [mean_rewards(rewards)],
-        # Only if every reward has one key and is 0 or 1; a missing one is a failure.
+        # Only if every reward has one key and is 0 or 1. A missing reward counts as a failure.
         "pass_at_k": pass_rates(successes) if binary else {},
         "reward_stats": by_reward,
         "exception_stats": by_exception,
@@ -297,7 +297,7 @@ def _eval(trials: Sequence[Json]) -> dict[str, Any]:
 
 
 def _utc(seconds: float) -> str | None:
-    """Returns a point in time; `None` if it is not known."""
+    """Returns a time in UTC; `None` if it is unknown."""
     text = _at(seconds, UTC) if seconds > 0 else None
     return text.replace("+00:00", "Z") if text is not None else None
 

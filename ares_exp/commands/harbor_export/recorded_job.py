@@ -1,4 +1,4 @@
-"""The records of a run, as an export reads them: every attempt by its last retry. All of it is untrusted input."""
+"""The records of a run for an export, with the last retry of every attempt. All records are untrusted input."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ares_exp.tasks.toml_table import check_step_name, check_unique
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """A run.
+    """The records of a run.
 
     Attributes:
-        run_dir: Its directory.
-        config: Its composed config, without secrets.
-        provenance: As recorded; empty if it is missing.
-        choices: The options that were chosen, by group; empty if they were not recorded.
-        results: The last result of every attempt that has one.
-        tasks: The selected tasks, each with its digest if that is known.
+        run_dir: Run directory.
+        config: Composed config, without secrets.
+        provenance: Recorded provenance; empty if it is missing.
+        choices: Selected options, by group; empty if not recorded.
+        results: Last result of every attempt with a result.
+        tasks: Selected tasks, with their digests if known.
         attempts_each: Number of attempts at each task.
         planned: Number of attempts of the run.
-        num_retries: Number of episodes that failed and were followed by another one.
+        num_retries: Number of failed episodes that were retried.
     """
 
     run_dir: RunDir
@@ -47,27 +47,27 @@ class RecordedJob:
 
     @property
     def run_id(self) -> str:
-        """The id of the run; the name of its directory if that was not recorded."""
+        """The recorded id of the run; defaults to the name of its directory."""
         return str(self.provenance.get("run_id") or self.run_dir.path.name)
 
     @property
     def times(self) -> tuple[float, float]:
-        """When the first attempt started and the last one ended, epoch seconds."""
+        """The start of the first attempt and the end of the last attempt, in epoch seconds."""
         times = [time for one in self.results for time in (one.started_at, one.finished_at) if time]
         times = times or [self.run_dir.episodes.stat().st_mtime]
         return min(times), max(times)
 
     def group(self, name: str) -> Mapping[str, Any]:
-        """Returns the config of a group; empty if there is none."""
+        """Returns the config of a group; empty if it is missing."""
         found = self.config.get(name)
         return found if isinstance(found, Mapping) else {}
 
     def option(self, name: str) -> str:
-        """Returns the option that was chosen for a group, or else the name of its class."""
+        """Returns the selected option of a group, or the name of its class if the option was not recorded."""
         return str(self.choices.get(name) or str(self.group(name).get("_target_", "unknown")).rpartition(".")[2])
 
     def place(self, task: str) -> tuple[dict[str, str], str | None]:
-        """Returns where a task is, as Harbor's ids of tasks say it, and its task set; `None` for a single task."""
+        """Returns the location of a task as a Harbor task id, and its task set (`None` for a single task)."""
         from ares_exp.tasks.task_set import SAMPLES
 
         env, origins = self.group("env"), self.provenance.get("task_origins")
@@ -77,7 +77,7 @@ class RecordedJob:
         origin: Any = origins.get(task) if isinstance(origins, Mapping) else None
         if isinstance(origin, Mapping):
             url, commit, path = (str(origin.get(key)) for key in ("git_url", "git_commit", "path"))
-            if dataset is None and env.get("repo") is not None:  # Harbor names a folder in a repository by its address
+            if dataset is None and env.get("repo") is not None:  # Harbor uses the folder's address as its name
                 address = url.rpartition("://")[2].removesuffix(".git")
                 dataset = f"{address}/tree/{commit}/{posixpath.dirname(path) or '.'}"
             return {"git_url": url, "git_commit_id": commit, "path": path}, dataset
@@ -93,12 +93,12 @@ def read_job(path: Path) -> RecordedJob:
     """Reads a run directory.
 
     Raises:
-        ConfigError: It is not a run directory, or cannot be read.
+        ConfigError: The path is not a run directory or cannot be read.
     """
     run_dir = RunDir(RecordedRun(path).path.resolve())
     everything = read_results(run_dir.episodes).results
     for result in everything:
-        try:  # they become names of folders
+        try:  # the names become folder names
             check_unique(check_step_name(stage.name) for stage in result.stages)
         except ValueError as error:
             raise ConfigError(f"{run_dir.episodes}: the stages of {result.episode_id!r:.80}: {error}.") from None
