@@ -303,7 +303,7 @@ async def test_a_model_from_disk_is_let_go(tokenizer: Any, model: Any, tmp_path:
 
 async def test_invalid_models_are_rejected(model: Any, tmp_path: Path) -> None:
     for given, said in (
-        ({"model": None}, "`policy.model` is needed"),
+        ({"model": None}, "`policy.model` is required"),
         ({"model": str(tmp_path / "nowhere")}, "directory of a saved causal model"),
     ):
         policy = TransformersPolicy(**given)
