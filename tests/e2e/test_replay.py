@@ -146,7 +146,7 @@ def test_early_ends_and_extra_requests_are_reported(cli: Any, tmp_path: Path) ->
     [
         ("replay=frist", "Did you mean `first`"),
         ("replay=first/no-such", "has no episode 'no-such'"),
-        ("replay=first/write-greeting@1", "leave `@1` out"),
+        ("replay=first/write-greeting@1", "Leave `@1` out"),
         ("branch_from=first/write-greeting@9", "0 to 1"),
         ("replay=first container.no_such=1", "The overrides recorded in first also apply."),
         ("replay=first policy.normalise=[tmestamps]", "there is no normaliser 'tmestamps'"),

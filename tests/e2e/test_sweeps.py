@@ -70,7 +70,7 @@ def test_a_folder_belongs_to_one_sweep_and_process(cli: Any, tmp_path: Path) -> 
     for used in ("runs", "runs/first"):
         done = cli(*command, f"hydra.sweep.dir={used}")
         assert done.returncode == 2
-        assert f"{used} holds another run" in done.stderr
+        assert f"{used} contains another run" in done.stderr
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "first", "runs"]
     (tmp_path / "s").mkdir()
     held = os.open(tmp_path / "s", os.O_RDONLY)

@@ -62,7 +62,7 @@ def test_scripted_replies_win_and_lose(cli: Cli, tmp_path: Path) -> None:
 def test_snapshots_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
     done = cli(*GAME, "snapshot=every_step", env=NO_ENGINE)
     assert done.returncode == 2
-    assert "TwentyQuestionsEnvironments does not say" in done.stderr
+    assert "TwentyQuestionsEnvironments does not declare" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 

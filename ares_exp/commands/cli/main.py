@@ -197,7 +197,7 @@ def _explained(error: Exception, source: Path | None, root_config: str) -> int:
     elif isinstance(error, HydraException | OmegaConfBaseException | YAMLError | OSError | ValueError) or (
         isinstance(error, TypeError) and is_below_a_list(error)
     ):
-        taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+        taken = f" (The overrides recorded in {source} also apply.)" if source is not None else ""
         print_error(f"{explain(error, sys.argv[1:], root_config)}{taken}")
     elif SweepCallback.sweep_dir is None:
         raise error

@@ -240,7 +240,7 @@ def test_a_copy_that_says_no_place(store: SnapshotStore, tmp_path: Path, value: 
         (b"\xff\xfe\xfd", "expected JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels, got more in `a`"),
-        (b'{"episode": {"cost": NaN}}', "NaN is no number"),
+        (b'{"episode": {"cost": NaN}}', "NaN is not a number"),
         (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
         (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),
         (b'{"step_count": ' + b"9" * 400 + b"}", "expected plain JSON, got 9+.*in `step_count`"),
