@@ -230,7 +230,9 @@ class EndpointPolicy(Policy):
             PreflightError: A setting is missing, or the endpoint cannot be used. The message lists all missing settings
                 and suggests fixes.
         """
-        model = [] if self.model is not None else ["`policy.model` is required and has no default. Set `policy.model=…`."]
+        model = (
+            [] if self.model is not None else ["`policy.model` is required and has no default. Set `policy.model=…`."]
+        )
         if missing := [*model, *self._endpoint.missing()]:
             raise PreflightError("\n".join(missing))
         listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
