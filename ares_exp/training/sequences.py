@@ -32,6 +32,8 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 Made = Literal["clean", "realigned", "forked"]
+Lost = Literal["mask", "group"]
+"""Use of an episode without a reward in a batch: mask its rows, or leave out all episodes of the same prompt."""
 
 
 @dataclass(frozen=True, slots=True)

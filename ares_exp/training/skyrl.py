@@ -14,10 +14,10 @@ become the steps of a trajectory, for `generator.step_wise_trajectories=true`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ares_exp.errors import UntrainableError
-from ares_exp.training.sequences import NO_ROW, SequenceReport
+from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport
 
 
 def generator_output(
@@ -25,7 +25,7 @@ def generator_output(
     *,
     trajectory_ids: Sequence[Any] | None = None,
     step_wise: bool | None = None,
-    lost: Literal["group", "mask"] = "group",
+    lost: Lost = "group",
 ) -> dict[str, Any]:
     """Returns the output of a SkyRL generator for a batch.
 

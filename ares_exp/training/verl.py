@@ -12,12 +12,10 @@ The fields match `AgentLoopOutput` of verl 0.9.1. This module does not import ve
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from ares_exp.errors import UntrainableError
-from ares_exp.training.sequences import NO_ROW, SequenceReport, TrainingSequence
-
-Lost = Literal["mask", "group"]
+from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport, TrainingSequence
 
 
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def agent_loop_outputs(
 
     Args:
         report: The rows of an episode.
-        lost: What happens to an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
+        lost: Use of an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
             of 0.0 still counts in the mean of verl's prompt group. `group` raises, so that verl drops the whole group.
         global_step: The trainer's step, for rows whose policy versions are unknown. verl counts the age of rows from
             it.
