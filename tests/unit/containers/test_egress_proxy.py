@@ -339,7 +339,9 @@ async def test_new_policy_closes_open_tunnels(
     await tunnel(dial, address, port)
 
 
-async def test_closed_proxy_refuses_connections(dial: Dial, proxy: EgressProxy, origin: tuple[Origin, str, int]) -> None:
+async def test_closed_proxy_refuses_connections(
+    dial: Dial, proxy: EgressProxy, origin: tuple[Origin, str, int]
+) -> None:
     reader, _ = await tunnel(dial, *origin[1:])
     await proxy.close()
     await proxy.close()

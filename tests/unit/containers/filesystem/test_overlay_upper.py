@@ -367,9 +367,7 @@ def test_endlessly_shrinking_file_is_refused(upper: Path, objects: ObjectStore) 
 
 
 @pytest.mark.parametrize("vanish", [Path.unlink, lambda path: shutil.rmtree(path.parent)])
-def test_file_deleted_during_scan_is_omitted(
-    upper: Path, objects: ObjectStore, vanish: Callable[[Path], None]
-) -> None:
+def test_file_deleted_during_scan_is_omitted(upper: Path, objects: ObjectStore, vanish: Callable[[Path], None]) -> None:
     (upper / "d").mkdir()
     (upper / "d/f").touch()
     (upper / "stays").touch()
