@@ -35,7 +35,7 @@ def test_reward_json_refused(data: bytes) -> None:
     assert len(str(caught.value)) < 600
 
 
-def test_which_key_is_the_reward() -> None:
+def test_reward_key_is_selected() -> None:
     assert choose_reward({"reward": 0.5, "speed": 9}) == 0.5
     assert choose_reward({"speed": 9}) == 9
     assert choose_reward({"reward": 0.5, "speed": 9}, "speed") == 9
@@ -47,7 +47,7 @@ def test_which_key_is_the_reward() -> None:
         choose_reward({"reward": 1}, "speed")
 
 
-def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+def test_irregular_reward_file_is_not_read(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("1")
     inside = tmp_path / "verifier"
@@ -60,13 +60,13 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
         read_verdict(inside)
 
 
-def test_size_is_bounded(tmp_path: Path) -> None:
+def test_reward_file_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "reward.txt").write_bytes(b"1" + b" " * MAX_REWARD_BYTES)
     with pytest.raises(VerifierOutputParseError, match="at most 1048576 bytes"):
         read_verdict(tmp_path)
 
 
 @pytest.mark.parametrize("rewards", [[1e308, 1e308], [10**308, 10**308, 1.0]])
-def test_no_mean_that_is_no_number(rewards: list[float]) -> None:
+def test_infinite_mean_is_refused(rewards: list[float]) -> None:
     with pytest.raises(VerifierOutputParseError, match="finite"):
         overall_verdict([Verdict(reward, {"reward": reward}) for reward in rewards])

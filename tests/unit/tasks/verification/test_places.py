@@ -21,11 +21,11 @@ def artifact(source: str, destination: str = "", **more: object) -> Artifact:
         ("/", "", "."),
     ],
 )
-def test_places(source: str, destination: str, place: str) -> None:
+def test_destination_becomes_a_place(source: str, destination: str, place: str) -> None:
     assert str(place_of(artifact(source, destination))) == place
 
 
-def test_the_conventional_directory_comes_first_unless_it_is_named() -> None:
+def test_default_directory_comes_first() -> None:
     sources = [item.source for item in with_conventional([artifact("/a"), artifact("/b")])]
     assert sources == ["/logs/artifacts", "/a", "/b"]
     named = [artifact("/a"), artifact("/logs/artifacts/", exclude=["x"])]
@@ -56,7 +56,7 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize("case", CLAIMS, ids=[case[0] for case in CLAIMS])
-def test_first_come_first_served(case: tuple[str, Artifact, Artifact, bool]) -> None:
+def test_first_artifact_gets_the_place(case: tuple[str, Artifact, Artifact, bool]) -> None:
     _, first, second, gets_it = case
     places = Places()
     assert places.take(first) is None
@@ -64,14 +64,14 @@ def test_first_come_first_served(case: tuple[str, Artifact, Artifact, bool]) -> 
     assert (taken is None) is gets_it
 
 
-def test_a_place_that_was_refused_is_not_taken() -> None:
+def test_refused_place_remains_free() -> None:
     places = Places()
     assert places.take(artifact("/a")) is None
     assert places.take(artifact("/x", "a/x")) == artifact("/a")
     assert places.take(artifact("/x")) is None
 
 
-def test_entries_of_the_manifest() -> None:
+def test_manifest_entries_describe_artifacts() -> None:
     directory = ManifestEntry.of(artifact("/a", exclude=["x"], service="main"), "a", "directory", "ok")
     assert (directory.destination, directory.service, directory.exclude) == ("artifacts/a", "main", ("x",))
     file = ManifestEntry.of(artifact("/", exclude=["x"]), ".", "file", "failed")
