@@ -24,7 +24,7 @@ def fail_while_writing(checkpoints: Checkpoints) -> None:
         raise ZeroDivisionError
 
 
-def test_the_last_ones_stay(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     assert checkpoints.found() == []
     for step in (2, 4, 10):
@@ -36,7 +36,7 @@ def test_the_last_ones_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["checkpoint-10", "checkpoint-4"]
 
 
-def test_what_is_not_whole_is_no_checkpoint(tmp_path: Path) -> None:
+def test_incomplete_directory_is_not_a_checkpoint(tmp_path: Path) -> None:
     """Neither one that is being written, nor what is left where that failed or the process was killed."""
     checkpoints = Checkpoints(tmp_path, keep=1)
     save(checkpoints, 1)
@@ -53,7 +53,7 @@ def test_what_is_not_whole_is_no_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / ".saving").exists()
 
 
-def test_a_step_that_is_taken_again_has_its_later_weights(tmp_path: Path) -> None:
+def test_repeated_step_overwrites_its_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     save(checkpoints, 3, "earlier")
     save(checkpoints, 3, "later")

@@ -23,7 +23,7 @@ def ran(weighting: Weighting, **options: float) -> Curriculum:
 
 
 @pytest.mark.parametrize(("weighting", "most"), [("uniform", None), ("learnability", "half"), ("difficulty", "hard")])
-def test_what_is_drawn_most(weighting: Weighting, most: str | None) -> None:
+def test_weighting_prefers_suitable_tasks(weighting: Weighting, most: str | None) -> None:
     curriculum = ran(weighting)
     drawn = Counter(curriculum.draw(1, step=step)[0] for step in range(600))
     assert set(drawn) == set(TASKS)  # none is forgotten
@@ -34,12 +34,12 @@ def test_what_is_drawn_most(weighting: Weighting, most: str | None) -> None:
         assert drawn["easy"] < 600 / 6
 
 
-def test_no_task_is_drawn_twice_before_each_was_drawn_once() -> None:
+def test_every_task_is_drawn_before_repetitions() -> None:
     drawn = ran("learnability").draw(7, step=3)
     assert set(drawn[:3]) == set(drawn[3:6]) == set(TASKS)
 
 
-def test_what_was_long_ago_counts_less() -> None:
+def test_older_attempts_have_less_weight() -> None:
     curriculum = Curriculum(["task"], decay=0.5)
     for _ in range(10):
         curriculum.add("task", [0.0] * 8)
@@ -49,14 +49,14 @@ def test_what_was_long_ago_counts_less() -> None:
     assert curriculum.pass_rate("task") > 0.7
 
 
-def test_a_resumed_curriculum_draws_the_same() -> None:
+def test_resumed_curriculum_draws_the_same_tasks() -> None:
     curriculum, again = ran("learnability"), Curriculum(TASKS, weighting="learnability", decay=1.0)
     again.restore({**curriculum.state(), "gone": [1.0, 2.0]})
     assert [again.draw(2, step=n) for n in range(20)] == [curriculum.draw(2, step=n) for n in range(20)]
     assert curriculum.draw(5, step=1, part=1) != curriculum.draw(5, step=1)
 
 
-def test_without_tasks(tmp_path: Path) -> None:
+def test_curriculum_needs_a_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one task to train on, got none"):
         Curriculum([])
 
@@ -65,5 +65,5 @@ def test_without_tasks(tmp_path: Path) -> None:
     ("rewards", "nothing"),
     [([], True), ([0.5], True), ([1.0, 1.0], True), ([0.0, 1.0], False), ([0.1 + 0.2, 0.3], True)],
 )
-def test_groups_that_teach_nothing(rewards: list[float], nothing: bool) -> None:
+def test_uniform_groups_are_detected(rewards: list[float], nothing: bool) -> None:
     assert teaches_nothing(rewards) is nothing

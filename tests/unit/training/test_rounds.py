@@ -48,7 +48,7 @@ async def rounds(tasks: Any = TASKS, policy: Any = None, **arguments: Any) -> As
         yield Rounds(driver, TrainingRecord(RECORD), Curriculum(tasks), group_size=4, **arguments)
 
 
-async def test_a_round_has_groups_of_attempts() -> None:
+async def test_round_has_groups_of_attempts() -> None:
     async with rounds() as running:
         groups = await running.execute(0, 3)
         assert sorted(group.task_name for group in groups) == [*TASKS]
@@ -63,7 +63,7 @@ async def test_a_round_has_groups_of_attempts() -> None:
 
 
 @pytest.mark.parametrize(("what", "rounds_run"), [("keep", 1), ("drop", 1), ("refill", 3)])
-async def test_groups_with_the_same_rewards(what: Any, rounds_run: int) -> None:
+async def test_groups_with_equal_rewards_are_handled_as_configured(what: Any, rounds_run: int) -> None:
     async with rounds(zero_std_groups=what, max_refills=2) as running:
         groups = await running.execute(0, 3)
         assert len(groups) == 3
@@ -72,7 +72,7 @@ async def test_groups_with_the_same_rewards(what: Any, rounds_run: int) -> None:
         assert len(running.record.find("round")) == rounds_run
 
 
-async def test_rewards_of_held_out_tasks() -> None:
+async def test_held_out_tasks_report_rewards() -> None:
     async with rounds(["cider"]) as running:
         assert await running.evaluate(0, ["apple", "bread"], 2) == {
             "heldout/reward": 0.5,
@@ -81,7 +81,7 @@ async def test_rewards_of_held_out_tasks() -> None:
         }
 
 
-async def test_a_round_without_any_reward_is_refused() -> None:
+async def test_round_without_any_reward_is_refused() -> None:
     async def broken(request: LLMRequest) -> LLMResponse:
         raise PolicyError("no such model")
 
@@ -90,7 +90,7 @@ async def test_a_round_without_any_reward_is_refused() -> None:
             await running.execute(0, 2)
 
 
-def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
+def test_torn_line_is_cut_off(tmp_path: Path) -> None:
     RECORD.write_text('{"kind": "step", "step": 1}\n{"kind": "st')
     TrainingRecord(RECORD).append("step", step=2)
     assert [line["step"] for line in TrainingRecord(RECORD).find("step")] == [1, 2]

@@ -80,7 +80,7 @@ def weights(path: Path | None) -> dict[str, Any]:
     return load_file(path / "model.safetensors")
 
 
-def test_the_reward_rises_and_every_weight_changes(trained: Path, model: Path) -> None:
+def test_reward_rises_and_every_weight_changes(trained: Path, model: Path) -> None:
     import torch
 
     steps = lines(trained, "step")
@@ -95,7 +95,7 @@ def test_the_reward_rises_and_every_weight_changes(trained: Path, model: Path) -
     assert [one["step"] for one in logged if "train/reward" in one] == [*range(1, STEPS + 1)]
 
 
-def test_held_out_tasks_are_evaluated_and_never_trained_on(trained: Path) -> None:
+def test_held_out_tasks_are_evaluated_without_training(trained: Path) -> None:
     assert {name for line in lines(trained, "round") for name in line["tasks"]} == {"apple", "bread"}
     assert [line["step"] for line in lines(trained, "evaluated")] == [0, 4, 8]
     assert {name for line in lines(trained, "evaluation") for name, _ in line["slots"]} == {"cider"}
@@ -108,7 +108,7 @@ def test_held_out_tasks_are_evaluated_and_never_trained_on(trained: Path) -> Non
     assert len(slots) == len({*slots}) == STEPS * 32 + 3 * 8
 
 
-def test_every_response_says_which_weights_gave_it(trained: Path) -> None:
+def test_every_response_records_its_weights(trained: Path) -> None:
     where = {tuple(slot): line["version"] for line in lines(trained, "round") for slot in line["slots"]}
     for episode in ares_exp.trajectories.load(trained):
         expected = where.get((episode.task_name, episode.metadata["attempt"]))
@@ -118,7 +118,7 @@ def test_every_response_says_which_weights_gave_it(trained: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path, folder: Path, tmp_path: Path) -> None:
+def test_killed_training_resumes_at_the_same_step(trained: Path, model: Path, folder: Path, tmp_path: Path) -> None:
     """The process is killed within the fifth step's episodes; the last checkpoint is that of step 4."""
     import torch
 
@@ -140,7 +140,7 @@ def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path
         assert torch.dist(resumed[name], tensor) < 1e-2 * torch.dist(tensor, before[name]), name
 
 
-async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path, tmp_path: Path) -> None:
+async def test_interrupted_training_can_be_resumed(model: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     place = [f"policy.model={model}", f"hydra.run.dir={run}", "trainer.steps=500"]
     running = asyncio.create_task(ares_exp.arun([*COMMON, *place], config_dirs=[folder], quiet=True))
@@ -157,7 +157,7 @@ async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path,
     assert lines(run, "step")[-1]["step"] == started_at + 2
 
 
-def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, folder: Path, tmp_path: Path) -> None:
+def test_untrainable_config_is_refused_before_the_start(model: Path, folder: Path, tmp_path: Path) -> None:
     scripted = ["+trainer=grpo", "env=counted", "policy=scripted", "policy.replies=[yes]"]
     with pytest.raises(UserError, match="Expected a policy whose model is in this process, got ScriptedPolicy"):
         ares_exp.run(scripted, config_dirs=[folder], quiet=True)
@@ -168,7 +168,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, f
     assert not (tmp_path / "run").exists()
 
 
-def test_arguments_that_contradict_each_other() -> None:
+def test_contradictory_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="divide the rows of a step, 2 groups of 3 = 6, got 4"):
         Grpo(groups_per_step=2, group_size=3, batch_size=4)
     with pytest.raises(ConfigError, match="without what other keys decide, got max_steps"):
