@@ -83,18 +83,18 @@ OTHER = {
 
 
 @pytest.mark.parametrize("what", SAME)
-def test_makes_no_difference(what: str) -> None:
+def test_equivalent_requests_have_the_same_fingerprint(what: str) -> None:
     assert fingerprint(SAME[what]) == fingerprint(BASE)
     assert canonical(SAME[what]) == canonical(BASE)
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_makes_a_difference(what: str) -> None:
+def test_different_requests_have_different_fingerprints(what: str) -> None:
     assert fingerprint(OTHER[what]) != fingerprint(BASE)
     assert len({fingerprint(other) for other in OTHER.values()}) == len(OTHER)
 
 
-def test_a_conversation_is_continued_by_what_starts_with_all_of_it() -> None:
+def test_conversation_is_continued_by_a_longer_one() -> None:
     whole = canonical(BASE)
     for length in range(len(SAID) + 1):
         part = canonical(replace(BASE, messages=SAID[:length]))
@@ -105,7 +105,7 @@ def test_a_conversation_is_continued_by_what_starts_with_all_of_it() -> None:
     assert (whole.shared(other), whole.continues(other)) == (2, False)
 
 
-def test_the_message_that_repeats_a_response() -> None:
+def test_repeated_response_matches_its_message() -> None:
     asked = replace(BASE, messages=SAID)
     response = LLMResponse([ThinkingData("hm"), TextData("a"), ToolCallData("", "ls", "{}"), TextData("b")])
     message = {"role": "assistant", "content": [text("ab")], "tool_calls": [call("whatever", "")]}
