@@ -179,7 +179,7 @@ def of_source(made: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("test", "broken"), SOURCES)
-def test_a_broken_source_is_found(test: str, broken: type) -> None:
+def test_broken_source_is_found(test: str, broken: type) -> None:
     if broken is not NoMake:
         run(SourceContract, test, of_source(Rooms()))
     with pytest.raises(FAILURES):
@@ -376,9 +376,7 @@ ENVIRONMENTS = [
 
 
 @pytest.mark.parametrize(("test", "broken"), ENVIRONMENTS)
-def test_a_broken_environment_is_found(
-    test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_environment_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.testing.environment_contract.GRACE_SEC", 0.2)
     run(EnvironmentContract, test, {"environment": Whole(), "tmp_path": tmp_path / "good"})
     with pytest.raises((*FAILURES, RuntimeError, TimeoutError)):
@@ -472,7 +470,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize(("test", "broken"), POLICIES)
-def test_a_broken_policy_is_found(test: str, broken: type) -> None:
+def test_broken_policy_is_found(test: str, broken: type) -> None:
     given = {"question": LLMRequest([{"role": "user", "content": "?"}])}
     if broken is not Counts:
         run(PolicyContract, test, {"policy": Talker(), **given}, may_skip=True)
@@ -555,7 +553,7 @@ COLLECTORS = [
 
 
 @pytest.mark.parametrize(("test", "broken"), COLLECTORS)
-def test_a_broken_collector_is_found(test: str, broken: type) -> None:
+def test_broken_collector_is_found(test: str, broken: type) -> None:
     good = MemoryTrajectoryCollector()
     run(CollectorContract, test, {"collector": good, "complete": good})
     made = broken()
@@ -610,7 +608,7 @@ TRACKERS = [
 
 
 @pytest.mark.parametrize(("test", "broken"), TRACKERS)
-def test_a_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.testing.tracker_contract.AT_ONCE_SEC", 0.5)
 
     def execute(tracker: Any, run_dir: Path) -> None:
@@ -669,7 +667,7 @@ AGENTS = [
 
 
 @pytest.mark.parametrize(("test", "broken"), AGENTS)
-def test_a_broken_agent_is_found(test: str, broken: type) -> None:
+def test_broken_agent_is_found(test: str, broken: type) -> None:
     def given(factory: Any) -> dict[str, Any]:
         return {"factory": factory, "container": RehearsalContainer(lambda command: command.removeprefix("echo "))}
 
@@ -705,7 +703,7 @@ class Mute:
         (ChangesContract, "test_a_new_box_has_no_changes"),
     ],
 )
-async def test_a_broken_container_is_found(suite: type, test: str) -> None:
+async def test_broken_container_is_found(suite: type, test: str) -> None:
     given = {"box": Mute(), "objects": None}
     with pytest.raises(FAILURES):
         await call(suite, test, given)
@@ -737,5 +735,5 @@ def run(suite: type, test: str, fixtures: dict[str, Any], *, may_skip: bool = Fa
         (AgentContract, AGENTS),
     ],
 )
-def test_no_test_of_a_suite_is_left_out(suite: type, cases: list[Any]) -> None:
+def test_every_test_of_a_suite_is_covered(suite: type, cases: list[Any]) -> None:
     assert {name for name in vars(suite) if name.startswith("test_")} == {one.values[0] for one in cases}
