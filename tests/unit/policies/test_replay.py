@@ -68,7 +68,7 @@ async def test_edits_of_a_branch_match_its_recording(tmp_path: Path) -> None:
     assert [step.match for step in policy.report([result()]).episodes[0].steps] == [Match.EXACT] * 3
 
 
-async def test_recorded_responses_in_order(tmp_path: Path) -> None:
+async def test_recorded_responses_are_returned_in_order(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
     assert await execute(client, requests(chat(length=4))) == ["I do 1.", "I do 2.", "I do 3."]
@@ -243,7 +243,7 @@ async def test_an_unrecorded_task_is_an_error(tmp_path: Path) -> None:
         {"normalise": ["dates"] * 51},
     ],
 )
-def test_wrong_options(options: dict[str, object]) -> None:
+def test_wrong_options_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ReplayPolicy(trajectory=Path("x"), **options)
 
@@ -289,7 +289,7 @@ EXACT, NORMALISED, DIFFERENT, EXTRA, MISSED = (
 )
 
 
-def test_a_score_is_of_steps() -> None:
+def test_score_is_the_share_of_matching_steps() -> None:
     made = report(
         episode("b", 0, EXACT, NORMALISED, DIFFERENT), episode("a", 1, EXACT), episode("a", 0, EXACT, MISSED, MISSED)
     )
@@ -331,12 +331,12 @@ def test_rounding_never_hides_a_difference() -> None:
     assert "Determinism 0.01: 1 of 1000" in text(report(episode("a", 0, EXACT, *[DIFFERENT] * 999)))
 
 
-def test_nothing_was_compared() -> None:
+def test_empty_report_says_so() -> None:
     assert report().to_dict()["score"] is None
     assert "no step could be compared" in text(report())
 
 
-def test_a_difference_cannot_command_the_terminal() -> None:
+def test_control_characters_in_a_difference_are_escaped() -> None:
     first = StepComparison(0, Match.DIFFERENT, "message 0 (\x1b[2J)", diff=("-a\x1b[31m", "+[red]b[/red]"))
     made = report(ReplayedEpisode("\x1b[1mt", 0, "id\n", "n", Outcome.COMPLETED, Outcome.COMPLETED, 1.0, 1.0, (first,)))
     shown = text(made)
@@ -351,7 +351,7 @@ def test_different_episodes_come_first_and_others_counted() -> None:
     assert "t29-then" not in shown
 
 
-def test_a_poor_encoding() -> None:
+def test_limited_encoding_replaces_characters() -> None:
     first = StepComparison(0, Match.DIFFERENT, "message 0 (user)", diff=("-ä…", "+ö"))
     made = report(ReplayedEpisode("täsk", 0, "id", "n", Outcome.COMPLETED, Outcome.COMPLETED, 1.0, 1.0, (first,)))
     assert "    -??" in text(made, "ascii")

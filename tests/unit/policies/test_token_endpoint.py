@@ -87,7 +87,7 @@ class TestTokenEndpoint(PolicyContract):
         return policy_of("vllm", endpoint)
 
 
-async def test_tokens_are_asked_for_and_read(
+async def test_tokens_are_requested_and_read(
     engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = policy_of(engine, endpoint, policy_version="3", temperature=1.0, extra_body={"top_k": 5})
@@ -174,7 +174,7 @@ async def test_both_versions_of_changing_weights_are_recorded(endpoint: Loopback
     await policy.close()
 
 
-async def test_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Path) -> None:
+async def test_update_loads_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Path) -> None:
     policy = policy_of(engine, endpoint)
     assert isinstance(policy, UpdatablePolicy)
     await policy.update("1")
@@ -270,7 +270,7 @@ async def test_a_conversation_continues_from_its_ids(
 
 @pytest.mark.train
 @pytest.mark.train
-async def test_calls_of_tools_are_read_here(
+async def test_tool_calls_are_parsed_locally(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
