@@ -45,7 +45,7 @@ def job(sweep: Path, name: str, *results: EpisodeResult) -> Path:
     return folder
 
 
-def test_without_a_budget_nothing_is_used_up(tmp_path: Path) -> None:
+def test_missing_budget_is_never_exhausted(tmp_path: Path) -> None:
     meter = BudgetMeter(Budget(), run_dir=tmp_path / "0", sweep_dir=tmp_path / "no such folder")
     for count in range(100):
         meter.add(result(str(count), "errored", prompt_tokens=10**9, cost=1e6))
@@ -139,7 +139,7 @@ FAULT, AGENT, SCORED, SILENT = "container_error", "agent_error", "completed", "c
         ([FAULT, SILENT, "lost", "abandoned", "closed", FAULT], 2),
     ],
 )
-def test_errors_in_a_row(outcomes: list[str], length: int) -> None:
+def test_errors_in_a_row_are_counted(outcomes: list[str], length: int) -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=max(length, 1)))
     for number, outcome in enumerate(outcomes):
         meter.add(result(str(number), outcome, at=100.0 + number))
@@ -160,7 +160,7 @@ def test_a_model_error_resets_errors_in_a_row(name: str) -> None:
     assert said.endswith("Resume with the same budget when the cause of the errors is fixed.")
 
 
-def test_a_resumed_run_starts_a_new_row() -> None:
+def test_resumed_run_resets_errors_in_a_row() -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=2), earlier=[result("a", FAULT), result("b", FAULT)])
     assert meter.exhausted() is None
     meter.add(result("c", FAULT))
@@ -266,7 +266,7 @@ def composed(*overrides: str) -> Budget:
     return instantiate_group(compose_config(overrides), "budget")
 
 
-def test_on_the_command_line() -> None:
+def test_budget_is_read_from_the_command_line() -> None:
     assert composed() == Budget()
     made = composed("budget.cost=5", "budget.tokens=2000000", "budget.sweep.cost=50", "budget.sweep.errors_in_a_row=9")
     assert made == Budget(cost=5.0, tokens=2_000_000, sweep=Limits(cost=50.0, errors_in_a_row=9))

@@ -254,7 +254,7 @@ async def test_unreadable_tasks_are_a_config_error(tmp_path: Path) -> None:
         await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
 
 
-async def test_everything_is_run_and_written(tmp_path: Path) -> None:
+async def test_all_episodes_are_run_and_recorded(tmp_path: Path) -> None:
     summary = await execute(experiment(tmp_path, count=20, concurrency=4), tmp_path)
     assert summary.complete
     assert len(rows(tmp_path)) == 20
@@ -324,7 +324,7 @@ class FailingTracker(NullTracker):
         raise RuntimeError("no")
 
 
-async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -> None:
+async def test_failing_tracker_only_increases_the_count(tmp_path: Path) -> None:
     summary = await execute(experiment(tmp_path, tracker=FailingTracker()), tmp_path)
     assert [row["reward"] for row in rows(tmp_path)] == [1.0] * 3
     assert summary.recording_failures == 4

@@ -81,7 +81,7 @@ async def test_outage_pauses_starts_until_the_service_answers(caplog: pytest.Log
     assert not service.scheduler.holds
 
 
-async def test_lasting_outage_ends_the_run_and_starts_nothing() -> None:
+async def test_lasting_outage_ends_the_run() -> None:
     service = Service(away_until=float("inf"))
     await service.run(3)
     assert service.now == MAX_OUTAGE_SEC
@@ -107,7 +107,7 @@ async def test_interrupt_in_an_outage_starts_nothing() -> None:
     assert (service.ran, service.ended) == ([], [])
 
 
-async def test_broken_check_pauses_nothing() -> None:
+async def test_broken_check_causes_no_pause() -> None:
     async def check() -> None:
         raise RuntimeError("a bug")
 

@@ -96,7 +96,7 @@ def _line(state: State, stream: TextIO, clock: Callable[[], float]) -> str:
     return Progress(state.read, stream=stream, clock=clock).line(state.read())
 
 
-def test_the_line_has_the_known_values_only() -> None:
+def test_line_shows_only_known_values() -> None:
     clock, stream = Clock(), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     state = State(4, "a", "a", "b", clock=clock)
     progress = Progress(state.read, stream=stream, clock=clock)
@@ -118,7 +118,7 @@ def test_the_line_has_the_known_values_only() -> None:
     assert progress.line(state.read()) == "4/4 done · reward 0.67 · 6.0 s"
 
 
-def test_a_cut_short_episode_is_not_done() -> None:
+def test_cancelled_episode_is_not_done() -> None:
     clock = Clock()
     state = State(4, "a", "b", "c", clock=clock)
     state.end(1.0)
@@ -134,14 +134,14 @@ def test_a_job_prints_no_last_line() -> None:
 
 
 @pytest.mark.parametrize(("expected", "line"), [(2, "0/2 done | 3 done before | 0.0 s"), (0, "3 done before | 0.0 s")])
-def test_attempts_of_earlier_sessions_are_counted_apart(expected: int, line: str) -> None:
+def test_attempts_of_earlier_sessions_are_counted_separately(expected: int, line: str) -> None:
     clock = Clock()
     state = State(expected, clock=clock)
     state.live.done_before = 3
     assert _line(state, io.StringIO(), clock) == line
 
 
-def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
+def test_plain_lines_appear_at_intervals() -> None:
     stream, clock = Lines(), Clock()
     with Progress(State(2, "a", clock=clock).read, stream=stream, interval_sec=0.02, clock=clock):
         for _ in range(3):
@@ -236,7 +236,7 @@ def test_a_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) 
     assert "progress" not in _threads()
 
 
-def test_the_panel_has_the_known_values_only() -> None:
+def test_panel_shows_only_known_values() -> None:
     clock = Clock()
     state = State(4, clock=clock)
     live = state.live
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal: Terminal) -> None:
         (7500, "2 h 05 min"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -379,5 +379,5 @@ def test_durations(seconds: float, text: str) -> None:
         (123456.0, "1.23e+05"),
     ],
 )
-def test_numbers(value: float, text: str) -> None:
+def test_numbers_are_formatted(value: float, text: str) -> None:
     assert format_number(value) == text

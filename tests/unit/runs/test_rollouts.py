@@ -125,7 +125,7 @@ async def test_rollouts_start_at_most_concurrency_ahead() -> None:
     assert min(ahead[:-3]) == 3
 
 
-async def test_errors_are_outcomes() -> None:
+async def test_failures_become_outcomes() -> None:
     async def fail_at_first(request: LLMRequest, seen: list[int] = []) -> LLMResponse:  # noqa: B006
         seen.append(1)
         if len(seen) == 1:
@@ -147,7 +147,7 @@ async def test_errors_are_outcomes() -> None:
     assert "to make an environment" in wrong.error.message
 
 
-async def test_limits_hold() -> None:
+async def test_limits_apply() -> None:
     [episode] = await execute(overrides=["limits.steps=1"])
     assert (episode.outcome, episode.result.limit) == (Outcome.TRUNCATED, "steps")
 
@@ -233,7 +233,7 @@ async def test_parts_by_name_match_a_run() -> None:
 
 
 @pytest.mark.local
-async def test_parts_as_the_content_of_option_files() -> None:
+async def test_parts_may_be_contents_of_option_files() -> None:
     replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
     [episode] = await execute(
         env={"_target_": "ares_exp.environments.harbor.HarborEnvironments", "tasks": ["write-greeting"]},
@@ -243,7 +243,7 @@ async def test_parts_as_the_content_of_option_files() -> None:
 
 
 @pytest.mark.local
-async def test_scorers_by_the_name_of_their_option() -> None:
+async def test_scorers_may_be_option_names() -> None:
     judge = [
         "scorer=judge",
         "policy@scorer.policy=scripted",

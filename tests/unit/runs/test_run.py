@@ -47,7 +47,7 @@ def test_a_run_writes_the_files_of_the_command(here: Path) -> None:
     assert {line["episode_id"] for line in lines} == {row.episode_id for row in results.rows}
 
 
-def test_the_results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_contain_all_episodes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     results = ares_exp.run([*TWO, "attempts=2"], quiet=True)
     assert [(row.task_name, row.attempt) for row in results.rows] == [
         (task, attempt) for task in ("count-records", "write-greeting") for attempt in (0, 1)
@@ -85,7 +85,7 @@ def test_attempts_without_reward_set_the_exit_code() -> None:
     assert frame["error_type"].tolist() == ["PolicyError"] * 2
 
 
-def test_either_resumes_the_others_run() -> None:
+def test_python_and_command_resume_each_others_runs() -> None:
     mine = ["env.tasks=write-greeting", "tracker=none", "hydra.run.dir=mine"]
     ares_exp.run(mine, quiet=True)
     with pytest.raises(ConfigError, match="holds another run"):
@@ -124,7 +124,7 @@ def test_custom_options_are_found(here: Path) -> None:
         (["env.path=/nowhere"], "/nowhere"),
     ],
 )
-def test_mistakes_are_raised_and_leave_nothing(overrides: Any, said: str, here: Path) -> None:
+def test_mistakes_are_raised_without_leftovers(overrides: Any, said: str, here: Path) -> None:
     with pytest.raises(UserError, match=said) as caught:
         ares_exp.run(overrides, quiet=True)
     assert "/hydra/" not in "".join(traceback.format_exception(caught.value))

@@ -305,7 +305,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_invalid_settings_change_nothing(tmp_path: Path) -> None:
+async def test_invalid_settings_are_not_applied(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=2) as run:
         await run.until(lambda: run.policy.asked)
         for values, why in REFUSED:

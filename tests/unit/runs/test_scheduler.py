@@ -33,7 +33,7 @@ async def test_concurrency_never_exceeds_the_slots() -> None:
     assert sorted(ran) == sorted(one.task_name for one in planned(10))
 
 
-async def test_nothing_is_owed() -> None:
+async def test_run_without_owed_episodes_ends() -> None:
     await Scheduler(3, None).run([])  # type: ignore[arg-type]
 
 
@@ -199,7 +199,7 @@ async def test_episodes_waiting_for_room_are_dropped_once() -> None:
     assert sorted(rooms.ran) == ["task-0", "task-2"]
 
 
-async def test_an_interrupt_before_the_start() -> None:
+async def test_interrupt_before_the_start_runs_no_episode() -> None:
     scheduler = Scheduler(2, None)  # type: ignore[arg-type]
     scheduler.interrupt()
     await scheduler.run(planned(2))

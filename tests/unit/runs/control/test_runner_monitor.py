@@ -109,7 +109,7 @@ async def test_the_monitor_always_sends_a_last_sample() -> None:
     assert "loop-lag" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_figures_of_the_process() -> None:
+def test_process_figures_are_sampled() -> None:
     gc.collect()  # files that other tests forgot
     figures = ProcessFigures()
     before = figures.take()
@@ -209,7 +209,7 @@ async def test_thread_reports_what_only_the_loop_missed(look_takes_sec: float, l
     assert len(sentences) == reports
 
 
-async def test_nothing_stays_behind() -> None:
+async def test_stop_ends_the_lag_thread() -> None:
     lag = LoopLag(_no_warning)
     lag.start()
     assert "loop-lag" in {thread.name for thread in threading.enumerate()}
@@ -279,7 +279,7 @@ def test_a_long_pause_gives_one_report(clock: Clock) -> None:
         ("end", None, "its resources to be released"),
     ],
 )
-def test_the_place_is_named(clock: Clock, waits_for: WaitsFor, phase: str | None, place: str) -> None:
+def test_stall_report_names_the_phase(clock: Clock, waits_for: WaitsFor, phase: str | None, place: str) -> None:
     clock.now = 61
     assert Watchdog(60, clock=clock).check([running("e1", waits_for, phase=phase)]) == [
         f"Episode e1 of task fix-bug has waited 61 s for {place} (step 0)."

@@ -113,7 +113,7 @@ def test_other_command_lines_are_unchanged() -> None:
     assert compose_from_run([], ["replay=null"]).argv == ["replay=null"]
 
 
-def test_a_replay_of_one_episode(recorded: Recorded) -> None:
+def test_replay_of_one_episode_selects_its_task(recorded: Recorded) -> None:
     run = recorded("seed=5", "attempts=4", "env.limit=1", "policy=scripted", "policy.replies=[a]", tasks=["fix", "sum"])
     config = composed("replay=first/e1")
     assert compose_from_run([], ["replay=first/e1"]).source == Path(run.name)
@@ -124,7 +124,7 @@ def test_a_replay_of_one_episode(recorded: Recorded) -> None:
     assert "replies" not in config["policy"]
 
 
-def test_a_replay_of_a_run_runs_every_attempt(recorded: Recorded) -> None:
+def test_replay_of_a_run_includes_every_attempt(recorded: Recorded) -> None:
     recorded("env.exclude=[x]", tasks=["fix", "sum", "fix"])
     config = composed("replay=first")
     assert (config["env"]["tasks"], config["env"]["exclude"], config["attempts"]) == (["fix", "sum"], [], 2)
@@ -160,7 +160,7 @@ def test_an_option_in_another_package_is_kept(recorded: Recorded, typed: str, or
     assert config["policy"]["trajectory"] == "first"
 
 
-def test_a_branch(recorded: Recorded) -> None:
+def test_branch_has_the_options_of_its_run(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
     config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch.response='a b'")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@2", 8, 8)
@@ -205,7 +205,7 @@ def test_typed_choices_make_a_sweep(recorded: Recorded) -> None:
     assert "seed=1" not in derived.argv
 
 
-def test_names_from_a_run_directory_are_only_names(recorded: Recorded) -> None:
+def test_hostile_task_names_are_literal(recorded: Recorded) -> None:
     task = 'a "b", ${oc.env:HOME}] \\'
     recorded(tasks=[task, "*"])
     assert composed("replay=first")["env"]["tasks"] == [task, "*"]
@@ -253,7 +253,7 @@ def test_config_folders_inside_a_run_are_rejected(recorded: Recorded, tmp_path: 
             compose_from_run([], ["replay=first"])
 
 
-def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
+def test_masked_secrets_must_be_given_again(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "+policy.extra_body.api_token='***'", "+tracker.key='***'")
     with pytest.raises(ConfigError) as caught:
         compose_from_run([], ["branch_from=first/fix@1"])
@@ -320,7 +320,7 @@ def test_a_record_cannot_configure_hydra(recorded: Recorded) -> None:
     assert not {"hydra", "defaults"} & {*values}
 
 
-def test_references_to_keys_and_run_directory_stay(recorded: Recorded) -> None:
+def test_references_to_keys_and_run_directory_are_preserved(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
     config = composed("branch_from=first/fix@1", "policy.model=other")
     assert config["name"] == "other"
@@ -375,7 +375,7 @@ def test_overrides_of_own_sweep_are_repeated(sweep: Callable[..., Path], line: s
     assert line in compose_from_run([], ["resume=first"]).argv
 
 
-def test_sweep_others_can_write_is_rejected(sweep: Callable[..., Path]) -> None:
+def test_sweep_writable_by_others_is_rejected(sweep: Callable[..., Path]) -> None:
     sweep("seed=1,2").chmod(0o777)
     for typed in (["resume=first"], ["resume=first", "resume_force=true"]):
         with pytest.raises(ConfigError, match=r"`resume=true hydra.sweep.dir=.*first`"):
@@ -383,7 +383,7 @@ def test_sweep_others_can_write_is_rejected(sweep: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume=first", "replay=first", "branch_from=first/fix@1"])
-def test_run_others_can_write_needs_force(recorded: Recorded, verb: str) -> None:
+def test_run_writable_by_others_needs_force(recorded: Recorded, verb: str) -> None:
     run = recorded("seed=7")
     for place in (run, run / "config.yaml", run / ".hydra", run / ".hydra/overrides.yaml"):
         mode = place.stat().st_mode
@@ -414,7 +414,7 @@ def test_group_of_one_user_may_write(
     assert is_trusted(run) is expected
 
 
-def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> None:
+def test_masked_secrets_of_a_sweep_are_required(sweep: Callable[..., Path]) -> None:
     sweep("seed=1,2", "+policy.extra_body.api_token=***")
     with pytest.raises(ConfigError, match=r"policy\.extra_body\.api_token=…"):
         compose_from_run([], ["resume=first"])

@@ -188,7 +188,7 @@ def test_a_try_that_ended_early_keeps_earlier_responses(run_dir: RunDir) -> None
     assert (one.retry, one.earlier.episode_id) == (3, "a")
 
 
-def test_responses_of_no_more_use_go(run_dir: RunDir) -> None:
+def test_obsolete_response_logs_are_deleted(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), row("b", "completed", retry=1), log("b", retry=1))
     leave(run_dir, row("c", "abandoned", task="sum"), log("c", task="sum"))
     earlier = load_previous_sessions(run_dir)

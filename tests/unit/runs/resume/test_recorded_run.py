@@ -60,7 +60,7 @@ def test_a_run_records_its_overrides_and_folders(run: Path) -> None:
     assert recorded.config_dirs() == [Path("/somewhere/options"), Path("/else/options")]
 
 
-def test_episodes_of_rows_trajectories_and_snapshots(run: Path) -> None:
+def test_episodes_come_from_rows_trajectories_and_snapshots(run: Path) -> None:
     (run / "snapshots" / "sum__0__ccc3@4").mkdir(parents=True)
     (run / "snapshots" / "objects").mkdir()
     last_steps = {one.episode_id: one.last_step for one in RecordedRun(run).episodes()}
@@ -93,7 +93,7 @@ def test_a_killed_episode_is_found(run: Path) -> None:
         ("fix-", "fix-more__0__ddd4", None),
     ],
 )
-def test_names_of_episodes(run: Path, name: str, episode_id: str, step: int | None) -> None:
+def test_episode_name_may_be_a_prefix(run: Path, name: str, episode_id: str, step: int | None) -> None:
     ref = EpisodeRef.parse(f"{run}/{name}")
     assert ref.episode is not None
     assert (ref.run.path, ref.episode.episode_id, ref.step) == (run, episode_id, step)
@@ -145,7 +145,7 @@ def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
         EpisodeRef.parse(str(tmp_path / "gone" / "far"))
 
 
-def test_a_run_without_records(tmp_path: Path) -> None:
+def test_run_without_records_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("[1]\nnull\n{}\n" + "[" * 100_000 + '\n{"episode_id": "a\n')
     with pytest.raises(ConfigError, match="found none"):
         RecordedRun(tmp_path).episode("a")
@@ -188,7 +188,7 @@ def test_a_broken_trajectory_leaves_the_others(run: Path) -> None:
         ("env.dataset", set(), False),
     ],
 )
-def test_which_values_are_paths_of_this_machine(key: str, given: set[str], expected: bool) -> None:
+def test_local_path_options_are_recognized(key: str, given: set[str], expected: bool) -> None:
     assert starts_where_started(key, given) is expected
 
 
@@ -310,7 +310,9 @@ def test_a_long_list_of_differences_is_cut(run_dir: RunDir) -> None:
         opened(run_dir, policy={f"k{number}": number for number in range(5)}, seed=3)
 
 
-def test_paths_are_the_same_from_wherever(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_compared_independent_of_working_directory(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     opened(run_dir)
     (tmp_path / "elsewhere").mkdir()
@@ -347,7 +349,7 @@ def test_seconds_of_all_sessions_are_added_up(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"started"', '{"ended": 5.0}\n', "[]\n5\n"])
-def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
+def test_incomplete_session_counts_no_time(run_dir: RunDir, text: str) -> None:
     opened(run_dir)
     run_dir.sessions.write_text(text)
     earlier = opened(run_dir).earlier
@@ -355,7 +357,7 @@ def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
     assert earlier.wall_sec == 0.0
 
 
-def test_a_session_ends(run_dir: RunDir) -> None:
+def test_end_of_a_session_is_recorded(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.responses.mkdir()
     close_session(run_dir, RunSummary(planned=1, results=(), interrupted=True))
@@ -363,7 +365,7 @@ def test_a_session_ends(run_dir: RunDir) -> None:
     assert not run_dir.responses.exists()
 
 
-def test_useful_responses_stay(run_dir: RunDir) -> None:
+def test_useful_responses_are_kept(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.responses.mkdir()
     (run_dir.responses / "a.jsonl").touch()

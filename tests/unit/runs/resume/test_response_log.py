@@ -107,7 +107,7 @@ def test_prefetched_responses_are_read_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [{"applied": 7}, {"applied": 0}, {"applied": None}, {"ahead": "1"}, {"ahead": 0, "action": None}], ids=str
 )
-def test_a_turn_of_nothing(tmp_path: Path, line: dict[str, Any]) -> None:
+def test_invalid_turn_ends_the_log(tmp_path: Path, line: dict[str, Any]) -> None:
     path = written(tmp_path, 2)
     lines = path.read_text().rstrip("\n").split("\n")
     last = json.loads(lines[-1]) if "ahead" in line else {}
@@ -151,7 +151,7 @@ def test_a_result_ends_the_log(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_result_of_something_else_is_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_foreign_result_is_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
     path = written(tmp_path, 1)
     with path.open("a") as file:
         file.write(json.dumps({"result": RESULT.to_dict() | other}) + "\n")
@@ -241,11 +241,11 @@ def test_an_invalid_head_is_ignored(tmp_path: Path, name: str, value: object) ->
     assert logged_episodes(tmp_path) == []
 
 
-def test_no_log_and_no_folder(tmp_path: Path) -> None:
+def test_missing_directory_has_no_logs(tmp_path: Path) -> None:
     assert logged_episodes(tmp_path / "responses") == []
 
 
-def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
+def test_discarded_log_is_not_written_again(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start([])
     log.discard()

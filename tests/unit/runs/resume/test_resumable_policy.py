@@ -130,7 +130,7 @@ async def said(policy: ResumablePolicy, *texts: str) -> list[str]:
     return [(await policy(request(text))).text for text in texts]
 
 
-async def test_responses_are_given_again_and_then_asked_for(tmp_path: Path) -> None:
+async def test_responses_are_replayed_then_requested(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path)
     texts = ["q0 at 12:00:00", "q1 at 12:00:01", "q2 at 18:30:59", "q3"]
     assert await said(policy, *texts) == ["a0", "a1", "a2", "new 1"]
@@ -350,7 +350,7 @@ async def test_conversation_names_are_normalised(tmp_path: Path) -> None:
     assert client.asked == []
 
 
-async def test_another_spelling_of_the_same_is_the_same(tmp_path: Path) -> None:
+async def test_equivalent_spelling_is_replayed(tmp_path: Path) -> None:
     policy, client = resumed_in_conversations(tmp_path)
     parts = [{"type": "text", "text": "main "}, {"type": "text", "text": "0", "cache_control": {"type": "ephemeral"}}]
     spelt = LLMRequest([{"role": "user", "content": parts}], origin=Origin("messages"))

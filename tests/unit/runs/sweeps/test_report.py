@@ -71,7 +71,7 @@ def test_the_best_job_is_complete(sweep: Path) -> None:
     assert best.low < 0.5 < best.high
 
 
-def test_less_may_be_better(tmp_path: Path) -> None:
+def test_lower_objective_may_be_better(tmp_path: Path) -> None:
     SweepPlan(2, "tokens_mean", minimize=True, jobs=JOBS[:2]).write(tmp_path)
     record(tmp_path / "0", [result("a", 0, 1.0)], tasks=["a"])
     record(tmp_path / "1", [result("a", 0, None, Outcome.AGENT_ERROR)], tasks=["a"])
@@ -179,7 +179,7 @@ def test_the_report_is_readable_text(sweep: Path) -> None:
     assert f"resume={sweep}" in text
 
 
-def test_the_command_line(
+def test_command_reports_a_sweep(
     sweep: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(sweep)]) == 0
@@ -239,7 +239,7 @@ def test_only_varied_keys_are_named() -> None:
         plan("concurrency=8 seed=1 limits.steps=9 resume=true", "concurrency=8 seed=2 limits.steps=9 resume=true"),
     ],
 )
-def test_the_same_jobs_continue(now: SweepPlan) -> None:
+def test_same_jobs_may_continue(now: SweepPlan) -> None:
     now.check_continues(plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"))
     now.check_continues(SweepPlan())
 
@@ -254,7 +254,7 @@ def test_the_same_jobs_continue(now: SweepPlan) -> None:
         (plan("seed=1 limits.steps=8", "seed=1 limits.steps=9", "seed=2 limits.steps=8", "seed=2 limits.steps=9"), 0),
     ],
 )
-def test_other_jobs_do_not(now: SweepPlan, number: int) -> None:
+def test_changed_jobs_cannot_continue(now: SweepPlan, number: int) -> None:
     with pytest.raises(ConfigError, match=rf"its job {number} is "):
         now.check_continues(plan("seed=1", "seed=2"))
 
@@ -299,7 +299,7 @@ def test_failed_solutions_make_a_complete_job_fail(tmp_path: Path) -> None:
     assert [job.exit_code for job in ran] == [0, 1]
 
 
-def test_jobs_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_jobs_are_sorted_by_number(tmp_path: Path) -> None:
     for name in ("10", "9", "0", ".submitit"):
         record(tmp_path / name, [])
     (tmp_path / "empty").mkdir()
