@@ -129,7 +129,7 @@ def test_all_finish_at_the_same_time(tmp_path: Path) -> None:
     assert trackers.failures == 0
 
 
-def test_a_hanging_tracker_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_tracker_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "FINISH_TIMEOUT_SEC", 0.05)
     go_on = threading.Event()
 

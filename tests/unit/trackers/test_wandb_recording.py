@@ -125,7 +125,7 @@ def test_tries_are_rows_by_number_and_time(service: WandbService, tmp_path: Path
         assert recorded.step_metrics[key] == "progress/wall_sec"
 
 
-def test_the_table_has_every_try_once(service: WandbService, tmp_path: Path) -> None:
+def test_table_contains_every_try_once(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path))
     recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
@@ -140,7 +140,7 @@ def test_the_table_has_every_try_once(service: WandbService, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_a_long_table_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
+def test_long_table_has_no_duplicate_rows(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
     results[299] = replace(results[299], rewards={"reward": 0.5, "style": 0.75})
     record(run_info(tmp_path), results, log_trajectories=False, log_artifacts=False)
@@ -182,7 +182,7 @@ def test_tasks_without_folder_have_digests_and_origins(service: WandbService, tm
         pytest.param({}, SAMPLES, "task-set-samples", marks=pytest.mark.nightly),
     ],
 )
-def test_a_large_task_set_has_only_digests(
+def test_large_task_set_has_only_digests(
     env: dict[str, Any], task_set: Path | None, name: str, service: WandbService, tmp_path: Path
 ) -> None:
     tasks = {"tasks": ("write-greeting",), "task_digests": {"write-greeting": "sha256:1"}}
@@ -245,7 +245,7 @@ def test_a_wandb_sweep_run_uses_the_agent_id(
     assert [row["progress/finished"] for row in ServedRun(service, "wanted").rows] == [1, 2, 3, 4]
 
 
-def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_recorded(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "tok<en>&\"very'secret"
     monkeypatch.setenv("MY_API_KEY", secret)
     tasks = tmp_path / "tasks"

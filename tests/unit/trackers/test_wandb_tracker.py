@@ -112,7 +112,7 @@ def test_without_the_service_a_run_is_recorded_offline(
         assert len(ServedRun(service).rows) == 3
 
 
-def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
+def test_slow_finish_is_abandoned(tmp_path: Path, log: list[str]) -> None:
     tracker = WandbTracker(finish_timeout_sec=0.001)
     _execute(tracker, tmp_path / "run")
     assert tracker.failures == len(log) == 2
