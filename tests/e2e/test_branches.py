@@ -99,7 +99,7 @@ def test_a_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> Non
     assert the_same(one, other, 4), "both start from what it came to be"
 
 
-def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> None:
+def test_branch_between_snapshots_starts_from_the_earlier_one(tmp_path: Path) -> None:
     count = "```bash\necho x >> /tmp/count; wc -l < /tmp/count\n```"
     every = ("snapshot=every_n", "snapshot.every=2")
     assert execute(tmp_path, "a", *every, replies=[DRAW, count, count, SUBMIT]).returncode == 0
@@ -218,7 +218,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["branch_from=a/nothing@1"], "no episode 'nothing'"),
     ],
 )
-def test_mistakes(recorded: Path, tmp_path: Path, overrides: list[str], expected: str) -> None:
+def test_mistakes_are_explained(recorded: Path, tmp_path: Path, overrides: list[str], expected: str) -> None:
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     refused = execute(tmp_path, "b", *overrides, replies=[SUBMIT])
     assert refused.returncode == 2, refused.stderr

@@ -238,7 +238,7 @@ def test_the_site_has_at_most_40_pages() -> None:
     assert len(pages) <= 40
 
 
-def test_every_page_is_linked_from_another() -> None:
+def test_every_page_is_linked() -> None:
     linked = {
         (page.path.parent / link.partition("#")[0]).resolve()
         for page in PAGES
@@ -325,7 +325,7 @@ def test_only_the_generated_page_lists_keys(page: Page) -> None:
 
 
 @pytest.mark.parametrize("block", blocks(COMMANDS))
-def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
+def test_documented_command_succeeds(block: Block, here: Path, endpoint: Any) -> None:
     write_files(block.page, here)
     command = block.text.replace("http://127.0.0.1:8000/v1", endpoint.url)
     wandb = "offline" if block.page in ("README.md", "docs/trackers.md") else "disabled"  # where its files matter
@@ -344,7 +344,7 @@ def comparable_lines(text: str) -> list[str]:
 
 @pytest.mark.local
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in SESSIONS], ids=lambda page: page.name)
-def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
+def test_documented_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
     expected = [
         (block, after.text if after is not None and after.kind == "text" else "")
         for block, after in zip(page.blocks, [*page.blocks[1:], None], strict=True)
@@ -361,13 +361,13 @@ def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [command for _, command in COMPOSED], ids=[where for where, _ in COMPOSED])
-def test_an_unrunnable_command_is_composed(command: str, here: Path) -> None:
+def test_documented_command_is_composed(command: str, here: Path) -> None:
     done = run(f"{command} --cfg job", here)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("block", blocks(SCRIPTS, always_local=True))
-def test_an_example(block: Block, here: Path) -> None:
+def test_documented_example_succeeds(block: Block, here: Path) -> None:
     write_files(block.page, here)
     if "outputs/first" in block.text:
         assert run("python -m ares_exp tracker=none hydra.run.dir=outputs/first", here).returncode == 0

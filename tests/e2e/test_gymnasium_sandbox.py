@@ -73,7 +73,7 @@ def sleepers():
     assert wait_until(lambda: set(threading.enumerate()) <= threads, 30)
 
 
-def test_a_script_needs_only_a_gymnasium_import(tasks, tmp_path):
+def test_script_needs_only_a_gymnasium_import(tasks, tmp_path):
     script = (
         "import gymnasium\n"
         f"env = gymnasium.make({ID!r}, path={str(tasks)!r}, tasks='b', render_mode='ansi', trajectory_dir='kept')\n"
@@ -95,12 +95,12 @@ def test_a_script_needs_only_a_gymnasium_import(tasks, tmp_path):
     assert EpisodeTrajectory.load(file).outcome == "completed"
 
 
-def test_gymnasium_finds_nothing_to_complain_about(tasks):
+def test_gymnasium_checks_pass(tasks):
     with gymnasium.make(ID, path=tasks, render_mode="ansi") as env:
         check_env(env.unwrapped)
 
 
-def test_the_seed_and_the_options_choose_the_task(tasks):
+def test_seed_and_options_select_the_task(tasks):
     with gymnasium.make(ID, path=tasks) as env:
 
         def three(**first):
@@ -140,7 +140,7 @@ def test_an_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     assert sorted(EpisodeTrajectory.load(file).outcome for file in kept.glob("*.json")) == ["abandoned", "closed"]
 
 
-def test_closing_in_mid_step(tasks, sleepers):
+def test_close_mid_step_cancels_it(tasks, sleepers):
     env, outcome = PresetGym(preset="harbor", path=tasks, tasks="a"), []
 
     def step():
@@ -194,7 +194,7 @@ def test_a_program_without_close_leaves_no_container(tasks, sleepers, ending):
     assert program.returncode == {"pass": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGKILL)
 
 
-def test_in_a_thread(tasks, sleepers):
+def test_environments_run_in_threads(tasks, sleepers):
     rewards = []
 
     def execute():
@@ -214,7 +214,7 @@ def test_in_a_thread(tasks, sleepers):
 @pytest.mark.parametrize(
     "context", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in ("spawn", "forkserver"))]
 )
-def test_in_worker_processes(tasks, sleepers, context, tmp_path):
+def test_environments_run_in_worker_processes(tasks, sleepers, context, tmp_path):
     factory = functools.partial(PresetGym, preset="harbor", path=tasks, trajectory_dir=tmp_path / "kept")
     envs = AsyncVectorEnv([factory] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
@@ -247,7 +247,7 @@ def test_killed_workers_leave_no_container(tasks, sleepers, context):
     assert sleepers.are(0)
 
 
-def test_a_vector_of_plain_strings(tasks):
+def test_vector_environments_exchange_plain_strings(tasks):
     envs = gymnasium.make_vec(ID, num_envs=2, path=tasks, wrappers=[TextObservation, TextAction])
     try:
         observations, _ = envs.reset(options={"task": "a"})

@@ -67,13 +67,13 @@ def kill_at_many_moments(tmp_path: Path, whole: KilledRun, backend: str, count: 
         list(threads.map(one, range(count), chosen, cycle(VARIANTS)))
 
 
-def test_killed_at_any_moment(tmp_path: Path, whole: KilledRun) -> None:
+def test_run_killed_at_any_moment_resumes(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "local", KILLS)
 
 
 @pytest.mark.docker
 @pytest.mark.nightly
-def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> None:
+def test_run_killed_on_docker_resumes(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
 
 

@@ -59,7 +59,7 @@ def test_scripted_replies_win_and_lose(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["mean_reward"] == 0.5
 
 
-def test_snapshots_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_snapshots_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
     done = cli(*GAME, "snapshot=every_step", env=NO_ENGINE)
     assert done.returncode == 2
     assert "TwentyQuestionsEnvironments does not declare" in done.stderr

@@ -94,7 +94,7 @@ REPEATED: list[tuple[list[str], str]] = [
         *(pytest.param(*one, marks=pytest.mark.nightly) for one in REPEATED),
     ],
 )
-def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_mistake_is_explained_in_one_paragraph(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
     (tmp_path / "broken" / "policy").mkdir(parents=True)
     (tmp_path / "broken" / "policy" / "yaml.yaml").write_text("foo: [\n")
     (tmp_path / "broken" / "policy" / "latin.yaml").write_bytes(b"foo: caf\xe9\n")
@@ -133,7 +133,7 @@ def test_missing_extra_of_hydra_is_named(tmp_path: Path, option: str, extra: str
     assert f"pip install 'ares-exp[{extra}]'" in done.stderr
 
 
-def test_the_version_is_ours(cli: Any) -> None:
+def test_version_option_prints_the_version(cli: Any) -> None:
     assert cli("--version").stdout == f"ares_exp {__version__}\n"
 
 

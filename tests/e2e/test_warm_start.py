@@ -39,7 +39,7 @@ def test_a_signal_ends_a_fork_like_an_interpreter(tmp_path: Path) -> None:
     assert run_command((*warm_command(), *words), tmp_path).returncode == -signal.SIGKILL
 
 
-def test_a_fork_ends_with_its_parent(tmp_path: Path) -> None:
+def test_fork_ends_with_its_parent(tmp_path: Path) -> None:
     words = option(tmp_path, "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     command = [*warm_command(), *words]
     with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, text=True) as process:
