@@ -129,7 +129,7 @@ def api(engine: docker.DockerClient) -> docker.APIClient:
     return engine.api
 
 
-async def test_the_configuration_of_the_image_stays(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
+async def test_image_configuration_is_restored(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, 'RUN useradd -m joe\nENV FOO="a b"\nWORKDIR /home/joe\nUSER joe\nVOLUME /data\n')
     factory = DockerContainerFactory()
     async with factory(spec) as box:

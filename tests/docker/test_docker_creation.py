@@ -45,7 +45,7 @@ async def test_a_container_without_creation_response_is_adopted(
     assert not exists(engine, box.container_name)
 
 
-async def test_a_creation_without_response_leaves_nothing(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_creation_without_response_leaves_no_container(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.responses_to_lose = 100
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="answer to the creation of the container got lost"):

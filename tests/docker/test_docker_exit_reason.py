@@ -47,7 +47,7 @@ async def gone(engine: docker.DockerClient, name: str) -> None:
             return
 
 
-async def test_out_of_memory() -> None:
+async def test_exhausted_memory_is_reported() -> None:
     async with DockerContainerFactory()(ContainerSpec("greedy", docker_image=IMAGE, memory_mb=32)) as box:
         said = await last_words(box, "echo 1000 > /proc/1/oom_score_adj; tail /dev/zero")
     assert said == "The container of greedy was killed for using more memory than its limit (memory_mb)."
@@ -59,7 +59,7 @@ async def test_a_command_over_the_memory_limit_is_killed() -> None:
         assert (await box.exec("echo next")).output == "next\n"
 
 
-async def test_an_exit_code(engine: docker.DockerClient) -> None:
+async def test_exit_code_is_reported(engine: docker.DockerClient) -> None:
     entrypoint = '["sh", "-c", "until [ -e /go ]; do sleep 0.02; done; echo I serve nobody; exit 3"]'
     image = f"ares-exp-test:{uuid.uuid4().hex}"
     model = engine.containers.create(IMAGE)
@@ -77,7 +77,7 @@ async def test_an_exit_code(engine: docker.DockerClient) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "remove"])
-async def test_ended_from_outside(engine: docker.DockerClient, how: str) -> None:
+async def test_external_end_is_reported(engine: docker.DockerClient, how: str) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 100"))
         await box.exec("true")

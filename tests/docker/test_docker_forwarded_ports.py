@@ -93,7 +93,7 @@ class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
 
 
 @pytest.mark.parametrize("program", ["python3", "node", "none"])
-async def test_images_with_other_programs(
+async def test_relay_uses_an_available_interpreter(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     """One with Python, one with Node alone, one with nothing, which is refused by name."""
@@ -163,7 +163,7 @@ async def test_mounts_are_read_only_and_not_captured(tmp_path: Path, tool: Mount
         assert (await box.exec("/opt/ares_exp/tool/bin/run; cat /opt/file")).output == "ran\nmine\n"
 
 
-async def test_an_engine_elsewhere_has_each_directory_copied_once(
+async def test_remote_engine_copies_each_directory_once(
     tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     objects, show = ObjectStore(tmp_path / "objects"), "/opt/ares_exp/tool/bin/run; touch /opt/ares_exp/tool/x"
@@ -216,7 +216,7 @@ def test_compose_on_a_remote_engine_rejects_mounts(
 
 @needs_compose
 @pytest.mark.root
-async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
+async def test_only_main_has_ports_and_mounts(tmp_path: Path, tool: Mount) -> None:
     """Only `main` has the forwarded port and the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
     forwarded_ports = ForwardedPortContract()

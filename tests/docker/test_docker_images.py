@@ -64,7 +64,7 @@ async def ensure(context: Path, **options: Any) -> str:
 # Builds and their number
 
 
-async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerClient) -> None:
+async def test_dockerfile_image_follows_its_context(context: Path, engine: docker.DockerClient) -> None:
     (context / "file").write_text("first")
     spec = built(
         context,
@@ -84,7 +84,7 @@ async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerCli
     assert image_tag(context.name, context) != tag
 
 
-def test_the_tag_names_the_content(context: Path) -> None:
+def test_tag_depends_on_the_content(context: Path) -> None:
     built(context, "COPY . /c\n")
     (context / "sub").mkdir()
     (context / "sub" / "file").write_text("one")
@@ -150,7 +150,7 @@ async def test_concurrent_processes_build_once(context: Path, engine: docker.Doc
     assert len(engine.api.images(all=True, filters={"label": f"ares_exp.image={tag}"})) == 1  # untagged ones included
 
 
-async def test_the_wait_for_another_builder_counts_as_start(context: Path, engine: docker.DockerClient) -> None:
+async def test_wait_for_another_builder_counts_as_start(context: Path, engine: docker.DockerClient) -> None:
     built(context, "RUN echo waited for\n")
     tag = image_tag(context.name, context)
     spec = ContainerSpec(context.name, context_dir=context, start_timeout_sec=0.5)
@@ -212,7 +212,7 @@ async def test_a_failed_build_names_the_instruction(
     assert "never" not in message
 
 
-async def test_the_end_of_a_long_output(context: Path) -> None:
+async def test_end_of_a_long_output_is_shown(context: Path) -> None:
     built(
         context,
         "RUN head -c 100000 /dev/zero | tr '\\0' x; echo; seq 1000; head -c 10000 /dev/zero | tr '\\0' x; exit 1\n",
@@ -249,7 +249,7 @@ def registry(engine: docker.DockerClient) -> Any:
 
 
 @pytest.mark.parametrize("form", ["{image}:v1", "{image}@{digest}", "{image}:v1@{digest}"])
-async def test_a_pull(registry: Registry, engine: docker.DockerClient, form: str) -> None:
+async def test_image_is_pulled_once(registry: Registry, engine: docker.DockerClient, form: str) -> None:
     image = form.format(image=registry.image, digest=registry.digest)
     for _ in range(2):
         assert await ensure_image(await connect(), name="t", docker_image=image, context_dir=None) == image
@@ -325,7 +325,7 @@ async def test_an_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_a_failure_without_an_instruction(context: Path) -> None:
+async def test_failure_without_an_instruction_is_reported(context: Path) -> None:
     (context / "Dockerfile").write_text("FROM localhost:1/no/such:image\nCOPY --chmod=755 . /c\n")
     with pytest.raises(ContainerStartError, match="localhost:1/no/such"):
         await ensure(context)
@@ -361,7 +361,7 @@ async def test_an_unavailable_frontend_is_a_start_error(context: Path) -> None:
         await ensure(context)
 
 
-def test_the_run_is_refused_before_it_starts(cli: Any, tmp_path: Path) -> None:
+def test_unbuildable_task_is_refused_before_the_start(cli: Any, tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "new"
     for name, text in {
         "instruction.md": "Do it.\n",

@@ -29,7 +29,7 @@ def host_config(engine: docker.DockerClient, box: Container) -> dict[str, Any]:
     return config
 
 
-async def test_limits(engine: docker.DockerClient) -> None:
+async def test_limits_are_applied(engine: docker.DockerClient) -> None:
     spec = ContainerSpec("limits", docker_image=IMAGE, cpus=0.5, memory_mb=128)
     async with DockerContainerFactory(pids_limit=77, swap_mb=64)(spec) as box:
         config = host_config(engine, box)
