@@ -89,7 +89,7 @@ def _resume(host: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill_raylet, stop_host])
-def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
+def test_lost_host_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
     """One episode is on a node that is harmed in the middle: it resumes elsewhere with the same result."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
     with ran(run.start) as running:
@@ -114,7 +114,7 @@ def test_a_killed_driver_resumes_without_the_cluster(run: KilledRun, whole: Kill
     check(run, whole)
 
 
-def test_background_client_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_background_requests_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
     """With a step and without, as `here`."""
     replies = ["TITLE a greeting", "Greetings", GREET, "DONE"]
     task = ["env.tasks=write-greeting", "tracker=none", "policy=scripted", f"policy.replies={json.dumps(replies)}"]
@@ -211,7 +211,7 @@ def test_a_task_that_kills_hosts_is_identified(run: KilledRun, cluster: SmallClu
 CANARY = "canary-9b1f5c"
 
 
-def test_the_driver_calls_the_judge_and_keeps_keys(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_driver_calls_the_judge_and_keeps_keys(cluster: SmallCluster, tmp_path: Path) -> None:
     """The hosts have no key; what the judge said is on record in the run directory."""
     seen: list[str] = []
 
