@@ -210,13 +210,13 @@ def test_omitted_episodes_are_listed_with_their_command(page: Page, runs: Path, 
     assert_quiet(page, out)
 
 
-def test_the_script_cannot_run_text_as_code() -> None:
+def test_script_cannot_run_text_as_code() -> None:
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser",
                  "createContextualFragment", "srcdoc", "setTimeout(\"", "importScripts"):  # fmt: skip
         assert word not in page_of.script()
 
 
-def test_a_live_page_shows_new_steps(page: Page, tmp_path: Path) -> None:
+def test_live_page_shows_new_steps(page: Page, tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [row("done", 0, 1.0)])
     lines = [*dump_episode(chat("live-0", "live", length=8))]
     partial = run / "trajectories" / "live-0.json"

@@ -148,7 +148,7 @@ async def test_end_of_the_sandbox_ends_its_commands(emulator: Emulator, box: Day
             await asked
 
 
-async def test_forged_marks_stay_in_the_sandbox(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_forged_marks_affect_only_the_sandbox(emulator: Emulator, box: DaytonaContainer) -> None:
     """It is root, and may do what it likes in its sandbox; on this side it gets no further."""
     key = 'key=$(sed -n "s/^printf .*n. \\([0-9a-f]*\\)$/\\1/p" /tmp/.ares_exp-*/shell)'
     forged = f"{key}; printf '\\035%s %s\\035' $key"

@@ -145,7 +145,7 @@ async def test_image_configuration_is_restored(context: Path, objects: ObjectSto
         assert delta.base == api.inspect_image(image)["Id"]
 
 
-async def test_a_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
+async def test_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
     async with DockerContainerFactory(capture="archive")(ContainerSpec("no tar", docker_image=PYTHON)) as box:
         await run(box, "rm /bin/tar; echo x > /file")
         with pytest.raises(CaptureError, match=r"Use an image with GNU tar, or run as root on the engine's machine"):
@@ -155,7 +155,7 @@ async def test_a_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
             await capture(box, objects)
 
 
-async def test_an_engine_elsewhere_is_read_by_archives(
+async def test_remote_engine_is_read_by_archives(
     objects: ObjectStore, api: docker.APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ContainerSpec("not root", docker_image=PYTHON)
@@ -169,7 +169,7 @@ async def test_an_engine_elsewhere_is_read_by_archives(
         assert set((await capture(box, objects)).entries) == {"/file"}
 
 
-async def test_a_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
+async def test_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, "RUN echo one > /one\n")
     factory = DockerContainerFactory()
     async with factory(spec) as box:
@@ -190,7 +190,7 @@ async def test_a_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore
     assert [one["Id"] for one in api.images(filters={"label": f"test={context.name}"})] == other
 
 
-async def test_a_missing_image_is_a_mismatch(objects: ObjectStore) -> None:
+async def test_missing_image_is_a_mismatch(objects: ObjectStore) -> None:
     async with DockerContainerFactory()(ContainerSpec("gone", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
         delta = replace(await capture(box, objects), base="sha256:" + "1" * 64)

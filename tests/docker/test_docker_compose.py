@@ -177,7 +177,7 @@ async def test_scaled_service_has_several_containers(tmp_path: Path, engine: doc
 # How they fail
 
 
-async def test_a_failed_build_leaves_no_container(tmp_path: Path, engine: docker.DockerClient) -> None:
+async def test_failed_build_leaves_no_container(tmp_path: Path, engine: docker.DockerClient) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nARG WORD\nRUN echo {tmp_path.name} $WORD; exit 3\n")
     services = "  other:\n    build: {context: ., args: {WORD: hello}}\n"
     box = make(compose_spec(tmp_path, services))

@@ -61,7 +61,7 @@ def test_run_killed_during_start_removes_its_project(runner: Runner, engine: doc
 
 
 @pytest.mark.nightly
-async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docker.DockerClient) -> None:
+async def test_next_run_removes_stale_projects(runner: Runner, engine: docker.DockerClient) -> None:
     def found() -> list[tuple[str, bool]]:
         return [(one.kind, one.is_stale) for one in find(ours.api) if one.name.startswith(runner.name)]
 

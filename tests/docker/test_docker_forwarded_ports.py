@@ -193,7 +193,7 @@ async def test_remote_engine_copies_each_directory_once(
             assert (volume_name(tool) in [one.name for one in found]) == of_cache
 
 
-async def test_an_incomplete_copy_is_repeated(
+async def test_incomplete_copy_is_repeated(
     tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     with closing(docker.from_env()) as client:
@@ -232,7 +232,7 @@ async def test_only_main_has_ports_and_mounts(tmp_path: Path, tool: Mount) -> No
 
 @pytest.mark.root
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_killed_process_closes_its_forwarded_port(is_remote: bool) -> None:
+async def test_killed_process_closes_its_forwarded_port(is_remote: bool) -> None:
     async with (
         forwarded_engine() as host,
         killed_forwarded_port("docker", {"DOCKER_HOST": host} if is_remote else {}) as forwarded_port,

@@ -161,7 +161,7 @@ async def test_wait_for_another_builder_counts_as_start(context: Path, engine: d
     assert await ensure(context) == tag
 
 
-async def test_an_unkept_image_is_removed(context: Path, engine: docker.DockerClient) -> None:
+async def test_temporary_image_is_removed(context: Path, engine: docker.DockerClient) -> None:
     spec = built(context, "RUN echo not kept\n")
     tag = image_tag(context.name, context)
     async with DockerContainerFactory(keep_image=False)(spec):
@@ -174,7 +174,7 @@ async def test_an_unkept_image_is_removed(context: Path, engine: docker.DockerCl
     assert set(engine.images.get(tag).labels) == {"ares_exp.image", "test"}
 
 
-async def test_an_image_removed_during_start_is_rebuilt(context: Path, engine: docker.DockerClient) -> None:
+async def test_image_removed_during_start_is_rebuilt(context: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(built(context, "RUN echo taken along\n"))
     found = await connect()
     async with AsyncExitStack() as slots, asyncio.timeout(60):
@@ -195,9 +195,7 @@ async def test_an_image_removed_during_start_is_rebuilt(context: Path, engine: d
 
 
 @pytest.mark.parametrize("builder", ["of PATH", "classic"])
-async def test_a_failed_build_names_the_instruction(
-    context: Path, monkeypatch: pytest.MonkeyPatch, builder: str
-) -> None:
+async def test_failed_build_names_the_instruction(context: Path, monkeypatch: pytest.MonkeyPatch, builder: str) -> None:
     if builder == "classic":
         monkeypatch.setenv("PATH", "/nonexistent")
     spec = built(
@@ -225,13 +223,13 @@ async def test_end_of_a_long_output_is_shown(context: Path) -> None:
     assert len(message) < 5000
 
 
-async def test_a_malformed_dockerfile_names_the_instruction(context: Path) -> None:
+async def test_malformed_dockerfile_names_the_instruction(context: Path) -> None:
     spec = built(context, "FOO bar\n")
     with pytest.raises(ContainerStartError, match="FOO"):
         await DockerContainerFactory()(spec).start()
 
 
-async def test_an_unavailable_image_is_a_start_error() -> None:
+async def test_unavailable_image_is_a_start_error() -> None:
     image = "localhost:1/no/such:image"
     with pytest.raises(ContainerStartError, match=image):
         await DockerContainerFactory()(ContainerSpec("absent", docker_image=image)).start()
@@ -258,12 +256,12 @@ async def test_image_is_pulled_once(registry: Registry, engine: docker.DockerCli
     assert len(registry.requests) == pulled
 
 
-async def test_a_failed_pull_is_retried(registry: Registry) -> None:
+async def test_failed_pull_is_retried(registry: Registry) -> None:
     registry.failures = 1
     await ensure_image(await connect(), name="t", docker_image=f"{registry.image}:v1", context_dir=None)
 
 
-async def test_an_unknown_image_is_not_retried(registry: Registry) -> None:
+async def test_unknown_image_is_not_retried(registry: Registry) -> None:
     image = f"{registry.image}:v2"
     with pytest.raises(ContainerStartError, match=rf"The image {image} is not on this machine .* could not be pulled"):
         await ensure_image(await connect(), name="t", docker_image=image, context_dir=None)
@@ -318,7 +316,7 @@ async def test_buildkit_instructions_are_built(context: Path, engine: docker.Doc
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_an_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
+async def test_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
     built(context, "COPY --newer-than-any-engine . /c\n")
     with pytest.raises(ContainerStartError, match="# syntax=docker/dockerfile:1"):
         await ensure(context)
@@ -334,7 +332,7 @@ async def test_failure_without_an_instruction_is_reported(context: Path) -> None
 @pytest.mark.usefixtures("buildkit")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.parametrize("end", ["cancel", "kill"])
-async def test_a_build_without_waiters_is_cancelled(context: Path, engine: docker.DockerClient, end: str) -> None:
+async def test_build_without_waiters_is_cancelled(context: Path, engine: docker.DockerClient, end: str) -> None:
     mark = f"61.{uuid.uuid4().int % 10**12:012}"
     built(context, f"COPY --chmod=755 . /c\nRUN sleep {mark}\n")
     if end == "cancel":
@@ -355,7 +353,7 @@ async def test_a_build_without_waiters_is_cancelled(context: Path, engine: docke
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_an_unavailable_frontend_is_a_start_error(context: Path) -> None:
+async def test_unavailable_frontend_is_a_start_error(context: Path) -> None:
     (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
     with pytest.raises(ContainerStartError, match="localhost:1/no/such:frontend"):
         await ensure(context)

@@ -194,7 +194,7 @@ async def test_network_can_be_switched(start: NetworkPolicy, server: Server) -> 
 
 
 @pytest.mark.root
-async def test_a_switch_closes_open_connections(server: Server) -> None:
+async def test_switch_closes_open_connections(server: Server) -> None:
     async def hold(policy: NetworkPolicy, command: str) -> str:
         """Opens a connection under `policy`, switches to no network, and uses the connection."""
         async with DockerContainerFactory()(spec(policy, NO_NETWORK)) as box:
@@ -228,7 +228,7 @@ async def test_unannounced_policies_are_rejected() -> None:
         assert await interfaces(box) == set()
 
 
-async def test_a_switch_of_a_removed_container_fails(engine: docker.DockerClient) -> None:
+async def test_switch_of_a_removed_container_fails(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(spec(NO_NETWORK, PUBLIC)) as box:
         engine.api.remove_container(box.container_name, force=True)  # type: ignore[attr-defined]
         with pytest.raises(ContainerDiedError):
@@ -262,7 +262,7 @@ async def test_stop_closes_sockets_and_networks(engine: docker.DockerClient, ser
 
 
 @pytest.mark.parametrize("asked", [spec(allowing("a.example")), spec(NO_NETWORK, allowing())])
-def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
+def test_remote_engine_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.77:2375")
     with pytest.raises(
         UnsupportedTaskError, match=r"Task network .* but DOCKER_HOST is tcp://192.0.2.77:2375\. Run it"

@@ -131,7 +131,7 @@ async def test_next_run_removes_objects_of_dead_run(engine: docker.DockerClient,
     assert things(engine, name) == {f"image ares-exp/{name}:stays"}
 
 
-async def test_the_next_run_removes_temporary_directories(
+async def test_next_run_removes_temporary_directories(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -185,7 +185,7 @@ async def test_user_objects_from_a_stale_image_are_kept(engine: docker.DockerCli
         engine.api.remove_image(his)
 
 
-async def test_a_custom_entrypoint_is_removed_by_preflight(engine: docker.DockerClient, context: Path) -> None:
+async def test_custom_entrypoint_is_removed_by_preflight(engine: docker.DockerClient, context: Path) -> None:
     """It does not read its stdin either, so the container outlives its runner, up to the next run."""
     (context / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sh", "-c", "sleep 600"]\n')
     runner = Runner(context=context)

@@ -92,7 +92,7 @@ async def test_killed_runner_of_compose_project_is_cleaned_up(
     assert await gone(engine, runner.name)
 
 
-async def test_a_normal_end_leaves_no_helper(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_normal_end_leaves_no_helper(relay: EngineRelay, engine: docker.DockerClient) -> None:
     """It would start a Python, and ask the engine for seconds."""
     relay.holds = b"/start"
     runner = await start(relay)

@@ -117,7 +117,7 @@ def test_run_pauses_while_its_engine_is_stopped(engine: PrivateEngine, tmp_path:
     assert not lost or "ares-exp resume=run 'resume_redo=[container_error]'" in out
 
 
-async def test_an_engine_restart_is_an_outside_end(engine: PrivateEngine) -> None:
+async def test_engine_restart_is_an_external_end(engine: PrivateEngine) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         engine.stop()
         engine.start()

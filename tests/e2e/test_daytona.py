@@ -84,7 +84,7 @@ def clean(*words: str) -> str:
 
 
 @pytest.mark.nightly
-def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_agent_runs_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["agent=terminal", "container=daytona", "policy=oracle", "tracker=none", "env.tasks=write-greeting"]
     results = ares_exp.run(words, quiet=True)
@@ -211,7 +211,7 @@ def test_sandboxes_of_a_killed_run_are_cleaned(service: DaytonaService, tmp_path
 
 
 @pytest.mark.nightly
-def test_a_killed_run_resumes_to_the_same_results(service: DaytonaService, tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_results(service: DaytonaService, tmp_path: Path) -> None:
     """What it would have been is asked of local boxes."""
     made = []
     for name, backend in (("whole", "local"), ("killed", "daytona")):

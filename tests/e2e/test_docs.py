@@ -183,7 +183,7 @@ def run(command: str, here: Path, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_readme_opens_with_the_two_commands() -> None:
+def test_readme_starts_with_the_two_commands() -> None:
     assert README.blocks[:2] == SETUP
     assert "-m ares_exp" in SETUP[0].text
     assert "-m pytest" in SETUP[1].text
@@ -193,7 +193,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
         assert line < block.line < line + 5
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(README.text.splitlines()) <= 180
     assert len(README.text.split()) <= 1700
 
@@ -225,13 +225,13 @@ def test_every_link_leads_somewhere(page: Page) -> None:
     assert dead == []
 
 
-def test_the_api_page_has_every_public_name() -> None:
+def test_api_page_has_every_public_name() -> None:
     names = re.findall(r"^::: (\S+)$", (DOCS / "reference/api.md").read_text(), re.MULTILINE)
     assert [name for name in names if not resolves(name)] == []
     assert {f"ares_exp.{name}" for name in ares_exp.__all__} <= set(names)
 
 
-def test_the_site_has_at_most_40_pages() -> None:
+def test_site_has_at_most_40_pages() -> None:
     pages = [page for page in PAGES if page.path.is_relative_to(DOCS)]
     nav = (DOCS / "zensical.toml").read_text()
     assert [page.name for page in pages if page.path.relative_to(DOCS).as_posix() not in nav] == []
@@ -278,7 +278,7 @@ def test_package_and_format_versions_agree() -> None:
     assert line == ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
-def test_the_readmes_table_of_groups_has_every_option() -> None:
+def test_readme_table_of_groups_has_every_option() -> None:
     section = README.text.partition("## Configuration")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE)
     assert sorted(group for group, _ in rows) == sorted(OPTION_GROUPS)

@@ -122,7 +122,7 @@ def test_only_the_package_step_limit_is_scored(tasks):
         assert cut.step(said("touch /app/done"))[1:4] == (0.0, False, True)
 
 
-def test_an_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
+def test_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     kept = tmp_path / "kept"
     env = gymnasium.make(ID, path=tasks, tasks="a", max_episode_steps=1, trajectory_dir=kept)
     env = gymnasium.wrappers.RecordEpisodeStatistics(env)
@@ -140,7 +140,7 @@ def test_an_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     assert sorted(EpisodeTrajectory.load(file).outcome for file in kept.glob("*.json")) == ["abandoned", "closed"]
 
 
-def test_close_mid_step_cancels_it(tasks, sleepers):
+def test_close_cancels_the_running_step(tasks, sleepers):
     env, outcome = PresetGym(preset="harbor", path=tasks, tasks="a"), []
 
     def step():
@@ -158,7 +158,7 @@ def test_close_mid_step_cancels_it(tasks, sleepers):
     assert outcome == ["CancelledError"]
 
 
-def test_a_dropped_environment_releases_its_container(tasks, sleepers):
+def test_dropped_environment_releases_its_container(tasks, sleepers):
     env = gymnasium.make(ID, path=tasks, tasks="a")
     env.reset()
     env.step(sleepers.leave)
@@ -174,7 +174,7 @@ def test_a_dropped_environment_releases_its_container(tasks, sleepers):
         *(pytest.param(one, marks=pytest.mark.nightly) for one in ("pass", "raise SystemExit(3)")),
     ],
 )
-def test_a_program_without_close_leaves_no_container(tasks, sleepers, ending):
+def test_program_without_close_leaves_no_container(tasks, sleepers, ending):
     script = (
         "import gymnasium, os\n"
         "from ares_exp import LLMResponse\n"
@@ -258,7 +258,7 @@ def test_vector_environments_exchange_plain_strings(tasks):
         envs.close()
 
 
-def test_a_broken_backend_fails_the_first_reset(tasks):
+def test_broken_backend_fails_the_first_reset(tasks):
     from ares_exp import LocalContainerFactory
     from ares_exp.errors import PreflightError
 

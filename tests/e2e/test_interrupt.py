@@ -131,7 +131,7 @@ def test_kill_9_removes_the_box(running: WarmProcess) -> None:
     assert wait_until(lambda: not sleepers(), SOON_SEC)
 
 
-def test_an_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
+def test_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
     process = WarmProcess(
         ["-m", "tracker=none", "policy=scripted", SLEEP, "seed=1,2", "hydra.sweep.dir=s"], cwd=tmp_path
     )

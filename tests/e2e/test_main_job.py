@@ -58,7 +58,7 @@ def test_oracle_solves_the_samples(cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.local
-def test_a_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
+def test_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES, tmp_path / "tasks")
     (tmp_path / "tasks" / "write-greeting" / "solution" / "solve.sh").write_text("echo something else\n")
     done = cli(*QUIET, "env.path=tasks", "env.tasks=[write-greeting,count-records]", "hydra.run.dir=run")
@@ -117,7 +117,7 @@ def test_selected_tasks_run_all_attempts(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-def test_an_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
+def test_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "policy=scripted", "policy.replies=['no block']", "env.limit=1")
     assert done.returncode == 1, done.stderr
     [row] = rows(only_run(tmp_path))

@@ -67,7 +67,7 @@ def test_replay_finds_random_output_and_ignores_times(cli: Any, tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path) -> None:
+def test_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path) -> None:
     assert cli(QUIET, "env.limit=3", "hydra.run.dir=first").returncode == 0
     done = cli("replay=first", "policy.normalise=[]", "hydra.run.dir=second")
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_an_episode_of_a_sweep_uses_custom_options(cli: Any, tmp_path: Path) -> None:
+def test_episode_of_a_sweep_uses_custom_options(cli: Any, tmp_path: Path) -> None:
     options = tmp_path / "options" / "policy"
     options.mkdir(parents=True)
     (options / "mine.yaml").write_text("# as the oracle\n_target_: ares_exp.policies.oracle.OraclePolicy\n")

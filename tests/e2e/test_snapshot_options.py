@@ -127,7 +127,7 @@ def test_mistake_is_refused_before_the_start(cli: Any, tmp_path: Path, arguments
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
+def test_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WAITS_FOR_A_SNAPSHOT)
     policy = option(tmp_path, {"_target_": "mine.Policy"})
     process = start(tmp_path, *policy, ONE, "snapshot=manual", "hydra.run.dir=run")

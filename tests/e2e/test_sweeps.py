@@ -207,7 +207,7 @@ def is_alive(family: set[int]) -> bool:
 
 
 @pytest.mark.once
-def test_a_killed_sweep_resumes_job_by_job(cli: Any, tmp_path: Path) -> None:
+def test_killed_sweep_resumes_job_by_job(cli: Any, tmp_path: Path) -> None:
     words = [
         *("-m", "tracker=none", "env.limit=1", "seed=1,2", "limits.steps=8,9"),
         *("policy=scripted", "policy.repeat_last=true", "attempts=2", "concurrency=1", "hydra.sweep.dir=s"),

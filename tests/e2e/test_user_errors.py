@@ -147,7 +147,7 @@ def test_help_on_a_group_and_an_option(cli: Any) -> None:
     assert "scripted" in wrong.stderr
 
 
-def test_a_refused_connection_is_a_user_error(cli: Any) -> None:
+def test_refused_connection_is_a_user_error(cli: Any) -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
@@ -157,14 +157,14 @@ def test_a_refused_connection_is_a_user_error(cli: Any) -> None:
     assert "sk-secret-value" not in done.stderr + done.stdout
 
 
-def test_a_stopped_docker_daemon_is_a_user_error(cli: Any) -> None:
+def test_stopped_docker_daemon_is_a_user_error(cli: Any) -> None:
     done = cli("tracker=none", "container=docker", env={"DOCKER_HOST": "unix:///no/such/docker.sock"})
     assert done.returncode == 2
     assert "docker.sock" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_unsupported_task_feature_is_a_user_error(cli: Any, tmp_path: Path) -> None:
+def test_unsupported_task_feature_is_a_user_error(cli: Any, tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "one"
     (task / "environment").mkdir(parents=True)
     (task / "tests").mkdir()

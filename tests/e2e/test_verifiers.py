@@ -57,7 +57,7 @@ def vf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.train("verifiers")
-async def test_an_episode_becomes_a_rollout_with_calls(vf: Any) -> None:
+async def test_episode_becomes_a_rollout_with_calls(vf: Any) -> None:
     with LoopbackEndpoint() as endpoint:
         endpoint.then(respond(GREET), respond(SUBMIT))
         ran = await rollout(endpoint, vf)
@@ -69,7 +69,7 @@ async def test_an_episode_becomes_a_rollout_with_calls(vf: Any) -> None:
 
 
 @pytest.mark.train("verifiers")
-async def test_an_episode_without_response_is_a_failed_rollout(vf: Any) -> None:
+async def test_episode_without_response_is_a_failed_rollout(vf: Any) -> None:
     with LoopbackEndpoint(otherwise=error(400, "no such model")) as endpoint:
         ran = await rollout(endpoint, vf)
     assert not ran.ok

@@ -61,7 +61,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 
 @pytest.mark.local
-def test_the_wheel_runs_jobs_and_commands(tmp_path: Path, wheel: Path, target: Path) -> None:
+def test_wheel_runs_jobs_and_commands(tmp_path: Path, wheel: Path, target: Path) -> None:
     assert wheel.stat().st_size < 2_000_000
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

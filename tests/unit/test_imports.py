@@ -128,6 +128,6 @@ def test_every_folder_documents_its_imports(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["images.image", "images.image_plan", "images.shared_work"])
-def test_modules_of_images_can_be_imported_first(module: str) -> None:
+def test_image_modules_can_be_imported_first(module: str) -> None:
     code = f"import ares_exp.containers.{module}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -193,7 +193,7 @@ async def test_unresponsive_policy_times_out(unreachable: PolicyError | None) ->
 
 
 @pytest.mark.parametrize(("limit_sec", "left_sec", "extended_by"), [(5.0, 9.0, 0.0), (9.0, 5.0, 3.0), (None, 5.0, 3.0)])
-async def test_deadline_moves_while_a_request_is_held_or_waits(
+async def test_held_or_waiting_request_extends_the_deadline(
     limit_sec: float | None, left_sec: float, extended_by: float
 ) -> None:
     deadline, times = ResponseDeadline(limit_sec, left_sec), []

@@ -224,7 +224,7 @@ def test_branches_rerun_in_separate_containers() -> None:
 
 
 @pytest.mark.slow
-def test_branch_that_ends_early_says_why() -> None:
+def test_early_end_of_a_branch_is_explained() -> None:
     execute(*replies("true", GREET, "DONE"))
     [path] = Path("run").glob("trajectories/**/*.json")
     path.write_text(path.read_text().replace(GREET, "DONE"))  # then the agent ends there

@@ -78,7 +78,7 @@ def test_packing_a_missing_path_fails(tmp_path: Path) -> None:
         pack(tmp_path / "missing", "x")
 
 
-def test_the_root_of_the_names_can_be_dropped(target: Path) -> None:
+def test_root_of_the_names_can_be_removed(target: Path) -> None:
     archive = tar(("logs", "", tarfile.DIRTYPE), file("logs/a/b"), ("logs/hard", "logs/a/b", tarfile.LNKTYPE))
     unpack_directory(archive, target, strip_root=True)
     assert names(target) == ["a", "a/b", "hard"]
@@ -143,7 +143,7 @@ def test_internal_links_are_preserved(target: Path) -> None:
     assert (target / "self").readlink() == Path()
 
 
-def test_files_in_the_way_are_replaced(tmp_path: Path, target: Path) -> None:
+def test_existing_files_are_replaced(tmp_path: Path, target: Path) -> None:
     (tmp_path / "host").write_text("untouched")
     target.mkdir(parents=True)
     (target / "a").symlink_to(tmp_path / "host")
@@ -159,7 +159,7 @@ def test_files_in_the_way_are_replaced(tmp_path: Path, target: Path) -> None:
     )
 
 
-def test_modes_and_times(target: Path) -> None:
+def test_modes_and_times_are_preserved(target: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, mode, time in (("run", 0o6777, 1_000_000_000.5), ("text", 0o022, 1e30)):

@@ -139,7 +139,7 @@ def test_files_of_version_1() -> None:
     }
 
 
-def test_no_limits_need_no_groups() -> None:
+def test_unlimited_container_needs_no_groups() -> None:
     assert Limits().settings(unified=True) == Limits().settings(unified=False) == {}
 
 

@@ -61,7 +61,7 @@ def _alone(mounts: Sequence[str]) -> list[str]:
     return [*STEADY_MOUNTS, *words, *memory, *mounts, "--"]
 
 
-def test_clean_without_leftovers_says_so(clean: Clean) -> None:
+def test_clean_without_leftovers_finds_none(clean: Clean) -> None:
     done = clean()
     first, *rest = done.stdout.splitlines()
     assert first.startswith(NO_ENGINE)
@@ -143,7 +143,7 @@ def test_help_lists_the_options(clean: Clean) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--force"], ["all"]])
-def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
+def test_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
     done = clean(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m ares_exp clean")

@@ -117,7 +117,7 @@ def test_only_all_namespaces_isolate(machine: pytest.MonkeyPatch, isolation: Iso
     assert LocalContainerFactory().is_isolated == expected
 
 
-async def test_host_needs_root_and_names_the_ways_out(machine: pytest.MonkeyPatch) -> None:
+async def test_host_needs_root_and_suggests_remedies(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(PreflightError) as caught:
         await HostContainerFactory().preflight()
@@ -135,7 +135,7 @@ async def test_host_needs_root_and_names_the_ways_out(machine: pytest.MonkeyPatc
         {"network": NO_NETWORK, "phase_networks": frozenset({PUBLIC})},
     ],
 )
-def test_host_refuses_what_it_cannot_provide(unsupported: dict[str, object]) -> None:
+def test_host_refuses_unsupported_specs(unsupported: dict[str, object]) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"container=(host|docker)"):
         HostContainerFactory().check(ContainerSpec("t", **unsupported))  # type: ignore[arg-type]
 

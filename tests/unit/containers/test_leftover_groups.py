@@ -109,7 +109,7 @@ def test_groups_of_a_running_run_are_kept(runner: Runner) -> None:
     assert runner.says() == "on\n"
 
 
-def test_next_run_removes_groups_of_a_dead_one(runner: Runner) -> None:
+def test_next_run_removes_groups_of_dead_run(runner: Runner) -> None:
     runner.kill()
     remove_stale()
     assert not runner.orphan.exists()

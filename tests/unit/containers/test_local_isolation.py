@@ -184,7 +184,7 @@ async def test_ptrace_is_limited_to_the_box(container: LocalContainer) -> None:
     assert await output(container, f'python3 -c "{script}"') == "-1\n"
 
 
-async def test_writes_stay_in_the_box(container: LocalContainer) -> None:
+async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
     name = f"ares-escape-{os.getpid()}"
     places = [
         "/etc",

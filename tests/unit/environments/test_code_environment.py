@@ -157,7 +157,7 @@ async def test_command_timeout_is_reported_with_output(make_environment: Any) ->
     assert "started" in shown
 
 
-async def test_the_step_limit_truncates_and_verifies(make_environment: Any) -> None:
+async def test_step_limit_truncates_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(steps=1))
     await env.reset()
     last = await env.step(run("echo 42 > /answer"))

@@ -125,7 +125,7 @@ async def test_agent_with_changed_requests_is_refused(make_environment: Any, sto
     assert error.why.startswith("message 1 of 1 of an LLM request")
 
 
-async def test_agent_that_now_fails_is_refused(make_environment: Any, store: Path) -> None:
+async def test_failing_agent_is_refused(make_environment: Any, store: Path) -> None:
     broken: list[bool] = []
 
     async def talks(container: Any, llm: Any) -> None:

@@ -88,7 +88,7 @@ async def test_unsupported_field_is_refused_or_dropped(
     assert caplog.text.count("top_k") == 1
 
 
-async def test_an_unknown_response_field_warns_once(
+async def test_unknown_response_field_warns_once(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.otherwise = json_body(completion("x", audio={"id": "a"}, reasoning={"odd": 1}))
@@ -199,7 +199,7 @@ async def test_cost_is_computed_from_prices(
     assert not caplog.records
 
 
-async def test_an_unpriced_response_costs_zero_without_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unpriced_response_costs_zero_without_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     policy = make()
     assert policy.unpriced == set()
     assert [(await policy(HI)).cost for _ in range(3)] == [0.0] * 3
@@ -262,7 +262,7 @@ def refusing(text: str | None, finish_reason: str, **message: Any) -> Any:
         (refusing(None, "content_filter"), "", "content_filter"),
     ],
 )
-async def test_a_refusal_is_a_response_or_an_error(
+async def test_refusal_is_a_response_or_an_error(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Any, seen: str, reason: str
 ) -> None:
     endpoint.otherwise = behaviour
@@ -317,7 +317,7 @@ async def test_cancellation_closes_the_connection(endpoint: LoopbackEndpoint, ma
     assert endpoint.gone == 1
 
 
-async def test_a_request_after_close_opens_again(make: Make) -> None:
+async def test_request_after_close_opens_again(make: Make) -> None:
     policy = make()
     await policy.close()
     assert (await policy(HI)).text == "hello"
@@ -326,7 +326,7 @@ async def test_a_request_after_close_opens_again(make: Make) -> None:
     assert (await policy(HI)).text == "hello"
 
 
-async def test_a_second_event_loop_is_rejected(make: Make) -> None:
+async def test_second_event_loop_is_rejected(make: Make) -> None:
     policy = make()
     await policy(HI)
     with pytest.raises(RuntimeError, match="close"):
@@ -364,7 +364,7 @@ def test_wrong_settings_are_rejected(setting: dict[str, Any], said: str) -> None
         OpenAIPolicy(**{"model": "m", **setting})
 
 
-async def test_the_key_is_only_in_its_header(
+async def test_key_is_only_in_its_header(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -391,7 +391,7 @@ async def test_no_key_means_no_header(endpoint: LoopbackEndpoint, make: Make, mo
     assert KEY not in str(endpoint.requests[0])
 
 
-async def test_an_endless_response_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_endless_response_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(endless())
     with pytest.raises(MalformedResponseError, match="at most 1000000 bytes"):
         await make(max_response_bytes=1_000_000)(HI)
@@ -404,7 +404,7 @@ async def test_large_response_arrives_complete(endpoint: LoopbackEndpoint, make:
     assert (await make()(HI)).text == text
 
 
-async def test_a_short_key_masks_no_words(
+async def test_short_key_masks_no_words(
     endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers without accounts are often given one letter."""

@@ -70,7 +70,7 @@ async def test_temporary_errors_are_retried(endpoint: LoopbackEndpoint, make: Ma
     assert endpoint.requests[0].body == endpoint.requests[2].body
 
 
-async def test_a_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(slow(30), endless(b" "))
     started = time.perf_counter()
     response = await make(timeout_sec=0.8)(HI)
@@ -91,14 +91,14 @@ async def test_retries_are_bounded(endpoint: LoopbackEndpoint, make: Make) -> No
     assert len(endpoint.requests) == 3
 
 
-async def test_a_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(30)
     with pytest.raises(EndpointTimeoutError, match=r"gave no response within 0\.05 s") as raised:
         await make(timeout_sec=0.05, max_retries=0)(HI)
     assert raised.value.status is None
 
 
-async def test_a_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(400, "x" * 100_000)
     with pytest.raises(EndpointError) as raised:
         await make()(HI)
@@ -138,7 +138,7 @@ async def test_outage_is_not_a_failed_try(make: Make) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [error(401), error(503), drop()], ids=["401", "503", "dropped"])
-async def test_an_error_after_connecting_is_not_an_outage(
+async def test_error_after_connecting_is_not_an_outage(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour
 ) -> None:
     endpoint.then(behaviour)
@@ -153,7 +153,7 @@ async def test_an_error_after_connecting_is_not_an_outage(
     assert asked == []
 
 
-async def test_a_failed_request_does_not_affect_later_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_failed_request_does_not_affect_later_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
     policy = make()
     endpoint.then(error(400))
     with pytest.raises(EndpointError):
@@ -233,7 +233,7 @@ async def test_endpoint_without_a_model_list_passes(endpoint: LoopbackEndpoint, 
     await policy_for(endpoint.url).preflight()
 
 
-async def test_a_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
+async def test_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = raw(b"<html>", content_type="text/html")
     await policy_for(endpoint.url).preflight()
 
@@ -270,9 +270,7 @@ async def test_missing_key_is_a_preflight_error(
     assert not endpoint.others
 
 
-async def test_a_key_invalid_in_headers_is_rejected(
-    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_key_invalid_in_headers_is_rejected(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
     with pytest.raises(PreflightError, match="LOOPBACK_KEY has characters") as raised:
         await policy_for(endpoint.url).preflight()
@@ -287,7 +285,7 @@ async def test_refused_key_is_a_preflight_error(endpoint: LoopbackEndpoint, stat
     assert KEY not in str(raised.value)
 
 
-async def test_a_closed_port_is_a_preflight_error() -> None:
+async def test_closed_port_is_a_preflight_error() -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
@@ -435,7 +433,7 @@ async def test_error_response_decides_the_class(
     ("status", "kind"),
     [(408, EndpointTimeoutError), (409, EndpointError), (429, RateLimitError), (500, ServerError), (529, ServerError)],
 )
-async def test_a_temporary_error_is_retried_with_its_class(
+async def test_temporary_error_is_retried_with_its_class(
     endpoint: LoopbackEndpoint, status: int, kind: type[EndpointError]
 ) -> None:
     endpoint.otherwise = error(status, "not now", code="busy")
@@ -446,7 +444,7 @@ async def test_a_temporary_error_is_retried_with_its_class(
     assert len(endpoint.requests) == 2
 
 
-async def test_an_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
+async def test_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
     endpoint.then(json_body({"error": {"code": 502, "message": "the model is down"}}))
     policy = make(endpoint, max_retries=1)
     assert (await policy(HI)).text == "hello"
@@ -458,14 +456,14 @@ async def test_an_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) 
     assert len(endpoint.requests) == 3
 
 
-async def test_a_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
+async def test_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
     policy = make(endpoint, max_retries=0)
     assert (await policy(HI)).text == "paid for"
     await policy.close()
 
 
-async def test_an_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
+async def test_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(SGLANG, status=400)
     said = str(await failure(endpoint, max_retries=0))
     assert "is longer than the model's context length (40960 tokens). The episode has outgrown the model" in said

@@ -54,7 +54,7 @@ async def test_last_reply_is_repeated_on_request() -> None:
     assert await execute(client, 4) == ["a", "b", "b", "b"]
 
 
-async def test_an_advanced_reply_is_skipped() -> None:
+async def test_advanced_reply_is_skipped() -> None:
     policy = ScriptedPolicy(replies=["a", "b", "c"])
     client: Any = policy.for_episode(EpisodeSpec("t"))
     for reply in ("a", "b"):
@@ -89,7 +89,7 @@ async def test_task_without_replies_is_an_error() -> None:
         policy.for_episode(EpisodeSpec("c"))
 
 
-async def test_a_policy_is_a_client_without_a_run() -> None:
+async def test_policy_is_a_client_without_a_run() -> None:
     assert await execute(ScriptedPolicy(replies={"*": ["a", "b"]}), 2) == ["a", "b"]
 
 
@@ -99,7 +99,7 @@ def test_wrong_replies_are_rejected(replies: Any) -> None:
         ScriptedPolicy(replies=replies)
 
 
-async def test_a_reply_may_call_tools() -> None:
+async def test_reply_may_call_tools() -> None:
     call = {"name": "bash", "arguments": {"command": "ls"}}
     policy = ScriptedPolicy(
         replies=[

@@ -92,7 +92,7 @@ async def test_samples_depend_on_the_seed_not_the_batch(policy: TransformersPoli
     assert len(set(ids)) > 1
 
 
-async def test_a_repeated_prompt_gets_another_sample(policy: TransformersPolicy) -> None:
+async def test_repeated_prompt_gets_another_sample(policy: TransformersPolicy) -> None:
     client = policy.for_episode(episode())
     first, second = await client(ask("hello")), await client(ask("hello"))
     assert first.prompt_token_ids == second.prompt_token_ids
@@ -156,9 +156,7 @@ def all_ids(response: LLMResponse) -> tuple[int, ...]:
     return (*(response.prompt_token_ids or ()), *(response.completion_token_ids or ()))
 
 
-async def test_a_conversation_extends_one_token_sequence(
-    policy: TransformersPolicy, model: Any, tokenizer: Any
-) -> None:
+async def test_conversation_extends_one_token_sequence(policy: TransformersPolicy, model: Any, tokenizer: Any) -> None:
     """Invalid bytes come back as text that differs from the sampled tokens."""
     responses = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
     for earlier, later in itertools.pairwise(responses):
@@ -185,7 +183,7 @@ async def test_rewritten_history_is_rendered_again(policy: TransformersPolicy, t
     assert "I never said that<|im_end|>" in tokenizer.decode(list(response.prompt_token_ids or ()))
 
 
-async def test_a_resumed_episode_continues_from_the_same_ids(policy: TransformersPolicy) -> None:
+async def test_resumed_episode_continues_from_the_same_ids(policy: TransformersPolicy) -> None:
     ran, resumed = policy.for_episode(episode()), policy.for_episode(episode())
     first = await ran(ask("hello"))
     assert hasattr(resumed, "advance")
@@ -245,7 +243,7 @@ async def test_cancelled_request_ends(policy: TransformersPolicy) -> None:
     assert long.cancelled() or long.done()
 
 
-async def test_the_event_loop_stays_free_during_generation(policy: TransformersPolicy) -> None:
+async def test_event_loop_stays_free_during_generation(policy: TransformersPolicy) -> None:
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
     response = asyncio.ensure_future(policy.for_episode(episode())(ask("x" * 2000, max_output_tokens=60)))
@@ -338,7 +336,7 @@ async def test_invalid_requests_are_rejected(
         await policy.for_episode(episode())(request_)
 
 
-async def test_a_model_with_invalid_logits_is_an_error(tokenizer: Any) -> None:
+async def test_model_with_invalid_logits_is_an_error(tokenizer: Any) -> None:
     import torch
 
     model = tiny_model(tokenizer)
@@ -421,7 +419,7 @@ async def test_hidden_states_are_bounded(
     assert ["no more states are kept" in message for message in caplog.messages] == [True]
 
 
-async def test_a_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     policy = watched(model, tokenizer, tmp_path, activations=[0])
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()

@@ -42,7 +42,7 @@ def test_ordinary_names_are_not_sensitive(key: str) -> None:
     assert not is_sensitive(key)
 
 
-def test_values_under_sensitive_keys_are_masked_at_any_depth() -> None:
+def test_sensitive_values_are_masked_at_any_depth() -> None:
     config = {
         "policy": {"api_key": "hunter2", "api_key_env": "OPENAI_API_KEY", "headers": [{"Authorization": "Bearer x"}]},
         "credentials": {"user": "me", "retries": 3, "list": ["a", None]},

@@ -126,7 +126,7 @@ def test_cancelled_episode_is_not_done() -> None:
     assert _line(state, io.StringIO(), clock) == "1/4 done | 1 cut short | 1 running | reward 1.00 | 0.0 s"
 
 
-def test_a_job_prints_no_last_line() -> None:
+def test_job_prints_no_last_line() -> None:
     stream = Lines()
     with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=60.0, is_kept=False):
         pass
@@ -151,7 +151,7 @@ def test_plain_lines_appear_at_intervals() -> None:
     assert set(lines) == {"0/2 done | 1 running | 0.0 s"}
 
 
-def test_a_short_run_prints_only_the_last_state() -> None:
+def test_short_run_prints_only_the_last_state() -> None:
     stream, state = io.StringIO(), State(1, "a")
     started = time.monotonic()
     with Progress(state.read, stream=stream, interval_sec=60.0, clock=Clock()):
@@ -160,7 +160,7 @@ def test_a_short_run_prints_only_the_last_state() -> None:
     assert stream.getvalue() == "1/1 done | reward 1.00 | 0.0 s\n"
 
 
-def test_the_thread_ends_also_after_an_exception() -> None:
+def test_thread_ends_also_after_an_exception() -> None:
     def interrupted() -> None:
         with Progress(State(1).read, stream=io.StringIO()):
             assert "progress" in _threads()
@@ -182,7 +182,7 @@ def test_stop_is_idempotent_and_needs_no_start() -> None:
     assert "progress" not in _threads()
 
 
-def test_a_closed_stream_does_not_end_the_run() -> None:
+def test_closed_stream_does_not_end_the_run() -> None:
     stream = io.StringIO()
     stream.close()
     with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=0.01):
@@ -224,7 +224,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     opened.close()
 
 
-def test_a_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) -> None:
+def test_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) -> None:
     state = State(2, "fix-tests")
     with Progress(state.read, stream=terminal.stream):
         _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
@@ -261,7 +261,7 @@ def test_panel_shows_only_known_values() -> None:
     assert error == "error: Trouble (a): it\x1b[2J broke"
 
 
-def test_a_terminal_shows_the_panel_below_the_bar(terminal: Terminal) -> None:
+def test_terminal_shows_the_panel_below_the_bar(terminal: Terminal) -> None:
     state = State(2)
     state.running.append(State.episode("fix-tests", waits_for="policy"))
     with Progress(state.read, stream=terminal.stream):
@@ -313,7 +313,7 @@ def test_log_lines_appear_above_the_bar(terminal: Terminal) -> None:
     assert "a limit is not enforced" in lines, "the line must stand alone"
 
 
-def test_redirected_output_stays_in_its_file(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
+def test_redirected_output_remains_in_its_file(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
     with Progress(State(1).read, stream=terminal.stream):
         _wait_for(lambda: "0/1 done" in terminal.plain())
         print("to standard output")
@@ -321,7 +321,7 @@ def test_redirected_output_stays_in_its_file(terminal: Terminal, capfd: pytest.C
     assert capfd.readouterr() == ("to standard output\n", "to standard error\n")
 
 
-def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     with Progress(State(1).read, stream=terminal.stream, clock=Clock()):
         pass

@@ -34,7 +34,7 @@ def _state(path: Path) -> object:
     return collect_provenance(task_set_path=path)["task_set"]
 
 
-def test_a_committed_task_set_is_clean(repository: Path) -> None:
+def test_committed_task_set_is_clean(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
     assert _state(repository / "tasks") == {"commit": commit, "dirty": False}
     assert _state(repository / "tasks" / "one" / "task.toml") == {"commit": commit, "dirty": False}
@@ -51,7 +51,7 @@ def test_changes_outside_the_task_set_are_ignored(repository: Path) -> None:
     assert _state(repository / "tasks") == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
 
 
-def test_an_ignored_folder_has_no_commit(repository: Path) -> None:
+def test_ignored_folder_has_no_commit(repository: Path) -> None:
     inner = repository / "venv" / "tasks"
     inner.mkdir(parents=True)
     (inner / "task.toml").touch()
@@ -86,7 +86,7 @@ def test_missing_git_is_tolerated(repository: Path, tmp_path: Path, monkeypatch:
     assert _state(repository / "tasks") is None
 
 
-def test_a_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexec /bin/sleep 60\n")

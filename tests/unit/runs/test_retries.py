@@ -115,13 +115,13 @@ def test_retry_after_is_used_up_to_the_bound() -> None:
         ("__doc__", "got '__doc__'"),
     ],
 )
-def test_an_unknown_class_is_refused(name: str, hint: str) -> None:
+def test_unknown_class_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=r"`retry\.errors`") as raised:
         RetryRules(errors={name: 1})
     assert hint in str(raised.value)
 
 
-def test_a_custom_error_class_is_retried() -> None:
+def test_custom_error_class_is_retried() -> None:
     class FleetError(PolicyError):
         pass
 

@@ -72,7 +72,7 @@ async def execute(**arguments: Any) -> list[FinishedEpisode]:
     return [episode async for episode in ares_exp.rollouts(**{"env": Count, "policy": respond, **arguments})]
 
 
-async def test_an_episode_has_task_attempt_and_seed() -> None:
+async def test_episode_has_task_attempt_and_seed() -> None:
     episodes = await execute(attempts=3)
     assert sorted(episode.attempt for episode in episodes) == [0, 1, 2]
     assert len({episode.task_name for episode in episodes}) == 3  # each got a separate seed
@@ -196,7 +196,7 @@ async def test_cancelling_the_consumer_releases_everything() -> None:
     assert (policy.waiting, Count.open_) == (0, 0)
 
 
-async def test_an_exception_in_the_loop_releases_everything() -> None:
+async def test_exception_in_the_loop_releases_everything() -> None:
     policy = Waiting()
 
     async def train() -> None:
@@ -210,7 +210,7 @@ async def test_an_exception_in_the_loop_releases_everything() -> None:
     assert (policy.waiting, Count.open_) == (0, 0)
 
 
-def test_the_end_of_the_program_releases_everything() -> None:
+def test_end_of_the_program_releases_everything() -> None:
     policy = Waiting()
 
     async def main() -> Any:

@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_writes_the_files_of_the_command(here: Path) -> None:
+def test_run_writes_the_files_of_the_command(here: Path) -> None:
     results = ares_exp.run([*TWO, "hydra.run.dir=mine"], quiet=True)
     command = [*warm_command(), *TWO, "hydra.run.dir=theirs"]
     assert subprocess.run(command, cwd=here, capture_output=True, check=False).returncode == results.exit_code == 0
@@ -69,7 +69,7 @@ def test_results_contain_all_episodes(capsys: pytest.CaptureFixture[str], monkey
         results.to_frame()
 
 
-def test_a_run_prints_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ares_exp.run(["env.tasks=write-greeting", "tracker=none"])
     said = capsys.readouterr()
     assert "mean reward 1.00" in said.out
@@ -131,7 +131,7 @@ def test_mistakes_are_raised_without_leftovers(overrides: Any, said: str, here: 
     assert [path for path in here.rglob("*") if path.is_file()] == []
 
 
-def test_a_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
         ares_exp.run(["policy=openai", "policy.model=m", "tracker=none"], quiet=True)

@@ -17,7 +17,7 @@ from ares_exp.tasks.verification.rewards import (
 
 
 @pytest.mark.parametrize("data", [b"passed", b"-inf"])
-def test_reward_txt_refused(data: bytes) -> None:
+def test_invalid_reward_txt_is_refused(data: bytes) -> None:
     with pytest.raises(VerifierOutputParseError, match=r"reward\.txt: expected one finite number, got"):
         parse_reward_txt(data)
 
@@ -29,7 +29,7 @@ def test_reward_txt_refused(data: bytes) -> None:
         *(b'{"\\ud800": 1}', b'{"a":' * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"),
     ],
 )
-def test_reward_json_refused(data: bytes) -> None:
+def test_invalid_reward_json_is_refused(data: bytes) -> None:
     with pytest.raises(VerifierOutputParseError, match=r"reward\.json: expected a JSON object") as caught:
         parse_reward_json(data)
     assert len(str(caught.value)) < 600

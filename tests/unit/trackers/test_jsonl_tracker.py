@@ -57,7 +57,7 @@ def test_each_event_is_a_line(tmp_path: Path) -> None:
     assert [line["time"] for line in lines(tmp_path)] == [100, 101, 102, 103, 104, 105, 106]
 
 
-def test_a_resumed_run_appends_with_running_totals(tmp_path: Path) -> None:
+def test_resumed_run_appends_with_running_totals(tmp_path: Path) -> None:
     tracker = JsonlTracker()
     tracker.start(run_info(tmp_path))
     tracker.log_episode(RESULTS[0])
@@ -78,7 +78,7 @@ def test_a_resumed_run_appends_with_running_totals(tmp_path: Path) -> None:
     assert finish["run/finished"] == 3
 
 
-def test_a_non_finite_number_is_null(tmp_path: Path) -> None:
+def test_non_finite_number_is_null(tmp_path: Path) -> None:
     tracker = JsonlTracker()
     tracker.start(run_info(tmp_path))
     tracker.log_episode(episode(1, math.nan))

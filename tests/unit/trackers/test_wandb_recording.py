@@ -194,7 +194,7 @@ def test_large_task_set_has_only_digests(
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, {"store.json", "objects/ab/cd", "e1@1/snapshot.json"}),
                                                  (0.0, {"store.json"})])  # fmt: skip
-def test_a_small_snapshot_store_is_an_artifact(
+def test_small_snapshot_store_is_an_artifact(
     service: WandbService, tmp_path: Path, limit: float, expected: set[str]
 ) -> None:
     store = tmp_path / "snapshots"
@@ -212,7 +212,7 @@ def test_a_small_snapshot_store_is_an_artifact(
 
 
 @pytest.mark.parametrize("logged", [3, 1, 0], ids=["resumed", "killed", "not tracked"])
-def test_a_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
+def test_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
     if logged:
         record(run_info(tmp_path), RESULTS[:logged])
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0), episode(5, 1.0)))
@@ -229,7 +229,7 @@ def test_a_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path:
 
 
 @pytest.mark.nightly
-def test_a_wandb_sweep_run_uses_the_agent_id(
+def test_wandb_sweep_run_uses_the_agent_id(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")

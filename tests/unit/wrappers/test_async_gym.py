@@ -194,7 +194,7 @@ def texts(observations):
     return [request.messages[0]["content"] if request.messages else "" for request in observations]
 
 
-def test_next_step_resets_on_the_step_after_the_last(start):
+def test_next_step_mode_resets_on_the_next_step(start):
     envs = start(AutoresetMode.NEXT_STEP)
     assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     envs.reset(options={"task": 7})

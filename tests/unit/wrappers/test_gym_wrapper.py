@@ -84,7 +84,7 @@ def test_close_is_idempotent():
         gym.step(ACTION)
 
 
-def test_close_mid_step_cancels_it():
+def test_close_cancels_the_running_step():
     env, outcome = BlockingEnvironment(), []
     gym = wrap_as_gym(env)
     gym.reset()

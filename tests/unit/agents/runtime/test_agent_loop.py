@@ -115,7 +115,7 @@ async def test_pump_hides_and_restores_the_task_outside() -> None:
     assert asyncio.current_task() is outer_task
 
 
-async def test_pump_from_a_callback_has_no_task_to_restore() -> None:
+async def test_pump_from_a_callback_restores_no_task() -> None:
     outer = asyncio.get_running_loop()
     loop, _ = new_loop()
     after = outer.create_future()

@@ -75,7 +75,7 @@ def test_archives_of_gnu_tar_are_read(tmp_path: Path, objects: ObjectStore, opti
     ("etc/f", "/", "/etc/f"), ("./etc/f", "/", "/etc/f"), ("/etc//f", "/", "/etc/f"), ("f", "/etc", "/etc/f"),
     ("./f", "/etc/", "/etc/f"), ("etc/...", "/", "/etc/..."),
 ])  # fmt: skip
-def test_names_are_relative_to_a_place(objects: ObjectStore, name: str, at: str, path: str) -> None:
+def test_names_are_relative_to_the_given_directory(objects: ObjectStore, name: str, at: str, path: str) -> None:
     assert list(entries_of(archive_of(member(name)), objects, at=at)) == [path]
 
 

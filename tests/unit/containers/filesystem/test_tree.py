@@ -48,7 +48,7 @@ def test_existing_directories_get_the_metadata(out: Path, objects: ObjectStore) 
 @pytest.mark.parametrize(
     "inner", [FILE, DIRECTORY, Entry("fifo"), Entry("symlink", target="x"), Entry("file", link=1)], ids=str
 )
-def test_no_link_is_followed(out: Path, objects: ObjectStore, tmp_path: Path, inner: Entry) -> None:
+def test_links_are_not_followed(out: Path, objects: ObjectStore, tmp_path: Path, inner: Entry) -> None:
     """`decode` refuses such entries; here is the second lock."""
     outside = tmp_path / "outside"
     outside.mkdir()

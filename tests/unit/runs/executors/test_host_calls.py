@@ -77,7 +77,7 @@ async def test_concurrent_messages_share_calls_of_bounded_size(lost: int) -> Non
     assert sum(response for _, response in connection.sizes) > COUNT * len(TEXT)
 
 
-async def test_a_slow_call_does_not_delay_others() -> None:
+async def test_slow_call_does_not_delay_others() -> None:
     """The next call that listens gets it."""
     may_end = asyncio.Event()
 
@@ -108,7 +108,7 @@ def _refuse() -> None:
     raise ImportError("no module named 'mine'")
 
 
-async def test_an_unreadable_message_fails_only_its_call() -> None:
+async def test_unreadable_message_fails_only_its_call() -> None:
     host = RemoteHost(InProcessConnection(EnvironmentHost(lease_sec=60)), models={}, lease_sec=60)
     await host.start()
     unread, read = await asyncio.gather(
@@ -120,7 +120,7 @@ async def test_an_unreadable_message_fails_only_its_call() -> None:
     await host.close()
 
 
-def test_a_large_message_gets_a_separate_call() -> None:
+def test_large_message_gets_a_separate_call() -> None:
     assert fitting([]) == 0
     assert fitting([2 * CALL_BYTES, 1]) == 1
     assert fitting([1, 2 * CALL_BYTES]) == 1
@@ -156,7 +156,7 @@ def test_every_error_arrives_as_its_class(kind: type[AresExpError]) -> None:
     assert "a node" in arrived.__notes__[0]
 
 
-def test_the_attributes_of_an_error_arrive() -> None:
+def test_attributes_of_an_error_arrive() -> None:
     refusal = RefusalError("no")
     refusal.response = LLMResponse.from_text("I will not.")
     arrived = crossed(refusal)
@@ -193,7 +193,7 @@ def turns(length: int, *, conversation: str = "main", text: str = "x" * 1000) ->
     return LLMRequest(messages, system_prompt=text, tools=tools, origin=Origin("messages", conversation=conversation))
 
 
-def test_a_request_crosses_as_its_difference() -> None:
+def test_request_crosses_as_its_difference() -> None:
     encoder, decoder, sizes = RequestEncoder(), RequestDecoder(), []
     for length in range(1, 60):
         conversation = ("main", "side")[length % 2]
@@ -209,7 +209,7 @@ def test_a_request_crosses_as_its_difference() -> None:
     assert max(sizes[2:]) < 4000, "each has two new messages, of 1,000 characters"
 
 
-def test_a_request_that_changes_in_the_middle_arrives() -> None:
+def test_request_that_changes_in_the_middle_arrives() -> None:
     encoder, decoder = RequestEncoder(), RequestDecoder()
     first = turns(10)
     decoder.decode(encoder.encode(first, {}))

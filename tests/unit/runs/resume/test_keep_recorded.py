@@ -79,7 +79,7 @@ def test_invalid_recorded_values_are_ignored(run_dir: RunDir, recorded: dict[str
     assert config["policy"] == POLICY
 
 
-def test_a_recorded_path_is_made_absolute(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_path_is_made_absolute(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path.cwd()
     record(run_dir, env={"path": "tasks"})
     monkeypatch.chdir(tmp_path)

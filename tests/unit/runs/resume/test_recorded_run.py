@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_run_records_its_overrides_and_folders(run: Path) -> None:
+def test_run_records_its_overrides_and_folders(run: Path) -> None:
     recorded = RecordedRun(run)
     assert recorded.overrides() == ["seed=1", "env.tasks=[a,b]"]
     assert recorded.working_directory() == Path("/somewhere")
@@ -67,7 +67,7 @@ def test_episodes_come_from_rows_trajectories_and_snapshots(run: Path) -> None:
     assert last_steps == {"fix__0__aaa1": 2, "fix__1__bbb2": 2, "sum__0__ccc3": 4, "fix-more__0__ddd4": 0}
 
 
-def test_an_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
+def test_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").touch()
     shutil.copytree(GOLDEN, tmp_path / "snapshots")
     (tmp_path / "snapshots" / "broken__0__aa@1").mkdir()
@@ -76,7 +76,7 @@ def test_an_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
     assert EpisodeRef.parse(f"{tmp_path}/hello@3").step == 3
 
 
-def test_a_killed_episode_is_found(run: Path) -> None:
+def test_killed_episode_is_found(run: Path) -> None:
     lines = list(dump_episode(chat("killed__0__e5", "killed", length=5)))
     (run / "trajectories" / "killed__0__e5.json").write_text("".join(lines[:3]))
     assert RecordedRun(run).episode("killed").last_step == 1
@@ -101,13 +101,13 @@ def test_episode_name_may_be_a_prefix(run: Path, name: str, episode_id: str, ste
     assert str(EpisodeRef.parse(str(ref))) == str(ref)
 
 
-def test_a_task_name_selects_its_last_episode(run: Path) -> None:
+def test_task_name_selects_its_last_episode(run: Path) -> None:
     with (run / "episodes.jsonl").open("w") as file:
         file.write(row("sum__0__fff6", "sum", 1, "lost") + row("sum__0__ccc3", "sum", 4))
     assert [RecordedRun(run).episode(name).episode_id for name in ("sum", "sum__0")] == ["sum__0__ccc3"] * 2
 
 
-def test_a_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent.parent)
     for text in ("s/0", "s/0/", "./s/0", str(run)):
         ref = EpisodeRef.parse(text)
@@ -132,13 +132,13 @@ def test_a_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyP
         ("0\0", ["no run"]),
     ],
 )
-def test_a_missing_episode_is_an_error(run: Path, name: str, expected: list[str]) -> None:
+def test_missing_episode_is_an_error(run: Path, name: str, expected: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         EpisodeRef.parse(f"{run.parent}/{name}")
     assert all(text in str(caught.value) for text in expected), caught.value
 
 
-def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a run directory"):
         EpisodeRef.parse(str(tmp_path))
     with pytest.raises(ConfigError, match="expected a run directory"):
@@ -170,7 +170,7 @@ def test_broken_records_are_reported(run: Path, text: str) -> None:
         assert len(str(caught.value)) < 600
 
 
-def test_a_broken_trajectory_leaves_the_others(run: Path) -> None:
+def test_broken_trajectory_does_not_affect_others(run: Path) -> None:
     (run / "trajectories" / "fix__0__aaa1.json").write_text("{")
     assert RecordedRun(run).episode("fix-more").last_step == 0
     assert RecordedRun(run).episode("fix__0").last_step == 2, "by its row"
@@ -224,7 +224,7 @@ def sessions(run_dir: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_dir.sessions.read_text().splitlines()]
 
 
-def test_a_run_starts_and_is_resumed(run_dir: RunDir) -> None:
+def test_run_starts_and_is_resumed(run_dir: RunDir) -> None:
     started = opened(run_dir)
     files = {path: path.read_bytes() for path in (run_dir.config, run_dir.provenance)}
     assert started.earlier is None
@@ -237,7 +237,7 @@ def test_a_run_starts_and_is_resumed(run_dir: RunDir) -> None:
     assert [line["resumed"] for line in sessions(run_dir)] == [False, True]
 
 
-def test_a_run_killed_before_its_config_starts_again(run_dir: RunDir) -> None:
+def test_run_killed_before_its_config_starts_again(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.config.unlink()
     assert not run_dir.has_run
@@ -297,14 +297,14 @@ def test_another_task_set_is_refused(run_dir: RunDir, tasks: dict[str, str], exp
     assert expected in str(caught.value)
 
 
-def test_a_changed_hint_file_is_rejected_by_name(run_dir: RunDir) -> None:
+def test_changed_hint_file_is_rejected_by_name(run_dir: RunDir) -> None:
     opened(run_dir, {name: with_files(digest, {"/a/hint.md": "old"}) for name, digest in TASKS.items()})
     assert opened(run_dir, TASKS).earlier is not None
     with pytest.raises(ConfigError, match=r"it has changed: other files that agents read have changed \(/a/hint.md\)"):
         opened(run_dir, {name: with_files(digest, {"/a/hint.md": "new"}) for name, digest in TASKS.items()})
 
 
-def test_a_long_list_of_differences_is_cut(run_dir: RunDir) -> None:
+def test_long_list_of_differences_is_cut(run_dir: RunDir) -> None:
     opened(run_dir)
     with pytest.raises(ConfigError, match="; and 5 more"):
         opened(run_dir, policy={f"k{number}": number for number in range(5)}, seed=3)

@@ -21,7 +21,7 @@ def artifact(source: str, destination: str = "", **more: object) -> Artifact:
         ("/", "", "."),
     ],
 )
-def test_destination_becomes_a_place(source: str, destination: str, place: str) -> None:
+def test_artifact_paths_are_normalised(source: str, destination: str, place: str) -> None:
     assert str(place_of(artifact(source, destination))) == place
 
 
@@ -56,7 +56,7 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize("case", CLAIMS, ids=[case[0] for case in CLAIMS])
-def test_first_artifact_gets_the_place(case: tuple[str, Artifact, Artifact, bool]) -> None:
+def test_first_artifact_gets_a_contested_path(case: tuple[str, Artifact, Artifact, bool]) -> None:
     _, first, second, gets_it = case
     places = Places()
     assert places.take(first) is None
@@ -64,7 +64,7 @@ def test_first_artifact_gets_the_place(case: tuple[str, Artifact, Artifact, bool
     assert (taken is None) is gets_it
 
 
-def test_refused_place_remains_free() -> None:
+def test_refused_path_remains_free() -> None:
     places = Places()
     assert places.take(artifact("/a")) is None
     assert places.take(artifact("/x", "a/x")) == artifact("/a")
