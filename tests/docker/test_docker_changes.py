@@ -63,18 +63,18 @@ class DockerChanges(ChangesContract):
 class TestUpper(DockerChanges):
     by_night = frozenset(
         {
-            "test_it_disturbs_no_command",
-            "test_a_capture_is_whole_in_whatever_store_it_goes_to",
-            "test_eight_from_one",
-            "test_a_capture_while_somebody_writes",
-            "test_a_stop_during_a_capture",
-            "test_containers_that_start_with_the_same_changes_are_independent",
-            "test_cancelled_captures",
-            "test_cancelled_restores",
-            "test_changes_on_top_of_changes",
+            "test_capture_does_not_disturb_commands",
+            "test_capture_is_complete_in_any_store",
+            "test_eight_containers_restore_one_capture",
+            "test_capture_during_writes_is_consistent",
+            "test_stop_during_capture_leaves_no_resources",
+            "test_containers_with_same_changes_are_independent",
+            "test_cancelled_captures_leave_no_resources",
+            "test_cancelled_restores_leave_no_resources",
+            "test_changes_accumulate_across_captures",
         }
     )
-    """The daily run has `test_captures_at_the_same_time_as_commands` and local containers."""
+    """The daily run has `test_captures_and_commands_run_concurrently` and local containers."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -86,21 +86,21 @@ class TestArchive(DockerChanges):
 
     by_night = frozenset(
         {
-            "test_a_capture_is_whole_in_whatever_store_it_goes_to",
-            "test_eight_from_one",
-            "test_it_disturbs_no_command",
-            "test_captures_at_the_same_time_as_commands",
-            "test_cancelled_restores",
-            "test_another_base",
-            "test_a_damaged_store",
-            "test_a_secret_is_not_captured",
-            "test_a_box_that_is_gone",
-            "test_a_stop_during_a_capture",
-            "test_a_capture_while_somebody_writes",
-            "test_containers_that_start_with_the_same_changes_are_independent",
-            "test_cancelled_captures",
-            "test_changes_on_top_of_changes",
-            "test_a_new_box_has_no_changes",
+            "test_capture_is_complete_in_any_store",
+            "test_eight_containers_restore_one_capture",
+            "test_capture_does_not_disturb_commands",
+            "test_captures_and_commands_run_concurrently",
+            "test_cancelled_restores_leave_no_resources",
+            "test_changes_of_another_base_are_refused",
+            "test_damaged_store_is_refused",
+            "test_secret_is_not_captured",
+            "test_stopped_container_cannot_be_captured",
+            "test_stop_during_capture_leaves_no_resources",
+            "test_capture_during_writes_is_consistent",
+            "test_containers_with_same_changes_are_independent",
+            "test_cancelled_captures_leave_no_resources",
+            "test_changes_accumulate_across_captures",
+            "test_new_container_has_no_changes",
         }
     )
     """Cases independent of how files are read: the daily run has them in `TestUpper` and local containers."""

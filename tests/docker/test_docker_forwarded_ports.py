@@ -39,13 +39,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class TestDockerForwardedPorts(ForwardedPortContract):
     by_night = frozenset(
         {
-            "test_one_more_connection_waits_or_is_refused",
-            "test_one_that_does_not_read_stops_no_other",
-            "test_each_half_ends_by_itself",
-            "test_a_reset_by_either_side_ends_the_other",
-            "test_a_time_limit_of_a_command_spares_it",
-            "test_megabytes_each_way",
-            "test_one_whose_opening_is_cancelled",
+            "test_excess_connection_waits_or_is_refused",
+            "test_stalled_connection_does_not_block_others",
+            "test_each_direction_can_be_closed",
+            "test_reset_by_either_side_closes_both",
+            "test_command_time_limit_does_not_affect_port",
+            "test_megabytes_pass_each_way",
+            "test_cancelled_opening_releases_the_port",
         }
     )
     """Cases outside the container: the daily run has them for local containers."""
@@ -64,17 +64,17 @@ class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
 
     by_night = frozenset(
         {
-            "test_many_connections_at_once",
-            "test_one_more_connection_waits_or_is_refused",
-            "test_each_half_ends_by_itself",
-            "test_a_reset_by_either_side_ends_the_other",
-            "test_a_connection_that_cannot_be_served",
-            "test_a_time_limit_of_a_command_spares_it",
-            "test_a_port_that_is_taken",
-            "test_one_that_does_not_read_stops_no_other",
-            "test_a_stop_while_one_is_being_opened",
-            "test_one_whose_opening_is_cancelled",
-            "test_megabytes_each_way",
+            "test_many_connections_are_served_concurrently",
+            "test_excess_connection_waits_or_is_refused",
+            "test_each_direction_can_be_closed",
+            "test_reset_by_either_side_closes_both",
+            "test_failing_server_closes_the_connection",
+            "test_command_time_limit_does_not_affect_port",
+            "test_occupied_port_is_avoided",
+            "test_stalled_connection_does_not_block_others",
+            "test_stop_during_opening_does_not_hang",
+            "test_cancelled_opening_releases_the_port",
+            "test_megabytes_pass_each_way",
         }
     )
     """The behaviour that all relays share; local containers run it in perl, too."""

@@ -54,10 +54,10 @@ class TestLocalChanges(ChangesContract):
         return directories()
 
     @pytest.mark.root  # it deletes what only root may
-    async def test_changes_on_top_of_changes(
+    async def test_changes_accumulate_across_captures(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
-        await super().test_changes_on_top_of_changes(box, factory, spec, objects)
+        await super().test_changes_accumulate_across_captures(box, factory, spec, objects)
 
 
 async def after(command: str, objects: ObjectStore) -> Delta:

@@ -84,11 +84,11 @@ def test_several_parts_are_tested_with_their_failures(run: Run) -> None:
     done = run("--ares-exp-part=my_parts:Fails", "--ares-exp-part=ares_exp.trackers.tracker:NullTracker")
     assert done.returncode == 1, done.stdout + done.stderr
     outcomes = rows(done)
-    assert outcomes["TestFails::test_it_records_a_run"] == "PASSED"
+    assert outcomes["TestFails::test_run_is_recorded"] == "PASSED"
     assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {
-        "TestFails::test_a_run_without_episodes"
+        "TestFails::test_run_without_episodes_is_recorded"
     }
-    assert outcomes["TestNullTracker::test_a_run_without_episodes"] == "PASSED"
+    assert outcomes["TestNullTracker::test_run_without_episodes_is_recorded"] == "PASSED"
     assert "my_parts.py:8: ZeroDivisionError" in done.stdout
     assert "test_mine" not in done.stdout
 
@@ -98,7 +98,7 @@ def test_part_gets_its_options(run: Run) -> None:
     options = ("--ares-exp-option=folder={tmp}/x", "--ares-exp-option", "number=3")
     done = run("--ares-exp-part=my_parts:Kept", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows(done)["TestKept::test_concurrent_episodes_are_kept_apart"] == "PASSED"
+    assert rows(done)["TestKept::test_concurrent_episodes_are_separate"] == "PASSED"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_agent_and_source_are_tested(run: Run, stub: Path) -> None:
     source = "--ares-exp-part=ares_exp.environments.ares_adapter:AresEnvironments"
     done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
     assert done.returncode == 0, done.stdout
-    assert rows(done)["TestAresEnvironments::test_an_episode_starts"] == "PASSED"
+    assert rows(done)["TestAresEnvironments::test_episode_starts"] == "PASSED"
 
 
 @pytest.mark.nightly
@@ -139,8 +139,8 @@ def test_environment_of_another_package_is_tested(run: Run) -> None:
     path = ROOT / "tests" / "e2e" / "ares_nim"
     done = run("--ares-exp-part=ares_nim.environment:Nim", "--ares-exp-option=matches=6", path=path)
     assert done.returncode == 0, done.stdout
-    assert rows(done)["TestNim::test_no_step_before_the_first_reset"] == "PASSED"
-    assert rows(done)["TestNim::test_truncating"] == "SKIPPED"
+    assert rows(done)["TestNim::test_step_before_the_first_reset_is_refused"] == "PASSED"
+    assert rows(done)["TestNim::test_truncate_ends_the_episode"] == "SKIPPED"
 
 
 @pytest.mark.slow
@@ -148,4 +148,4 @@ def test_environment_of_another_package_is_tested(run: Run) -> None:
 def test_container_backend_is_tested(run: Run) -> None:
     done = run("--ares-exp-part=ares_exp.containers.local:LocalContainerFactory", "-k", "exit_code or protocols")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows(done)["TestLocalContainerFactory::test_follows_the_protocols"] == "PASSED"
+    assert rows(done)["TestLocalContainerFactory::test_factory_follows_the_protocols"] == "PASSED"

@@ -217,7 +217,7 @@ def record(directory: Path, records: list[StepRecord], **more: object) -> Episod
     ("length", "expected"),
     [(length, 1.0 if length == 3 else None) for length in range(4)],
 )
-def test_a_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
+def test_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
     assert record(tmp_path, list(chat(length=3).steps[:length])).total_reward == expected
 
 

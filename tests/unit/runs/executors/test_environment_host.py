@@ -466,5 +466,5 @@ class TestAres(EnvironmentContract):
         inside = adapted(Wrapped())
         return HostedEnvironment(lambda: inside)
 
-    def test_timed(self, environment: MinimalEnvironment) -> None:
+    def test_time_limit_can_be_extended(self, environment: MinimalEnvironment) -> None:
         """In a run the time of such an environment is kept around it, in the host."""
