@@ -162,7 +162,7 @@ async def test_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
     await nothing_is_left(emulator, factory)
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "next to others"])
 async def test_stop_during_start_leaves_no_sandbox(emulator: Emulator, others: bool) -> None:
     factory = DaytonaContainerFactory()
     async with contextlib.AsyncExitStack() as stack:

@@ -197,7 +197,7 @@ async def test_removal_during_creation_fails_the_creation(emulator: Emulator, se
         Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"}),
         Fault("lost", "DELETE"),
     ],
-    ids=["its state changes", "it goes meanwhile"],
+    ids=["its state changes", "it disappears"],
 )
 async def test_changing_sandbox_is_removed(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
     await delete_sandbox(service, NAME)  # there is none yet

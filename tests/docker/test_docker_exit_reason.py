@@ -138,7 +138,7 @@ async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.Monkey
         ((b"/archive?", 4096), lambda box: box.download("/usr/bin", "/nonexistent/x")),
         ((b"/exec", 0), lambda box: box.exec("true", user="nobody")),
     ],
-    ids=["upload", "download", "the middle of a download", "shell"],
+    ids=["upload", "download", "during a download", "shell"],
 )
 async def test_broken_connection_is_a_lost_container(
     monkeypatch: pytest.MonkeyPatch, cuts: tuple[bytes, int], call: Callable[[DockerContainer], Awaitable[object]]

@@ -155,7 +155,7 @@ def test_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: Killed
 @pytest.mark.nightly  # the daily run has `test_resumable_policy` and `test_response_log`
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
-    [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
+    [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="during a command")],
 )
 def test_timed_out_stage_ends_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")

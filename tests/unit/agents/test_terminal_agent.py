@@ -329,7 +329,7 @@ TEXTS: dict[str, tuple[str, tuple[Keys, ...], str]] = {
         (Keys("ls\n", 0.5),),
         "- AUTO-CORRECTED: Fixed incomplete JSON by adding missing closing brace - please fix this in future responses",
     ),
-    "an odd quote before": (
+    "an unmatched quote": (
         f'5" {json.dumps({"analysis": "a", "plan": "p", "commands": []})}',
         (),
         "- AUTO-CORRECTED: Extracted JSON from mixed content - please fix this in future responses",
@@ -349,7 +349,7 @@ TEXTS: dict[str, tuple[str, tuple[Keys, ...], str]] = {
         "- Command 1: Missing duration field, using default 1.0\n"
         "- Command 1: Unknown fields: wait",
     ),
-    "a duration that is none": (
+    "an invalid duration": (
         json.dumps(reply(commands=[{"keystrokes": "x", "duration": "long"}])),
         (Keys("x", 1.0),),
         "- Command 1: Invalid duration value, using default 1.0",

@@ -127,7 +127,7 @@ exec sleep 60
             "it sent more of a connection than it may",
         ),
     ],
-    ids=["large", "twice", "beyond its credit"],
+    ids=["large", "twice", "more than its credit"],
 )
 async def test_forged_relay_is_refused(frames: str, why: str) -> None:
     async def forged() -> FifoStream:

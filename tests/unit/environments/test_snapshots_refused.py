@@ -238,7 +238,7 @@ async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore
 
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "no seed": (lambda data: data["episode"].pop("seed"), "`seed` to be a valid integer, got None"),
-    "a seed of text": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
+    "a text as seed": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
     "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be a valid integer"),
     "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a valid number"),
     "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` to be a valid number"),

@@ -38,7 +38,7 @@ def with_message(index: int, **fields: Any) -> LLMRequest:
 
 
 SAME = {
-    "a list of one text": with_message(0, content=[text("look", cache_control={"type": "ephemeral"})]),
+    "a list with one text": with_message(0, content=[text("look", cache_control={"type": "ephemeral"})]),
     "neighbouring texts": with_message(0, content=[text("lo"), text("ok")]),
     "empty texts and fields": with_message(1, content="", refusal=None, annotations=[]),
     "the spelling of arguments": with_message(1, tool_calls=[call("c1", '{"n":1.0,"path":"."}'), call("c2", "{}")]),
@@ -53,7 +53,7 @@ SAME = {
     ),
     "reasoning": with_message(1, reasoning_content="hm", reasoning_details=[{"type": "reasoning.text", "text": "hm"}]),
     "the order of tools": replace(BASE, tools=TOOLS[::-1]),
-    "where the system prompt is": replace(
+    "the position of the system prompt": replace(
         BASE, system_prompt=None, messages=[{"role": "system", "content": [text("be brief")]}, *SAID]
     ),
     "stream, metadata, sampling, origin": replace(
@@ -70,15 +70,15 @@ OTHER = {
     "a role": with_message(0, role="developer"),
     "an image": with_message(0, content=[text("look"), {"type": "image_url", "image_url": {"url": "data:"}}]),
     "arguments": with_message(1, tool_calls=[call("c1", '{"path": ".", "n": 2}'), call("c2", "")]),
-    "arguments that are text": with_message(1, tool_calls=[call("c1", '{"path": ".", "n": 1'), call("c2", "")]),
-    "which call is answered": replace(
+    "text arguments": with_message(1, tool_calls=[call("c1", '{"path": ".", "n": 1'), call("c2", "")]),
+    "the call of the result": replace(
         BASE, messages=[*SAID[:2], {**SAID[2], "tool_call_id": "c1"}, {**SAID[3], "tool_call_id": "c2"}]
     ),
     "tools": replace(BASE, tools=TOOLS[:1]),
     "the tool choice": replace(BASE, tool_choice="required"),
     "stop": replace(BASE, stop_sequences=["END"]),
     "the system prompt": replace(BASE, system_prompt="be long"),
-    "a message more": replace(BASE, messages=[*SAID, {"role": "user", "content": ""}]),
+    "an additional message": replace(BASE, messages=[*SAID, {"role": "user", "content": ""}]),
 }
 
 

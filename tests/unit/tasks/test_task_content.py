@@ -25,21 +25,21 @@ Files = Mapping[str, str]
 PATHS = ("tests/a.log", "tests/keep.log", "tests/data/b.log", "tests/data/c.txt", "tests/data/deep/d.txt")
 RULES: list[tuple[str, Files, set[str]]] = [
     ("none", {}, set()),
-    ("a glob, at every depth", {"tests/.harborignore": "*.log"}, {"tests/a.log", "tests/keep.log", "tests/data/b.log"}),
+    ("a glob at any depth", {"tests/.harborignore": "*.log"}, {"tests/a.log", "tests/keep.log", "tests/data/b.log"}),
     ("a comment and a blank line", {"tests/.harborignore": "# a.log\n\n"}, set()),
     ("negation", {"tests/.harborignore": "*.log\n!keep.log"}, {"tests/a.log", "tests/data/b.log"}),
     ("the last line wins", {"tests/.harborignore": "!keep.log\nkeep.log"}, {"tests/keep.log"}),
     ("anchored", {"tests/.harborignore": "/b.log\n/a.log"}, {"tests/a.log"}),
     ("a directory", {"tests/.harborignore": "data/"}, set(PATHS[2:])),
-    ("what is in a directory that is out stays out", {"tests/.harborignore": "data/\n!data/b.log"}, set(PATHS[2:])),
-    ("all but one in a directory", {"tests/.harborignore": "data/*\n!data/b.log"}, set(PATHS[3:])),
+    ("excluded directories cannot be re-included", {"tests/.harborignore": "data/\n!data/b.log"}, set(PATHS[2:])),
+    ("all files except one", {"tests/.harborignore": "data/*\n!data/b.log"}, set(PATHS[3:])),
     ("the nearer file wins", {"tests/.harborignore": "*.log", "tests/data/.harborignore": "!b.log"},
      {"tests/a.log", "tests/keep.log"}),
     ("the nearer file adds", {"tests/data/.harborignore": "*.txt"}, {"tests/data/c.txt", "tests/data/deep/d.txt"}),
-    ("rules of a directory hold below it only", {"tests/data/.harborignore": "*.log"}, {"tests/data/b.log"}),
-    ("at the root of the task", {".harborignore": "*.log"}, set()),
-    ("in the environment", {"environment/.harborignore": "*"}, set()),
-    ("a directory's name for a file", {"tests/.harborignore": "a.log/"}, set()),
+    ("rules of a directory apply only below it", {"tests/data/.harborignore": "*.log"}, {"tests/data/b.log"}),
+    ("rules at the root of the task", {".harborignore": "*.log"}, set()),
+    ("rules in the environment", {"environment/.harborignore": "*"}, set()),
+    ("a directory pattern does not match a file", {"tests/.harborignore": "a.log/"}, set()),
 ]  # fmt: skip
 
 

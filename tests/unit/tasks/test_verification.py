@@ -209,7 +209,7 @@ TASK_IMAGE, STEP_IMAGE = (
 
 # What; task.toml; files; the image, or the directory with its definition; whether the tests are uploaded.
 IMAGES: list[tuple[str, str, Files, str, bool]] = [
-    ("the agent's, which is prebuilt", f"[environment]\ndocker_image = 'x'\n[verifier]\n{SEPARATE}", {}, "x", True),
+    ("the prebuilt image of the agent", f"[environment]\ndocker_image = 'x'\n[verifier]\n{SEPARATE}", {}, "x", True),
     ("an empty table", "[verifier.environment]", {}, "environment", True),
     ("an image, no tests", TASK_IMAGE, {"tests/test.sh": None}, "of-task", False),
     ("a step's: its own image", TASK_IMAGE + STEP + STEP_IMAGE, STEPS_DEFINITION, "of-step", False),

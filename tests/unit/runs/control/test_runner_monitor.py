@@ -187,7 +187,7 @@ async def test_blocked_loop_is_reported_during_the_block() -> None:
 @pytest.mark.parametrize(
     ("look_takes_sec", "looks", "reports"),
     [(0.5, 40, 1), (1000.0, 5, 0)],
-    ids=["a block is reported once", "a process that was stopped as a whole accuses nobody"],
+    ids=["a block is reported once", "a stopped process is not reported"],
 )
 async def test_thread_reports_stalls_missed_by_the_loop(look_takes_sec: float, looks: int, reports: int) -> None:
     sentences: list[str] = []

@@ -38,20 +38,20 @@ def test_default_directory_comes_first() -> None:
 # What comes first, what comes next, and whether that still gets its place.
 CLAIMS = [
     ("apart", artifact("/a"), artifact("/b"), True),
-    ("not by the letters", artifact("/a"), artifact("/ab"), True),
-    ("the same again", artifact("/a"), artifact("/a/"), True),
-    ("the same with other patterns", artifact("/a"), artifact("/a", exclude=["x"]), False),
-    ("the same of another service", artifact("/a"), artifact("/a", service="db"), False),
-    ("the same place", artifact("/a"), artifact("/b", "a"), False),
-    ("a part of it, which is there already", artifact("/a"), artifact("/a/b"), False),
-    ("a part of it, but of what is left out", artifact("/a", exclude=["b"]), artifact("/a/b"), False),
-    ("a part of it, elsewhere in it", artifact("/a"), artifact("/a/b", "a/c"), False),
-    ("a part of it, elsewhere", artifact("/a"), artifact("/a/b", "c"), True),
-    ("a part of what has been moved", artifact("/a", "m"), artifact("/a/b", "m/b"), False),
-    ("in its place", artifact("/a"), artifact("/b", "a/x"), False),
-    ("around it", artifact("/a/b"), artifact("/a"), False),
+    ("a name with the same prefix", artifact("/a"), artifact("/ab"), True),
+    ("the same artifact twice", artifact("/a"), artifact("/a/"), True),
+    ("the same path with other patterns", artifact("/a"), artifact("/a", exclude=["x"]), False),
+    ("the same path of another service", artifact("/a"), artifact("/a", service="db"), False),
+    ("the same destination", artifact("/a"), artifact("/b", "a"), False),
+    ("a part at its own place", artifact("/a"), artifact("/a/b"), False),
+    ("an excluded part", artifact("/a", exclude=["b"]), artifact("/a/b"), False),
+    ("a part at another place inside", artifact("/a"), artifact("/a/b", "a/c"), False),
+    ("a part at another place", artifact("/a"), artifact("/a/b", "c"), True),
+    ("a part of a moved artifact", artifact("/a", "m"), artifact("/a/b", "m/b"), False),
+    ("another artifact inside it", artifact("/a"), artifact("/b", "a/x"), False),
+    ("its parent directory", artifact("/a/b"), artifact("/a"), False),
     ("the manifest", artifact("/a"), artifact("/manifest.json"), False),
-    ("all of it", artifact("/a"), artifact("/"), False),
+    ("everything", artifact("/a"), artifact("/"), False),
 ]
 
 
