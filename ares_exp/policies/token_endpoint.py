@@ -187,8 +187,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
         response = await self.response_to(body, episode=episode.spec, on_wait=episode.on_wait)
         if response.prompt_token_ids is not None and list(response.prompt_token_ids) != prompt:
             raise MalformedResponseError(
-                f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
-                f"({len(response.prompt_token_ids)}): nothing can be gone on from."
+                f"{self._endpoint.base_url} received {len(prompt)} token ids but reports "
+                f"{len(response.prompt_token_ids)} other ones, so the conversation cannot continue."
             )
         pieces = response_pieces(
             template,

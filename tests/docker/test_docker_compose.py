@@ -110,7 +110,7 @@ volumes: {{kept: {{name: of-all}}}}
         assert (await files.exec("sleep 60", timeout_sec=0.3)).timed_out
         with pytest.raises(ContainerError, match=r"Expected one of the services of .* \(done, files, main\), got web"):
             box.service("web")
-        with pytest.raises(SnapshotUnsupportedError, match="have a state of their own"):
+        with pytest.raises(SnapshotUnsupportedError, match="have separate state"):
             await box.capture_changes(ObjectStore(tmp_path / "objects"))
 
         await box.service("main").stop()

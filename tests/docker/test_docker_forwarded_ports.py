@@ -210,7 +210,7 @@ def test_compose_on_a_remote_engine_rejects_mounts(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
     spec = ContainerSpec("mounts", compose_file=tmp_path / "docker-compose.yaml", mounts=(tool,))
-    with pytest.raises(UnsupportedTaskError, match=r"/opt/ares_exp/tool.*DOCKER_HOST is tcp://192\.0\.2\.1:2375"):
+    with pytest.raises(UnsupportedTaskError, match=r"/opt/ares_exp/tool.*DOCKER_HOST=tcp://192\.0\.2\.1:2375"):
         DockerContainerFactory().check(spec)
 
 

@@ -91,7 +91,7 @@ def _checked_url(text: str) -> str:
         raise PreflightError(f"{_API_URL} is not an address: {error}. Set it to one like {DEFAULT_API_URL}.") from error
     if url.username is not None or "?" in text or "#" in text:
         raise PreflightError(
-            f"{_API_URL} has a user, a query or a fragment, and may have none. Set it to the address alone, as in "
+            f"{_API_URL} has a user, a query or a fragment. Set it to a plain address such as "
             f"{DEFAULT_API_URL}; the key goes into {_API_KEY}."
         )
     if url.scheme not in ("http", "https") or not host:

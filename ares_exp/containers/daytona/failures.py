@@ -39,7 +39,7 @@ _CHANGING_TEXT = re.compile(r"state change in progress", re.IGNORECASE)
 
 _REMEDIES: Mapping[type[ContainerError], str] = {
     ContainerQuotaError: (
-        "Free some (`ares-exp clean` removes those of dead runs), ask for fewer at a time "
+        "Free some (`ares-exp clean` removes leftovers of dead runs), ask for fewer at a time "
         "(concurrency=…) or smaller ones (container.cpus, .memory_mb, .storage_mb), or have the limit raised."
     ),
     ContainerRateLimitError: "Start fewer episodes at a time (concurrency=…).",

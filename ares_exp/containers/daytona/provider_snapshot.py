@@ -92,7 +92,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
             await _wait_until_active(service, name, what)
         is_kept = True
     except TimeoutError as error:
-        raise CaptureError(f"{what} was not there within {timeout_sec:g} s.") from error
+        raise CaptureError(f"{what} was not ready within {timeout_sec:g} s.") from error
     except ContainerDiedError:
         raise
     except ContainerNotFoundError as error:
@@ -106,8 +106,8 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
         f"{_BASE}{name}",
         {},
         (
-            f"The files are in the snapshot {name}, which Daytona keeps, and not here: only sandboxes of the same "
-            "organization there can have them, until somebody deletes it.",
+            f"The files are in the snapshot {name}, which Daytona stores: only sandboxes of the same "
+            "organization can use them, until a user deletes it.",
         ),
     )
 

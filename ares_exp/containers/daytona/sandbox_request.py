@@ -173,7 +173,7 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
             (networks if network.version == 4 else strange).append(str(network))
     if strange:
         raise _unsupported(
-            f"takes IPv4 networks and names under an alphabetic top-level domain alone, not {', '.join(strange)}"
+            f"supports only IPv4 networks and names under an alphabetic top-level domain, not {', '.join(strange)}"
         )
     if networks and domains:
         raise _unsupported(

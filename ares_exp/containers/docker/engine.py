@@ -272,8 +272,8 @@ def _address(docker_host: str) -> tuple[str, bool]:
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not found and name not in ("", "default"):
         raise PreflightError(
-            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose one that "
-            "`docker context ls` lists, or unset it."
+            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose a context "
+            "from `docker context ls`, or unset it."
         )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
     return host, "tls" in found

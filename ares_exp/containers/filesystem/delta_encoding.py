@@ -110,7 +110,7 @@ def _bytes(text: Any, what: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeError:
-        malformed(f"expected {what}, found what is none", ascii(text))
+        malformed(f"expected {what}, found an invalid one", ascii(text))
     if os.fsdecode(data) != text:
         malformed(f"expected {what}, found another spelling of one", ascii(text))
     return data
@@ -137,7 +137,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
             or len(data) > MAX_NAME_BYTES
             or not is_kept_xattr(name)
         ):
-            unsafe("expected attributes user.* and security.capability alone, found", ascii(name))
+            unsafe("expected only the attributes user.* and security.capability, found", ascii(name))
         try:
             attributes[name] = bytes.fromhex(text)
         except (TypeError, ValueError):
@@ -297,7 +297,7 @@ def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any], limits: Del
         raise UnsafeSnapshotError(f"expected at most {limits.max_entries} entries, found more.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
-        unsafe("expected the directory of a path before it, found alone", ascii(path))
+        unsafe("expected the directory of an entry before it, found only", ascii(path))
     if parent and entries[parent]["kind"] != "directory":
         unsafe("expected an entry to be in a directory, found one below something else", ascii(path))
     entries[path] = values

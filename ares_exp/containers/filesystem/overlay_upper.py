@@ -222,7 +222,7 @@ class _Scan:
                 if _times(before) == _times(after):
                     break
             else:
-                self._note(f"{path!r} was written to while it was read: what is kept may be of several moments.")
+                self._note(f"{path!r} was modified while it was read: the stored content may be inconsistent.")
             return before, replace(self._metadata("file", before), size=before.st_size, chunks=chunks, xattrs=xattrs)
         finally:
             os.close(file)

@@ -210,9 +210,9 @@ def find() -> Iterator[Leftover]:
 
 
 UNREADABLE = (
-    "Its files are in a tmpfs that it alone sees, as no folder on this machine can hold the upper layer of an overlay: "
-    "/dev/shm (with 1 GiB free, on a kernel of 6.6 or newer) or TMPDIR (on ext4, xfs or btrfs, say), neither of them "
-    "mounted noexec. Set TMPDIR to such a folder, or use container=docker."
+    "Its files are in a private tmpfs, because no folder on this machine can hold the upper layer of an overlay: "
+    "neither /dev/shm (with 1 GiB free, on Linux 6.6 or newer) nor TMPDIR (for example on ext4, xfs or btrfs). Both "
+    "must not be mounted noexec. Set TMPDIR to such a folder, or use container=docker."
 )
 """The reason why a container cannot be captured, and a suggested fix."""
 

@@ -246,7 +246,7 @@ def test_failed_episode_has_a_snapshot_for_inspection() -> None:
     snapshot = EnvironmentSnapshot.load_from_file(path)
     assert (snapshot.step_count, snapshot.is_restorable) == (1, False)
     assert "/app/mine.txt" in get_delta(snapshot.object_store, snapshot.filesystem).entries
-    assert "no episode can go on from this snapshot" in str(snapshot.container["not_captured"])
+    assert "no episode can continue from this snapshot" in str(snapshot.container["not_captured"])
     with pytest.raises(SnapshotUnsupportedError, match="branch_from="):
         asyncio.run(CodeEnvironment.load_from_state(path, code_agent_factory=CommandAgentFactory(command="x")))
     branch = ["branch_from=run/write-greeting@1", "tracker=none", "hydra.run.dir=b", "snapshot=none"]

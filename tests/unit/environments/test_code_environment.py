@@ -553,7 +553,7 @@ async def test_solution_has_agent_limit_and_own_variables(
 async def test_invalid_response_changes_no_state(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
-    with pytest.raises(TypeError, match="given an LLMResponse, got str"):
+    with pytest.raises(TypeError, match="receive an LLMResponse, got str"):
         await env.step("ls")
     assert (await env.step(SUBMIT)).reward == 0.0
 

@@ -102,7 +102,7 @@ async def test_other_agent_is_refused(snapshot: Path) -> None:
     async def other(container: Any, llm: Any) -> None:
         await llm(ask())
 
-    told = r"taken of an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', and cannot go on with"
+    told = r"taken with an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory' and cannot continue with"
     await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent_of(other))
 
 

@@ -300,7 +300,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"retry.container_error": -1}, "container_error"),
     ({"retry.errors.Nothing": 1}, "classes of errors"),
     ({"retry.often": 1}, "no `retry.often`"),
-    ({"policy.max_concurrency": 3}, "cannot change while the run goes on"),
+    ({"policy.max_concurrency": 3}, "cannot change during the run"),
     ({"concurrency.more": 5}, "`concurrency.more` cannot change"),
 ]
 

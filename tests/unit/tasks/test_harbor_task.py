@@ -157,7 +157,7 @@ def test_unsupported_features_load_but_do_not_run(make_task: MakeTask, toml: str
     task = load_task(make_task(toml=toml, files=files))
     with pytest.raises(UnsupportedTaskError) as caught:
         task.check_runnable()
-    assert f"'a-task' uses what is not supported yet: {feature}. " in str(caught.value)
+    assert f"'a-task' uses unsupported features: {feature}. " in str(caught.value)
     assert "env.exclude=[a-task]" in str(caught.value)
 
 

@@ -57,7 +57,7 @@ async def test_number_of_replies_is_bounded() -> None:
     assert await check_agent(ShellAgentFactory(), replies=lambda _: "hm", max_steps=2) == 2
 
 
-FOUND_AT = r"^Step 2: |^The agent, run again, did not do what was recorded, after 2 LLM responses"
+FOUND_AT = r"^Step 2: |^The replayed agent differs from its recording after 2 LLM responses"
 """While it runs, or when it is run again."""
 
 MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [

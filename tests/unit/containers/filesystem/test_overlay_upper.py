@@ -349,7 +349,7 @@ def test_file_modified_during_scan_is_stored_with_note(upper: Path, objects: Obj
     store = Growing(objects.path)
     entries = scan(upper, store, ScanCache(), notes=notes)
     assert content(store, entries, "/log").startswith(b"x" * CHUNK_BYTES)
-    assert notes == ["'/log' was written to while it was read: what is kept may be of several moments."]
+    assert notes == ["'/log' was modified while it was read: the stored content may be inconsistent."]
 
 
 def test_endlessly_shrinking_file_is_refused(upper: Path, objects: ObjectStore) -> None:
