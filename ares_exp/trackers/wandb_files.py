@@ -59,14 +59,12 @@ class WandbFiles:
         """Adds the rows of earlier sessions. Records inputs, and their digests in the config. Online, links them."""
         for result in info.earlier:
             self.add(result)
-        used = []
         if self._record.log_artifacts:
             found = {path: artifact for path in info.parents if (artifact := _trajectories_artifact(path)) is not None}
             parents = {path: artifact.digest for path, artifact in found.items()}
             task_set = _prepare_task_set(info, limit_mb) if info.tasks else None
             self._record = self._record.write(self._run_dir, parents=parents, task_set=task_set)
             used = [*self._task_sets(), *found.values()]
-        if used:
             named = [{"name": one.name.partition(":")[0], "digest": one.digest} for one in used]
             self._run.config.update({"inputs": named}, allow_val_change=True)  # type: ignore[no-untyped-call]
         if not self._run.offline:
@@ -141,12 +139,8 @@ class WandbFiles:
 
     def log_code(self) -> None:
         """Logs the source files of this package."""
-        import ares_exp
-
-        package = Path(ares_exp.__file__).parent
-        kinds = {".py", ".yaml", ".j2"}
-        files = [path for path in _files(package) if path.suffix in kinds and "samples" not in path.parts]
-        self._run.log_artifact(_artifact(f"run-{self._run.id}-code", "code", files, package.parent))
+        package, kinds = Path(__file__).parents[1], (".py", ".yaml", ".j2")
+        self._run.log_code(str(package), f"run-{self._run.id}-code", lambda name: name.endswith(kinds))
 
     def _task_sets(self) -> list[wandb.Artifact]:
         """Returns the artifact of the task set, if there is one."""
