@@ -189,17 +189,17 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
     root = info.task_set or Path()
     is_task = (root / TASK_TOML).exists()
     base = root.parent if is_task else root
-    folders = [base / name for name in info.tasks if info.task_set and (base / name / TASK_TOML).is_file()]
-    bounds = [LinkBounds.of(task, None if is_task else base) for task in folders]
-    files = [one.root / path for one in bounds for path in digested_files(one)]
+    names = [name for name in info.tasks if info.task_set and (base / name / TASK_TOML).is_file()]
+    tasks = [(name, LinkBounds.of(base / name, None if is_task else base)) for name in names]
+    files = {f"{name}/{path}": task.root / path for name, task in tasks for path in digested_files(task)}
     options = scrub(info.config.get("env") or {})
     _write_json(folder / "tasks.json", {name: content_of(info.task_digests.get(name)) for name in sorted(info.tasks)})
     if origins := info.provenance.get("task_origins"):
         _write_json(folder / "origins.json", scrub(origins))
     known = KnownSecrets()
-    for path in files if _fits(files, limit_mb) else ():
+    for inside, path in files.items() if _fits([*files.values()], limit_mb) else ():
         if not known.found_in(path.read_bytes()):
-            copy = folder / path.relative_to(base)
+            copy = folder / inside
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
     # Named by its folder or file, its data set or repository, or the class that makes it.
