@@ -64,9 +64,7 @@ def test_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monkeyp
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("key", "cause"), [("", "WANDB_API_KEY"), ("0" * 40, "W&B did not take the view for me/ares_exp")]
-)
+@pytest.mark.parametrize(("key", "cause"), [("", "WANDB_API_KEY"), ("0" * 40, "W&B rejected the view for me/ares_exp")])
 def test_rejected_view_gives_a_one_line_error(
     key: str, cause: str, service: WandbService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -253,10 +253,12 @@ def test_secrets_are_not_recorded(service: WandbService, tmp_path: Path, monkeyp
         (tasks / name).mkdir(parents=True)
         (tasks / name / "task.toml").write_text(f"# {name}")
     (tasks / "leaky" / "instruction.md").write_text(f"use {secret}")
+    (tasks / "linked").symlink_to(tasks / "fine")
+    monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "run"
     tracker = patient_tracker()
-    tracker.start(run_info(run_dir, config={"note": f"it is {secret}", "key": SECRET}, task_set=tasks,
-                           tasks=("leaky", "fine")))  # fmt: skip
+    tracker.start(run_info(run_dir, config={"note": f"it is {secret}", "key": SECRET}, task_set=Path("tasks"),
+                           tasks=("leaky", "fine", "linked")))  # fmt: skip
     error = ErrorInfo("PolicyError", f"refused {secret}")
     tracker.log_episode(
         replace(RESULTS[1], error=error), replace(chat("e2", f"say {secret}", outcome=Outcome.ERRORED), error=error)
@@ -265,7 +267,7 @@ def test_secrets_are_not_recorded(service: WandbService, tmp_path: Path, monkeyp
     assert tracker.failures == 0
     recorded = ServedRun(service)
     assert "say ***" in recorded.page(recorded.table[0]["trajectory"])
-    assert {path.partition("/")[0] for path in paths(recorded.artifacts("task-set")[0])} >= {"fine"}
+    assert {path.partition("/")[0] for path in paths(recorded.artifacts("task-set")[0])} >= {"fine", "linked"}
     files = [file for file in run_dir.rglob("*") if file.is_file()]
     spellings = (secret, json.dumps(secret)[1:-1], "tok&lt;en&gt;", SECRET)
     assert [file for file in files if any(one.encode() in file.read_bytes() for one in spellings)] == []

@@ -78,7 +78,7 @@ def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_p
     }
     assert files["trajectories"] >= {"episodes.jsonl", "trajectories/e1.json", "trajectories/e3.json"}
     assert (files["snapshots"], files["report"]) == ({"store.json", "objects/ab"}, {"report.html"})
-    assert "ares_exp/rollout.py" in files["code"]
+    assert {"rollout.py", "trackers/tracker.py"} <= files["code"]
     payload, episodes = data_in(recorded.artifacts("report")[-1].files["report.html"].decode())
     assert (payload["runs"][0]["results"]["totals"]["tries"], len(episodes)) == (3, 3)
     assert recorded.summary["report"]["_type"] == "html-file"
