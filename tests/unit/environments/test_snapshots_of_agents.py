@@ -191,13 +191,6 @@ async def test_nested_forks_share_root_but_not_parent(make_environment: MakeEnvi
         assert [one.lineage["step"] for one in below] == [1, 1]
 
 
-async def test_fork_count_below_one_is_refused(make_environment: MakeEnvironment) -> None:
-    env = make_environment()
-    await env.reset()
-    with pytest.raises(ConfigError, match="at least 1 environment, got 0"):
-        await env.fork(0)
-
-
 @pytest.fixture
 async def echo_port() -> AsyncIterator[int]:
     """A server on the loopback that shouts back."""
