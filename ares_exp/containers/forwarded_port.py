@@ -1,6 +1,6 @@
-"""Forwarded ports: addresses inside a container, under any network policy, whose connections this process serves.
+"""Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
 
-A forwarded port gives access only to the server that opened it. It is not a way out of the container.
+A forwarded port gives access only to one server in this process. It is not a way out of the container.
 `ListeningPort` is a listening socket of this process, created inside the container's network. Backends that only have a
 shell use `relayed_port`.
 """
@@ -33,12 +33,12 @@ MAX_CONNECTIONS = 64
 """Maximum of simultaneous connections of one forwarded port. A further connection waits until another one ends."""
 
 CUT_SEC = 5.0
-"""Bound on cutting connections. Cutting takes no time unless `Serve` holds on to them."""
+"""Time limit for cutting connections. They are cut immediately, unless `Serve` delays this."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Function that takes over a connected, non-blocking stream socket, whose other end a process of the container holds.
 
-It returns as soon as the connection is being served. It closes the socket at the end.
+It returns as soon as it has started to serve the connection. The server closes the socket at the end.
 """
 
 
@@ -91,7 +91,7 @@ class ForwardedPorts:
         self._closed = False
 
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
-        """Awaits `opening`, and takes over the forwarded port.
+        """Awaits `opening`, and returns its forwarded port or terminal, which `close` will close.
 
         Raises:
             ContainerDiedError: The container was stopped during the opening. No forwarded port remains. When `close`
