@@ -37,7 +37,7 @@ _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "nam
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
-"""Allowed addresses of networks. Others would divert this machine's traffic."""
+"""Allowed addresses of networks. Other addresses would divert this machine's traffic."""
 _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
@@ -260,7 +260,7 @@ def _is_private(pool: Mapping[str, Any]) -> bool:
 
 
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
-    """Allows only NVIDIA GPUs as devices, because another driver could expose any files of the host."""
+    """Yields a violation for devices other than NVIDIA GPUs, because another driver could expose files of the host."""
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"
