@@ -35,7 +35,7 @@ def passed_on() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
-    """Returns whether a `docker` command builds with BuildKit: by its plugin buildx, or before version 23."""
+    """Returns whether a `docker` command builds with BuildKit: with its plugin buildx, or from version 18 to 22."""
     if _output(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
     major = re.match(r"\d+", _output(cli, "version", "--format", "{{.Client.Version}}"))
