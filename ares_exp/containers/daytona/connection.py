@@ -1,4 +1,7 @@
-"""The connection shared by the containers of a factory, open while one of them needs it, and the renewal of TTLs."""
+"""The connection that the containers of a factory share, and the renewal of the TTLs of their sandboxes.
+
+The connection is open while at least one container needs it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class KeepAlive:
 
         Args:
             service: The service of the sandboxes.
-            minute_sec: Seconds in a minute of a TTL.
+            minute_sec: Duration of one minute of a TTL in seconds. Tests shorten it.
         """
         self._service = service
         self._minute_sec = minute_sec
