@@ -1,10 +1,10 @@
 """Command execution in one container on persistent shells, so that a command needs no engine call.
 
-A command takes a free channel, or opens one. The channel is free again when no process in the container holds the
-command's output open. So a background process of a command neither blocks the channel nor writes into the output of the
-next command. Time limits and cancellation kill the command's processes through another channel. Commands that end at
-about the same time share one kill script (`shell_channel.kill_script`), because the kill scripts of many commands that
-are cancelled together would stop each other.
+A command uses a free channel (one persistent shell, see `shell_channel`), or opens a new one. The channel is free again
+when no process in the container holds the command's output open. So a background process of a command neither blocks
+the channel nor writes into the output of the next command. Time limits and cancellation kill the command's processes
+through another channel. Commands that end at about the same time share one kill script (`shell_channel.kill_script`),
+because the kill scripts of many commands that are cancelled together would stop each other.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ShellPool:
                 return await self._wait_for_one(user, urgent=urgent)
 
     async def _wait_for_one(self, user: User | None, *, urgent: bool) -> Channel:
-        """Waits for the next free channel, and opens more channels, at most one per waiter."""
+        """Waits for the next free channel, and opens more channels, at most one per waiting command."""
         waiting, openings = self._waiting[user], self._openings[user]
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
@@ -209,7 +209,7 @@ class ShellPool:
             await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
-        """Returns the `ready` futures of channels whose script has just ended, with the seconds that they may take."""
+        """Returns the `ready` futures of channels whose script has just ended, with the seconds to wait for them."""
         now = time.monotonic()
         answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
         return {one.ready: one.settling_until - now for one in answered}
@@ -242,7 +242,7 @@ class CommandKiller:
     """Kills the commands of one container."""
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Kills nothing yet.
+        """Uses the shells of the container to kill its commands.
 
         Args:
             shells: Channels of the container.
@@ -337,8 +337,7 @@ class CommandRunner:
                 shells.
             starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
                 container engines do.
-            try_again: Function that returns, for the message of a stream that did not become a shell, whether to open
-                another stream.
+            try_again: Function that gets the message of a shell that could not start, and returns whether to try again.
             shell: Default shell of commands.
             root: User who may kill all processes; `None` if this is the default user.
         """
@@ -449,7 +448,7 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
-        """Collects the stderr of the ended command."""
+        """Ends the sink, and collects the rest of the command's stderr."""
         await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
         if not await happened(run.answered, _COLLECT_SEC):
             channel.close()

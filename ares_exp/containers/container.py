@@ -231,7 +231,7 @@ class Container(Protocol):
 
         Raises:
             ValueError: `policy` is not one of `ContainerSpec.networks`.
-            ContainerError: The policy could not be applied. The policy in force is then unknown.
+            ContainerError: The policy could not be applied. It is then unknown which policy applies.
             ContainerDiedError: The container is gone.
         """
 
@@ -307,8 +307,8 @@ class SnapshottableContainer(Protocol):
 class ContainerFactory(Protocol):
     """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use them,
-    inherit from it, or define some of its members.
+    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use the
+    optional members, inherit from `ContainerFactoryBase`, or define some of them.
     """
 
     name: str
@@ -394,7 +394,7 @@ class ContainerFactoryBase(ContainerFactory):
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
         """Lists the resources that dead and active runs of this machine created with the backend. Blocking.
 
-        `ares-exp clean` removes the stale ones. Default: lists nothing.
+        `ares-exp clean` removes the stale resources. Default: lists nothing.
 
         Args:
             images: Whether images that are kept for the next run also count as stale.
@@ -429,7 +429,7 @@ def refuse_second_start(*, started: bool) -> None:
 async def bounded_start(
     what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], remedy: str = ""
 ) -> AsyncIterator[None]:
-    """Limits the time of a start, which is the body; stops the container if the start fails or is cancelled.
+    """Bounds the time of the start in its body, and stops the container if the start fails or is cancelled.
 
     Args:
         what: Name of the container, as the first words of a sentence.

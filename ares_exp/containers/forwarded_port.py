@@ -65,12 +65,12 @@ class ServingContainer(Protocol):
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Makes `serve` reachable at a port of the container's loopback, under any network policy.
 
-        At most `MAX_CONNECTIONS` are open at the same time. The forwarded port closes when the container stops, and
-        when this process ends in any way.
+        At most `MAX_CONNECTIONS` connections are open at the same time. The forwarded port closes when the container
+        stops, and when this process ends in any way.
 
         Args:
             serve: Called with each connection, on the event loop of the caller.
-            port: First port to try, before the next ones.
+            port: First port to try. If it is taken, the next ports are tried.
 
         Raises:
             PortForwardingError: The port cannot be opened in this container. The message names the missing requirement.
@@ -165,7 +165,7 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connection that reports when any component closes it."""
+    """A connection that calls `on_close` when any component closes it."""
 
     on_close: Callable[[_Connection], None] | None = None
 
@@ -176,7 +176,7 @@ class _Connection(socket.socket):
             on_close(self)
 
     def cut(self) -> None:
-        """Shuts it down in both directions, so that its server sees the end and closes it."""
+        """Shuts down both directions of the connection, so that its server sees the end and closes it."""
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 

@@ -301,7 +301,7 @@ class RelayedPort:
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
-        """Takes over a relay, and starts carrying connections on the running event loop."""
+        """Takes over a relay, and starts serving its connections on the running event loop."""
         self.url = f"http://{FORWARDED_PORT_HOST}:{relay.port}"
         self._relay = relay
         self._start_again = start_again

@@ -61,7 +61,7 @@ class DaytonaContainer(Container):
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DaytonaOptions, connections: Connections) -> None:
-        """Stores the parameters and starts nothing.
+        """Starts nothing yet.
 
         Args:
             spec: The task's container.
@@ -190,7 +190,7 @@ class DaytonaContainer(Container):
         if self._channels is None:
             raise ContainerDiedError("The container has not been started.")
         if str(options.get("user")) in (self._user, *(_ROOT_NAMES if self._user in _ROOT_NAMES else ())):
-            options["user"] = None  # the same shells
+            options["user"] = None  # shares the default user's shells
         options["env"] = {**self._image_env, **(options.get("env") or {})}
         try:
             result = await self._channels.exec(command, **options)

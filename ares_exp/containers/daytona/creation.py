@@ -49,7 +49,7 @@ If the bound is exceeded, the TTL of the sandbox removes it.
 """
 
 _EARLY_LOOKS_SEC = (0.1, 0.15, 0.25, 0.4)
-_TRIES = 6  # of a creation that left no sandbox
+_TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0
 _PAUSE_SEC = 0.3
 _LATE_START_SEC = 60.0
@@ -95,7 +95,7 @@ async def create_sandbox(
 
 
 async def delete_sandbox(service: DaytonaService, name: str) -> None:
-    """Removes a sandbox, even if its creation is still in progress. Ignores a missing one.
+    """Removes a sandbox, even if its creation is still in progress. Does nothing if the sandbox is missing.
 
     Raises:
         ContainerServiceError: The service rejected the removal or did not respond. The TTL then removes the sandbox.
@@ -134,7 +134,7 @@ async def _create_or_adopt(
     async def create(client: AsyncDaytona) -> AsyncSandbox:
         # A separate task: the service may still act on a request that is abandoned here, and its response then counts.
         creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
-        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be the only reference
+        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception
         return await _first_seen_started(client, creation, name)
 
     for tries in itertools.count(1):

@@ -161,7 +161,7 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
 
 
 async def delete_kept(service: DaytonaService, name: str) -> None:
-    """Deletes a snapshot. Ignores a missing one.
+    """Deletes a snapshot. Does nothing if the snapshot is missing.
 
     Raises:
         ContainerServiceError: The service rejected the request, or does not respond.

@@ -42,7 +42,7 @@ class DaytonaService:
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Stores the parameters without connecting.
+        """Does not connect yet.
 
         Args:
             credentials: Address and credentials of the service.

@@ -101,7 +101,7 @@ class SandboxShells:
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Stores the parameters and opens nothing.
+        """Opens nothing yet.
 
         Args:
             service: The sandbox's service.
@@ -231,7 +231,7 @@ class PseudoTerminal:
     """A `Terminal` over a connection to the service."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Stores the parameters and opens nothing.
+        """Opens nothing yet.
 
         Args:
             service: The sandbox's service.

@@ -39,7 +39,7 @@ class FileTransfer:
     """Copies files into and out of one sandbox."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
-        """Stores the parameters and copies nothing.
+        """Copies nothing yet.
 
         Args:
             service: The sandbox's service.

@@ -3,8 +3,8 @@
 `upper`: reads the upper directory of the container's overlay until two reads agree. The result is then the state at a
 moment between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's
 machine. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. To create the list, the
-engine walks over all files of the image. The list has each deletion instead of opaque directories, and has lost names
-that are not UTF-8. `auto`: `upper` if possible.
+engine walks over all files of the image. The list has each deletion instead of opaque directories, and names that are
+not UTF-8 are lost. `auto`: `upper` if possible.
 
 The container is never paused. An engine that starts a process in a container while it is being paused hangs forever,
 together with the container.
@@ -47,7 +47,7 @@ _ENGINE_FILES = frozenset(
 _TAR = ["tar", *GNU_CREATE, "--files-from=-"]
 _STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
 _SIGNATURE = re.compile(rb"\d+ \d+ \d+ [0-9a-f]+ -?[\d.]+ -?[\d.]+")
-_STAT_BYTES = 200  # of one line, without the name
+_STAT_BYTES = 200  # bound on one record of `stat`, without the name
 _DELETED = 2  # a kind of change in the engine's list
 _LOST = "\ufffd"
 _REGULAR, _ALL_KINDS = 0o100000, 0o170000
@@ -288,7 +288,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a note for each hard-linked file with a name that is not in `signatures`, so a name in the image."""
+    """Yields a note for each hard-linked file that also has names in the image, which are not in `signatures`."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]

@@ -1,4 +1,4 @@
-"""The changed files that a restored container starts with: their base image, and writing them into the container."""
+"""Restore of changed files into a new container: the search for their base image, and the writing of the files."""
 
 from __future__ import annotations
 

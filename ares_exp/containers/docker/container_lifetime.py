@@ -74,7 +74,7 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends lines, which reap zombies. Otherwise, a process could wait for a killed child forever."""
+        """Sends lines, which make the first process reap zombies. Otherwise, processes could wait for them forever."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)

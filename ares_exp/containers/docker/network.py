@@ -69,7 +69,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
     """Checks before the start that the network of `spec` can be enforced.
 
     Returns:
-        Warnings.
+        Warnings about options without an effect.
 
     Raises:
         UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be created.

@@ -250,7 +250,7 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Raises if `close` was called.
+        """Rejects calls after `close`.
 
         Raises:
             ContainerDiedError: `close` was called.

@@ -1,4 +1,4 @@
-"""Reader of the entries of a tar archive from an untrusted container, which is read as a stream and never extracted."""
+"""Reader of a tar archive from an untrusted container. The archive is read as a stream and never extracted."""
 
 from __future__ import annotations
 

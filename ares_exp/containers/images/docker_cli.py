@@ -19,7 +19,7 @@ _PASSED_ON = (
 
 
 def docker_clis(name: str = "docker") -> Iterator[Path]:
-    """Yields every `docker` on PATH once, or every program of another name."""
+    """Yields the programs with this name on PATH, each once."""
     seen = set()
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = Path(directory, name)

@@ -1,9 +1,10 @@
 """Image builds: with BuildKit, through a `docker` command, or with the engine's classic builder.
 
 docker-py cannot use BuildKit, which needs a session in addition to the request. A machine with a `docker` command that
-supports BuildKit builds every image with it, in the same way as that command. There is no trial build. A failed classic
-build leaves untagged images. They are the builder's cache, which speeds up the next build. No label distinguishes them
-from other users' images (only the last stage has labels), so they remain until `docker image prune`.
+supports BuildKit builds every image with it, in the same way as that command. The versions of the programs show whether
+they support BuildKit; there is no trial build. A failed classic build leaves untagged images. They are the builder's
+cache, which speeds up the next build. No label distinguishes them from other users' images (only the last stage has
+labels), so they remain until `docker image prune`.
 """
 
 from __future__ import annotations

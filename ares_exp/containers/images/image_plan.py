@@ -85,7 +85,7 @@ class ImagePlan:
 
     @property
     def builds_after_start(self) -> bool:
-        """Whether `apply` has steps to apply, which need a builder's network."""
+        """Whether `apply` has to apply steps, which need the same network as a build."""
         return self.built_lines is not None
 
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:

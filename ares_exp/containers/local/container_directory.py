@@ -1,8 +1,8 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
 A container's mounts are in its mount namespace and disappear with its last process, which ends with the runner. The
-directories are then also removed, unless the remover was killed with the runner. A cgroup without a directory remains
-if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies it.
+directories are then also removed, unless the shell that removes them was also killed. A cgroup without a directory
+remains if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies its owner.
 
 A test selects the parent of the directories (`find_storage`), because kernels and folders differ. The first choice is a
 folder in memory that can hold the upper layers of overlays: the files count as memory of the container, take no disk
@@ -195,7 +195,7 @@ def remove_stale() -> None:
 
 
 def find() -> Iterator[Leftover]:
-    """Yields this user's container directories, including directories of active runs, and orphaned groups. Blocking."""
+    """Yields this user's container directories, including those of active runs, and orphaned cgroups. Blocking."""
     yield from find_directories(PURPOSE, "directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)

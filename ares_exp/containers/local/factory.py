@@ -58,8 +58,8 @@ class LocalContainerFactory(ContainerFactoryBase):
             network: `no-network`: no network, regardless of the task. `build`: the host's network, including services
                 on its loopback and abstract sockets, while a task's Dockerfile is applied, but no network for agents
                 and tests. `public`: the host's network for the Dockerfile, and also for agents and tests if the task
-                has a public network. Tasks with `allowed_hosts`, or with different networks in their phases, are
-                rejected.
+                has a public network. `public` rejects tasks with `allowed_hosts`, or with different networks in their
+                phases.
             shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
                 reads `/etc/profile` first, and Debian's resets `PATH`.
             pids_limit: Maximum number of processes of one container, as a protection against fork bombs. It is

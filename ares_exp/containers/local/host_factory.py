@@ -1,8 +1,8 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
 It is for machines that allow no namespaces. The paths that a task uses are checked, recorded, and removed with the
-episode. The record (`guardian.MADE`) is written before a task's files are, so that the guardian, the next run or
-`clean` can remove them after any end of this process.
+episode. The record (`guardian.MADE`) is written before a task's files. So the guardian, the next run or `clean` can
+remove them after any end of this process.
 """
 
 from __future__ import annotations

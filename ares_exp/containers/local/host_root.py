@@ -6,8 +6,8 @@ directory is the lower layer of an overlay whose upper layer belongs to the cont
 and disappear with the container.
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
-owner-only files in `/etc` (root inside is root outside, so permissions do not protect them), drops the host's human
-users, and adds `python3` if the host's PATH has no such program.
+owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
+host's human users, and adds `python3` if the host's PATH has no such program.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Part:
     """One part of the container's root directory, which is otherwise empty.
 
     Attributes:
-        kind: `"overlay"`: a writable directory of the host; `"bind"`: a read-only file or directory; `"mount"`: a
-            read-only directory of the task's `ContainerSpec.mounts`.
+        kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory of the host; `"bind"`: a
+            read-only file or directory of the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
         path: Its path in the container.
         sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.

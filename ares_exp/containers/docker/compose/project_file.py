@@ -36,7 +36,7 @@ def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns the compose document that the task's file is merged on top of. Blocking.
+    """Returns the compose document with which the task's file is merged. Blocking.
 
     It has the service `main`, with the image or build of the task, and with its first process.
     """

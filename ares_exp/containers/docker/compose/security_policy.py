@@ -1,9 +1,9 @@
 """The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
 
 A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
-keys of later Compose versions. The policy is applied to the file as written, before the compose program runs. Reading
-the file resolves `env_file`, `extends` and `include`, which name local files, and the program's output no longer shows
-them. The policy is then applied again to the program's output, with variables and extended files filled in.
+keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs. The
+program reads the local files of `env_file`, `extends` and `include`, and its output no longer has these keys. The
+policy is then applied again to the program's output, with variables and extended files filled in.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
         Warnings about ignored keys.
 
     Raises:
-        UnsupportedTaskError: The file violates the policy, or uses a variable that is not filled in.
+        UnsupportedTaskError: The file violates the policy, or refers to a variable that is not filled in; see
+            `refuse_obeyed`.
         TaskError: The file cannot be read, or is not a compose file.
     """
     path = spec.compose_file
