@@ -78,7 +78,7 @@ class ShellPool:
             self._changed(one)
 
     async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
-        """Lends a ready channel to the caller: an idle channel, or the first one that becomes ready.
+        """Lends a ready channel to the caller: an idle channel, or the first channel that becomes ready.
 
         If a script of another channel has just ended, waits briefly for this channel before opening a new one, because
         opening a channel takes longer than most commands.
@@ -139,8 +139,8 @@ class ShellPool:
 
         Args:
             user: User of the shell.
-            again: Whether to open a second stream if `try_again` says so. Not a third one, because an agent can replace
-                the shell with a program that prints any message.
+            again: Whether to open a second stream if `try_again` returns true. A third stream is never opened, because
+                an agent can replace the shell with a program that prints any message.
 
         Raises:
             ContainerDiedError: The container is gone, or does not respond.

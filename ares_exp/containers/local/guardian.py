@@ -1,7 +1,7 @@
 """The guardian of a container without a PID namespace, which ensures that no process outlives the container.
 
 It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`),
-including daemons. When the first process or the runner ends, the guardian kills all of its own descendants. It then
+including daemons. When the first process or the runner ends, the guardian kills all of its descendants. It then
 removes the paths that the container created on this machine.
 
 It runs as a script, so it imports only the standard library.
