@@ -26,7 +26,7 @@ class Credentials:
         api_url: Address of its API, without a trailing slash.
         api_key: Key of an organisation.
         jwt_token: Token of a user, instead of a key. It needs `organization_id`.
-        organization_id: Account, with a token.
+        organization_id: Organisation on whose account sandboxes run, with a token.
         target: Region of the sandboxes; `None`: the organisation's default.
     """
 
@@ -38,7 +38,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Reads the variables that the SDK documents. Masks secret values in all files and logs from then on.
+        """Reads the variables that the SDK documents. From then on, their secrets are masked in all files and logs.
 
         Raises:
             PreflightError: A variable is missing or unusable.

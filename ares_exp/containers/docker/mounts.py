@@ -94,9 +94,9 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields a container that mounts the volume at `_AT`.
+    """Yields the id of a new container that mounts the volume at `_AT`.
 
-    The engine can copy its files although it is never started.
+    The container is never started, but the engine can copy files into and out of it.
     """
     from docker.types import Mount
 

@@ -65,6 +65,10 @@ def unsafe(what: str, value: object) -> NoReturn:
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
     """Checks each field of one entry independently and returns the entry.
 
+    Args:
+        value: Parsed line of JSON.
+        room: Maximum size of a file in bytes.
+
     Raises:
         SnapshotMetadataError: The value is not an entry.
         UnsafeSnapshotError: The entry has a value that no capture produces.
@@ -261,7 +265,10 @@ def _json(value: object) -> bytes:
 
 
 def _ends_object(line: bytes) -> bool:
-    """Returns whether an object of lines ends here. Only the path decides, so a changed entry moves no boundary."""
+    """Returns whether a stored object ends after this line.
+
+    For an entry, this depends only on its path, so that a changed entry moves no boundary.
+    """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
 

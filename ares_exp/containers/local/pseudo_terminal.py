@@ -15,7 +15,7 @@ from ares_exp.containers.local.fifo_stream import FifoStream
 
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 LAST_WORDS_SEC = 0.05
-"""Bound on the arrival of the shell's last output."""
+"""Time after the end of the shell in which its last output arrives."""
 
 _PTMX = os.makedev(5, 2)
 
@@ -44,7 +44,7 @@ def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStr
 
 
 class LocalTerminal:
-    """A `Terminal`. It hangs up when our end is closed, and when its shell ends, regardless of background processes."""
+    """A `Terminal`. It hangs up when our end is closed, or when its shell ends, even with background processes."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream
