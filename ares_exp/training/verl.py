@@ -71,7 +71,8 @@ def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
         "num_turns": 2 * len(row.steps),
         "metrics": {},
         "extra_fields": {
-            "reward_extra_info": dict(row.rewards),
+            "reward_extra_info": {"scored": float(row.reward is not None)},  # the same keys in all rows; not `reward`
+            "rewards": dict(row.rewards),
             "policy_versions": list(row.policy_versions),
             "conversation": row.conversation,
             "min_global_steps": min(steps),
