@@ -210,6 +210,7 @@ class Experiment:
             earlier,
             self._warn,
             self._live.expect_another,
+            self._running.values,
         )
         try:
             await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ares_exp.policies.policy import Policy
@@ -28,6 +28,7 @@ class TrainedRun(Protocol):
     Attributes:
         policy: Policy of the run.
         task_names: Names of the selected tasks.
+        agent_name: Name of the agent.
         run_dir: Directory of the run.
         seed: Seed of all random choices.
         concurrency: Maximum number of concurrent episodes.
@@ -36,10 +37,20 @@ class TrainedRun(Protocol):
 
     policy: Policy
     task_names: Sequence[str]
+    agent_name: str
     run_dir: RunDir
     seed: int
     concurrency: int
     earlier: PreviousSessions
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run was interrupted."""
+        ...
+
+    def running(self) -> Mapping[Slot, RunningEpisode]:
+        """Returns the running episodes by attempt."""
+        ...
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Runs and records an attempt when a slot is available.
@@ -101,9 +112,11 @@ class RunOnRequest(TrainedRun):
         earlier: PreviousSessions,
         warn: Callable[[str], None],
         on_run: Callable[[], None],
+        running: Callable[[], Iterable[RunningEpisode]],
     ) -> None:
         self.policy: Policy = parts.policy
         self.task_names = task_names
+        self.agent_name = parts.effective_agent.name
         self.run_dir = run_dir
         self.seed = settings.seed
         self.concurrency = settings.concurrency
@@ -112,10 +125,20 @@ class RunOnRequest(TrainedRun):
         self._scheduler = scheduler
         self._warn = warn
         self._on_run = on_run
+        self._running = running
         self._on_end: dict[Slot, OnEnd] = {}
         self._last: dict[Slot, RunningEpisode] = {}
         self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
         self._cancelled: set[Slot] = set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run was interrupted."""
+        return self._scheduler.interrupted
+
+    def running(self) -> Mapping[Slot, RunningEpisode]:
+        """Returns the running episodes by attempt."""
+        return {one.planned.slot: one for one in self._running()}
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Runs an attempt when a slot is available."""
