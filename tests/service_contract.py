@@ -16,6 +16,7 @@ from aiohttp import web
 
 from ares_exp.cancellation import finish
 from ares_exp.runs.composing import compose_job, run_log
+from ares_exp.training.service import served_rollouts
 from ares_exp.training.service.serving import ServeOptions, Service
 from tests.loopback_endpoint import LoopbackEndpoint, Received, error, respond
 from tests.unit.training.counted_tasks import OPEN, options
@@ -98,6 +99,11 @@ async def served(overrides: Sequence[str], **chosen: Any) -> AsyncIterator[Calle
         finally:
             job.run.interrupt()
             await finish(asyncio.wait({running}, timeout=BOUND_SEC))
+
+
+async def _stages(service: Caller, submission: Any) -> AsyncIterator[str]:
+    for one in submission["rollout_ids"]:
+        yield (await service.get(f"rollouts/{one}"))["stage"]
 
 
 async def until(condition: Any) -> None:
@@ -203,6 +209,87 @@ class ServiceContract:
             await service.submit(endpoint.url, n=2, status=429)  # too many that are not acknowledged
             await service.post("ack", {"cursor": last["cursor"]})
             await service.submit(endpoint.url, n=2)
+
+    async def test_failed_attempts_are_replaced(self, endpoint: LoopbackEndpoint) -> None:
+        endpoint.then(error(400, "wrong"), error(400, "wrong"), error(400, "wrong"))
+        async with self.served("concurrency=1") as service:
+            made = await service.submit(endpoint.url, n=2, replace_failed=1)
+            lost, fine = await service.episodes(made["submission_id"])
+        assert (lost["state"], lost["replaces"], len(lost["losses"])) == ("failed", 0, 1)
+        assert (fine["state"], fine["reward"], fine["replaces"]) == ("finished", 1.0, 1)
+        assert [(one["attempt"], one["state"], one["error"]["stage"]) for one in fine["losses"]] == [
+            (1, "failed", "policy")
+        ]
+
+    @pytest.mark.parametrize(("on_stale", "state", "losses"), [("replace", "finished", 1), ("report", "stale", 0)])
+    async def test_stale_episodes_are_not_trained_on(
+        self, endpoint: LoopbackEndpoint, on_stale: str, state: str, losses: int
+    ) -> None:
+        endpoint.then(held := Held())
+        async with self.served() as service:
+            await service.post("versions", {"version": "first", "index": 3})
+            made = await service.submit(endpoint.url, max_staleness=0, on_stale=on_stale)
+            await until(lambda: endpoint.in_flight)
+            assert (await service.post("versions", {"version": "next", "index": 4}))["version"] == "next"
+            held.release()
+            [episode] = await service.episodes(made["submission_id"])
+        assert (episode["state"], len(episode["losses"]), episode["trainable"]) == (state, losses, not losses - 1)
+        expected = (["next"], 4, 4, 0) if losses else (["first", "next"], 3, 4, 1)
+        names = ("versions", "version_min", "version_max", "staleness")
+        assert tuple(episode[name] for name in names) == expected
+
+    async def test_pause_stops_clocks_and_ends(self, endpoint: LoopbackEndpoint) -> None:
+        endpoint.then(held := Held())
+        async with self.served() as service:
+            first = await service.submit(endpoint.url)
+            await until(lambda: endpoint.in_flight)
+            assert (await service.post("pause", {"for_sec": 600}))["in_flight"] == 1
+            held.release()
+            assert (await service.post("pause", {"for_sec": 600, "drain_sec": BOUND_SEC}))["in_flight"] == 0
+            assert [one async for one in _stages(service, first)] == ["policy"]
+            paused = await service.post("pause", {"for_sec": 0.5})  # and the trainer dies
+            assert paused["paused"]["requests"] <= 0.5
+            [episode] = await service.episodes(first["submission_id"])
+            assert (episode["state"], len(endpoint.requests)) == ("finished", 2)
+            await service.post("pause", {"scope": "starts"})
+            other = await service.submit(endpoint.url)
+            assert await service.lines(other["submission_id"], wait=0.3) == []
+            assert (await service.post("resume"))["paused"] == {}
+            assert len(await service.episodes(other["submission_id"])) == 1
+        row = json.loads(Path("run/episodes.jsonl").read_text().splitlines()[0])
+        assert row["phase_sec"]["paused"] > 0
+
+    async def test_expired_lease_cancels(self, endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(served_rollouts, "LEASE_CHECK_SEC", 0.05)
+        endpoint.otherwise = Held()
+        async with self.served() as service:
+            kept = await service.submit(endpoint.url, rollout_ids=["kept"])
+            made = await service.submit(endpoint.url, rollout_ids=["left"], lease_sec=1.0)
+            await until(lambda: open_episodes() == 2)
+            await until(lambda: open_episodes() == 1)
+            [episode] = await service.episodes(made["submission_id"])
+            assert (episode["state"], episode["error"]["type"]) == ("cancelled", "LeaseExpired")
+            assert (await service.get("rollouts/kept"))["state"] == "running"
+            await service.post(f"submissions/{kept['submission_id']}/cancel")
+
+    async def test_resumed_service_loses_and_repeats_nothing(self, endpoint: LoopbackEndpoint) -> None:
+        async with self.served() as service:
+            done = await service.submit(endpoint.url, n=2, rollout_ids=["a", "b"])
+            before = await service.episodes(done["submission_id"])
+            await service.post("ack", {"cursor": 1, "submission_id": done["submission_id"]})
+            policy = {"base_url": endpoint.url, "model": "m", "key": "sk-sent-once"}
+            endpoint.then(respond("yes"), Held())
+            left = await service.submit(endpoint.url, rollout_ids=["c"], policy=policy)
+            await until(lambda: len(endpoint.requests) == 6)
+        async with self.served("resume=run") as service:
+            assert await service.episodes(done["submission_id"]) == before[1:]
+            assert (await service.get("rollouts/c"))["state"] == "waiting"  # its key was in memory only
+            assert await service.submit(endpoint.url, rollout_ids=["c"], policy=policy) == left
+            [episode] = await service.episodes(left["submission_id"])
+            assert (episode["reward"], episode["cursor"], episode["attempt"]) == (1.0, 3, 2)
+            assert len(endpoint.requests) == 7  # the first response was taken from the log
+            again = await service.submit(endpoint.url)
+            assert (await service.episodes(again["submission_id"]))[0]["attempt"] == 3
 
     async def test_each_rollout_has_its_own_endpoint(self, endpoint: LoopbackEndpoint) -> None:
         async with self.served() as service:

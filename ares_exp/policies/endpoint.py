@@ -45,6 +45,8 @@ REACHED_WITHIN_SEC = 10.0
 DRAIN_SEC = 1.0
 """Time in seconds to wait for the end of a stream after a complete response, so that the connection can be reused."""
 
+VERSION_HEADER = "X-Policy-Version"
+"""Header with the version of the weights, for servers that cannot add `policy_version` to the body."""
 _STREAMED = "X-Stainless-Raw-Response"
 """Header that makes the client return a response as it arrives."""
 
@@ -305,7 +307,11 @@ class Endpoint:
         finally:
             await response.close()
         with suppress(ValueError, RecursionError):
-            return json.loads(llm_response)
+            body = json.loads(llm_response)
+            version = response.headers.get(VERSION_HEADER)
+            if version is not None and isinstance(body, dict) and self._wire.answered_in == "choices":
+                body.setdefault("policy_version", version)
+            return body
         shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
         raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
 

@@ -44,7 +44,7 @@ class PolicyBody(Body):
         headers: HTTP headers of each call. `{rollout_id}` is replaced.
         sampling: Sampling parameters, which take precedence over the agent's parameters.
         extra_body: Additional fields of each call.
-        on_abort: Effect of a response that the engine aborted.
+        on_abort: Effect of a response that the engine aborted: the call is repeated, or the episode fails.
     """
 
     mode: Literal["endpoint", "relay"] = "endpoint"
@@ -56,7 +56,7 @@ class PolicyBody(Body):
     headers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,100}$")], Annotated[str, Field(max_length=4096)]] = {}
     sampling: dict[str, Any] = {}
     extra_body: dict[str, Any] = {}
-    on_abort: Literal["continue", "resample", "fail"] = "resample"
+    on_abort: Literal["resample", "fail"] = "resample"
 
 
 class RolloutLimits(Body):
@@ -146,6 +146,41 @@ class Acked(Body):
     """The number of episodes that were freed by this call."""
 
     freed: int
+
+
+class VersionBody(Body):
+    """The version of the weights that respond from now on, and its position in the order of versions."""
+
+    version: Annotated[str, Field(min_length=1, max_length=200)]
+    index: Count | None = None
+
+
+class PauseBody(Body):
+    """A pause of calls to endpoints, or of starts of episodes.
+
+    Attributes:
+        scope: What is paused. The clocks of episodes that wait for a paused call stop.
+        drain_sec: Maximum time to wait until no call is in flight.
+        for_sec: Time after which the service resumes by itself.
+    """
+
+    scope: Literal["requests", "starts"] = "requests"
+    drain_sec: Wait = 0.0
+    for_sec: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
+
+
+class ResumeBody(Body):
+    """The pause to end; `null` for all."""
+
+    scope: Literal["requests", "starts"] | None = None
+
+
+class ServiceState(Body):
+    """The calls in flight, the seconds that each pause still lasts, and the version of the weights."""
+
+    in_flight: int
+    paused: dict[str, float]
+    version: str | None
 
 
 class EpisodesQuery(Body):

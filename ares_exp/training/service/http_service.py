@@ -77,6 +77,10 @@ class HttpService:
                 web.post("/v1/submissions/{id}/cancel", self._cancel_submission),
                 web.get("/v1/episodes", self._episodes),
                 web.post("/v1/ack", self._ack),
+                web.post("/v1/versions", self._version),
+                web.post("/v1/pause", self._pause),
+                web.post("/v1/resume", self._resume),
+                web.get("/v1/state", self._state),
             ]
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
@@ -226,6 +230,26 @@ class HttpService:
         submission = self._rollouts.submission(body.submission_id) if body.submission_id is not None else None
         self._rollouts.renew(_named(submission, self._rollouts))
         return _json(bodies.Acked(freed=await asyncio.shield(self._rollouts.acknowledge(body.cursor, submission))))
+
+    async def _version(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.VersionBody)
+        await asyncio.shield(self._rollouts.set_version(body.version, body.index))
+        return await self._state(request)
+
+    async def _pause(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.PauseBody)
+        await self._rollouts.pause(body.scope, drain_sec=body.drain_sec, for_sec=body.for_sec)
+        return await self._state(request)
+
+    async def _resume(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.ResumeBody) if request.can_read_body else bodies.ResumeBody()
+        for scope in ("requests", "starts") if body.scope is None else (body.scope,):
+            self._rollouts.resume(scope)
+        return await self._state(request)
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        self._rollouts.renew(self._rollouts.submissions.values())
+        return _json(self._rollouts.state())
 
 
 def _named(submission: ServedSubmission | None, rollouts: ServedRollouts) -> list[ServedSubmission]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ares_exp.config.parts import has_members
-from ares_exp.errors import ConfigError, PolicyError
+from ares_exp.errors import ConfigError, EndpointError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.asked_ahead import concurrency_of
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
 """Sampling parameters whose names differ in the policies."""
+ABORT, MAX_ABORTED = "abort", 16
+"""Finish reason of an aborted response, and the maximum number of times that a call is repeated because of it."""
 OWN_FIELDS = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 logger = logging.getLogger(__name__)
@@ -152,17 +154,18 @@ class RolloutPolicies(Policy):
         if rollout is None:
             raise PolicyError(f"No rollout has the attempt {episode.attempt} at {episode.task_name}.")
         body = rollout.policy
+        may_ask = episode.may_ask or _allowed
         episode = replace(
             episode,
             headers={name: text.replace("{rollout_id}", rollout.rollout_id) for name, text in body.headers.items()},
-            may_ask=self._uncounted(episode.may_ask),
+            may_ask=self._uncounted(may_ask),
         )
         if body.mode == "relay":
             assert self.relay is not None
             client = self.relay(rollout.rollout_id, body.tokenizer or body.model, body.sampling)
         else:
             client = self._policy(rollout).for_episode(episode)
-        return _Counted(self, rollout, client)
+        return _Counted(self, rollout, client, may_ask)
 
     async def drained(self, seconds: float) -> int:
         """Waits until no call is in flight, for at most `seconds`. Returns the number of calls in flight."""
@@ -198,10 +201,8 @@ class RolloutPolicies(Policy):
         shared.users.add(rollout.rollout_id)
         return shared.policy
 
-    def _uncounted(self, may_ask: Callable[[], Awaitable[None]] | None) -> Callable[[], Awaitable[None]] | None:
+    def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Returns `may_ask` without counting its caller as in flight while it waits."""
-        if may_ask is None:
-            return None
 
         async def uncounted() -> None:
             self.count(-1)
@@ -220,25 +221,41 @@ class _Counted:
     policies: RolloutPolicies
     rollout: Rollout
     client: LLMClient
+    may_ask: Callable[[], Awaitable[None]]
 
     @property
     def max_concurrency_per_episode(self) -> int:
         return concurrency_of(self.client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
+        version, response = await self._sampled(request)
+        for _ in range(MAX_ABORTED):
+            if response.finish_reason != ABORT or self.rollout.policy.on_abort == "fail":
+                break
+            await self.may_ask()  # an engine that aborts calls usually loads weights
+            version, response = await self._sampled(request)
+        if response.finish_reason == ABORT:
+            raise EndpointError("The engine aborted the call.", code=ABORT, retryable=True)
+        self.rollout.calls += 1
+        return response if response.policy_version is not None else replace(response, policy_version=version)
+
+    async def _sampled(self, request: LLMRequest) -> tuple[str | None, LLMResponse]:
+        """Returns the version at the time of the call, and the response."""
         version = self.policies.version
         self.policies.count(1)
         try:
-            response = await self.client(request)
+            return version, await self.client(request)
         finally:
             self.policies.count(-1)
-        self.rollout.calls += 1
-        return response if response.policy_version is not None else replace(response, policy_version=version)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         self.rollout.calls += 1
         if has_members(self.client, AdvancingClient):
             self.client.advance(request, response)
+
+
+async def _allowed() -> None:
+    """Returns immediately: the run cannot be paused."""
 
 
 def _key_of(body: PolicyBody, needs_tokens: bool) -> str:

@@ -18,14 +18,24 @@ from typing import Any
 from pydantic import ValidationError
 
 from ares_exp.cancellation import in_thread
+from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import UNFINISHED
 from ares_exp.records.run_dir import dump_json
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.records.validation import explain_validation
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_attempt
+from ares_exp.runs.trainer import PauseScope
 from ares_exp.training.driver import CANCEL_LIMIT_SEC, DrivenEpisode, EpisodeDriver
-from ares_exp.training.service.bodies import ErrorFacts, Keep, Loss, PolicyBody, State, SubmissionBody
+from ares_exp.training.service.bodies import (
+    ErrorFacts,
+    Keep,
+    Loss,
+    PolicyBody,
+    ServiceState,
+    State,
+    SubmissionBody,
+)
 from ares_exp.training.service.episode_lines import episode_fields, error_of, state_of
 from ares_exp.training.service.rollout_policies import ENV, RolloutPolicies
 from ares_exp.training.service.service_record import ServiceRecord
@@ -97,6 +107,7 @@ class Rollout:
         seed: Seed of the current attempt.
         policy: Endpoint of its calls.
         submitted_at: Time of the submission, in epoch seconds.
+        planned: Plan that continues the current attempt in a resumed run; `None` for a new attempt.
         state: State of the rollout.
         is_given: Whether the current attempt was given to the scheduler and has not ended.
         calls: Number of responses in the current attempt.
@@ -115,6 +126,7 @@ class Rollout:
     seed: int
     policy: PolicyBody
     submitted_at: float
+    planned: PlannedEpisode | None = field(default=None, repr=False)
     state: State = "waiting"
     is_given: bool = False
     calls: int = 0
@@ -179,6 +191,7 @@ class ServedRollouts:
         self._submitting, self._publishing = asyncio.Lock(), asyncio.Lock()
         self._cursor = 0
         self._indices: dict[str, int] = {}
+        self._pauses: dict[PauseScope, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -251,6 +264,7 @@ class ServedRollouts:
                 if isinstance(again, DrivenEpisode) or rollout.cancelled_by is not None:
                     self._spawn(self._settle(rollout, again if isinstance(again, DrivenEpisode) else None))
                 else:
+                    rollout.planned = again
                     rollout.submission.waiting.append(rollout)
         for submission in self.submissions.values():
             self._fill(submission)
@@ -398,6 +412,26 @@ class ServedRollouts:
         self._indices[version] = number
         self._policies.version = version
 
+    async def pause(self, scope: PauseScope, *, drain_sec: float, for_sec: float) -> None:
+        """Pauses calls or starts for `for_sec`, and waits up to `drain_sec` until no call is in flight."""
+        self.resume(scope)
+        self._driver.run.pause(scope)
+        self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
+        if drain_sec:
+            await self._policies.drained(drain_sec)
+
+    def resume(self, scope: PauseScope) -> None:
+        """Ends a pause, if any."""
+        if (timer := self._pauses.pop(scope, None)) is not None:
+            timer.cancel()
+            self._driver.run.resume(scope)
+
+    def state(self) -> ServiceState:
+        """Returns the pauses, the calls in flight and the version."""
+        now = asyncio.get_running_loop().time()
+        paused: dict[str, float] = {scope: round(timer.when() - now, 3) for scope, timer in self._pauses.items()}
+        return ServiceState(in_flight=self._policies.in_flight, paused=paused, version=self.version)
+
     def counts(self) -> tuple[int, int, int]:
         """Returns the numbers of running rollouts, waiting rollouts, and episodes that are not acknowledged."""
         left = sum(one.open for one in self.submissions.values())
@@ -406,6 +440,8 @@ class ServedRollouts:
 
     async def close(self) -> None:
         """Waits for episodes that are being stored. Call it after the driver has cancelled all episodes."""
+        for timer in self._pauses.values():
+            timer.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CANCEL_LIMIT_SEC)
 
@@ -459,12 +495,23 @@ class ServedRollouts:
             else:
                 self._start(rollout)
 
-    def _start(self, rollout: Rollout, planned: PlannedEpisode | None = None) -> None:
-        planned = planned or replace(plan_attempt(*rollout.slot, seed=0), seed=rollout.seed)
+    def _start(self, rollout: Rollout) -> None:
+        planned = rollout.planned or replace(plan_attempt(*rollout.slot, seed=0), seed=rollout.seed)
+        planned = replace(planned, limits=self._limits(rollout.submission.body))
         rollout.calls, rollout.is_given = 0, True
         rollout.submission.given += 1
         self._policies.add(rollout.slot, rollout)
         self._driver.execute(planned, lambda _, episode: self._spawn(self._settle(rollout, episode)))
+
+    def _limits(self, body: SubmissionBody) -> EpisodeLimits:
+        limits, own = self._driver.run.limits, body.limits
+        steps = own.steps if own.steps is not None else limits.steps
+        if own.seconds is None:
+            return replace(limits, steps=steps)
+        time_limits = replace(
+            limits.time, agent_timeout_sec=own.seconds, agent_timeout_max_sec=None, agent_timeout_multiplier=1.0
+        )
+        return replace(limits, steps=steps, time=time_limits)
 
     async def _settle(self, rollout: Rollout, episode: DrivenEpisode | None) -> None:
         """Handles the end of an attempt: replaces it, or stores the episode of the rollout."""
@@ -483,8 +530,8 @@ class ServedRollouts:
                 again = {"attempt": planned.attempt, "seed": planned.seed, "loss": loss.model_dump()}
                 await self._write({"replaced": rollout.rollout_id, **again})
                 rollout.losses.append(loss)
-                rollout.attempt, rollout.seed = planned.attempt, planned.seed
-                self._start(rollout, planned)
+                rollout.attempt, rollout.seed, rollout.planned = planned.attempt, planned.seed, None
+                self._start(rollout)
                 return
             await self._publish(rollout, state, episode)
         except Exception as error:
