@@ -66,6 +66,20 @@ async def test_client_returns_the_rows_of_submitted_rollouts(endpoint: LoopbackE
         assert (info.capacity.running, info.unacknowledged) == (0, 0)
 
 
+async def test_client_pauses_and_announces_versions(endpoint: LoopbackEndpoint) -> None:
+    async with service() as url, Client(url) as client:
+        assert (await client.versions("17")).version == "17"
+        assert "requests" in (await client.pause(for_sec=60.0)).paused
+        submitted = await client.submit([TASK], policy=policy_of(endpoint))
+        await until(lambda: list(OPEN.iterdir()))
+        assert (endpoint.requests, (await client.state()).in_flight) == ([], 0)
+        assert (await client.resume()).paused == {}
+        [episode] = await client.collect(submitted)
+        assert (episode.state, episode.versions) == ("finished", ["step-7"])
+        with pytest.raises(ServiceError, match="got none of 1 that were acknowledged before"):
+            await client.collect(submitted)
+
+
 async def test_cancelled_run_cancels_its_rollouts(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = Held()
     async with service() as url, Client(url) as client:
