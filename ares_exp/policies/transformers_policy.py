@@ -6,31 +6,23 @@ import contextlib
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import pydantic
 
-from ares_exp.cancellation import in_thread
-from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, UnsendableRequestError
+from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
 from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
 from ares_exp.policies.in_process.batch_engine import ModelThread
-from ares_exp.policies.in_process.chat_template import (
-    ChatTemplate,
-    Conversations,
-    digest_of,
-    prompt_of,
-    response_pieces,
-    with_template,
-)
+from ares_exp.policies.in_process.chat_template import ChatTemplate, with_template
 from ares_exp.policies.in_process.generation import LoadedModel
-from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling
+from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 from ares_exp.policies.waiting import nobody_waits
 
@@ -141,7 +133,7 @@ class TransformersPolicy(Policy):
         self._watcher = StateWatcher(kept, hooks or (), output_dir, activations_max_bytes)
         self._given: tuple[Any, Any] | None = None
         self._thread: ModelThread | None = None
-        self._without_episode: _Episode | None = None
+        self._without_episode: LLMClient | None = None
         self._warned: set[str] = set()
 
     @classmethod
@@ -176,11 +168,20 @@ class TransformersPolicy(Policy):
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client for one episode, with the episode's seed and token ids."""
-        return _Episode(self, episode)
+        return TokenClient(
+            spec=episode,
+            load=self._chat,
+            prepare=self._with_own_settings,
+            sample=self._sample,
+            warn=self._warn_once,
+            max_concurrency_per_episode=self.max_concurrency_per_episode,
+            strict=self._strict,
+            continues=self._continue_tokens,
+        )
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Responds to one request outside of episodes, with seed 0."""
-        self._without_episode = self._without_episode or _Episode(self, EpisodeSpec("", 0))
+        self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("", 0))
         return await self._without_episode(request)
 
     async def in_memory(self) -> tuple[Any, Any]:
@@ -189,7 +190,7 @@ class TransformersPolicy(Policy):
         The trainer may change the weights while no response is running, and then has to call `update` without weights.
         """
         _, loaded = await self._running()
-        return loaded.model, loaded.tokenizer
+        return loaded.model, loaded.template.tokenizer
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights; see `UpdatablePolicy.update`.
@@ -208,41 +209,32 @@ class TransformersPolicy(Policy):
                 self._version = thread.version
             await thread.close()
 
-    async def respond(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
-        """Responds to one request of an episode. Raises the same errors as `__call__`."""
+    async def _chat(self) -> ChatTemplate:
+        _, loaded = await self._running()
+        return loaded.template
+
+    async def _sample(self, asked: TokenRequest) -> LLMResponse:
         started = time.perf_counter()
         thread, loaded = await self._running()
-        template = ChatTemplate(loaded.tokenizer)
-        request = self._with_own_settings(request)
-        known = episode.conversations if self._continue_tokens else Conversations()
-        prompt = await in_thread(lambda: prompt_of(template, request, known, self._warn_once))
-        digest = digest_of(prompt)
-        occurrence = episode.occurrences[digest]
-        episode.occurrences[digest] += 1
-        seed = episode.spec.seed if self._seed == "episode" else self._seed
-        sampling = self._sampling_of(request, loaded, prompt)
-        named = f"{seed}/{digest}/{occurrence}" if seed is not None else os.urandom(16).hex()
-        row = Row(prompt, replace(sampling, seed=named), tag=episode.spec)
-        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=episode.spec.on_wait or nobody_waits)
-        said = row.ids[:-1] if row.ids[-1] in loaded.ends else row.ids
-        text = cut_at_stop(template.decode(said), sampling.stop)
-        call_id = f"call_{digest[:8]}_{occurrence}"
-        pieces = response_pieces(template, request, prompt=prompt, text=text, call_id=call_id)
-        response = LLMResponse(
-            pieces,
-            usage=Usage(len(prompt), len(row.ids)),
-            prompt_token_ids=prompt,
+        seed = asked.spec.seed if self._seed == "episode" else self._seed
+        sampling = self._sampling_of(asked.request, loaded, len(asked.prompt))
+        named = f"{seed}/{asked.name}" if seed is not None else os.urandom(16).hex()
+        row = Row(asked.prompt, replace(sampling, seed=named), tag=asked.spec)
+        on_wait = asked.spec.on_wait or nobody_waits
+        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=on_wait)
+        return LLMResponse.from_text(
+            sampled_text(loaded.template, row.ids, loaded.ends, sampling.stop),
+            usage=Usage(len(asked.prompt), len(row.ids)),
+            prompt_token_ids=asked.prompt,
             completion_token_ids=row.ids,
             logprobs=row.logprobs,
-            finish_reason="tool_calls" if any(isinstance(one, ToolCallData) for one in pieces) else row.finish,
+            finish_reason=row.finish,
             model=self.model_name,
             latency_sec=time.perf_counter() - started,
             sampling=sampling.to_dict() | ({} if seed is None else {"seed": seed}),
             policy_version=ended.version,
             activations=ended.kept,
         )
-        episode.conversations.add(request, response)
-        return response
 
     async def _running(self) -> tuple[ModelThread, LoadedModel]:
         """Returns the thread of the model, which is started if necessary, and the loaded model."""
@@ -266,35 +258,23 @@ class TransformersPolicy(Policy):
         )
         tokenizer = with_template(tokenizer, self.model_name, self._chat_template)
         self._watcher.check(model)
-        ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_response()}
+        template = ChatTemplate(tokenizer)
         own = model.generation_config.eos_token_id
-        ends |= set(own) if isinstance(own, list | tuple) else {own}
+        ends = {*template.ends, *(own if isinstance(own, list | tuple) else [own])} - {None}
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         context = model.config.get_text_config().to_dict().get("max_position_embeddings")
-        return LoadedModel(model, tokenizer, pad or 0, frozenset(one for one in ends if one is not None), context)
+        return LoadedModel(model, template, pad or 0, frozenset(ends), context)
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling parameters, and without streaming.
-
-        Raises:
-            UnsendableRequestError: The request forces a tool call, and `strict` is set.
-        """
-        if request.tool_choice not in (None, "auto", "none"):
-            message = (
-                "policy=transformers cannot force a call of a tool, and the agent asks for it (`tool_choice`). "
-                "policy.strict=false lets the model choose."
-            )
-            if self._strict:
-                raise UnsendableRequestError(message)
-            self._warn_once(message)
+        """Returns the request with the policy's sampling parameters, and without streaming."""
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         return replace(request, stream=False, **ours)
 
-    def _sampling_of(self, request: LLMRequest, loaded: LoadedModel, prompt: Sequence[int]) -> Sampling:
-        left = None if loaded.max_tokens is None else loaded.max_tokens - len(prompt)
+    def _sampling_of(self, request: LLMRequest, loaded: LoadedModel, prompt_tokens: int) -> Sampling:
+        left = None if loaded.max_tokens is None else loaded.max_tokens - prompt_tokens
         if left is not None and left < 1:
             raise ContextOverflowError(
-                f"The prompt has {len(prompt)} tokens, and {self.model_name} reads {loaded.max_tokens}."
+                f"The prompt has {prompt_tokens} tokens, and {self.model_name} reads {loaded.max_tokens}."
             )
         wanted = request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         return Sampling(
@@ -309,29 +289,6 @@ class TransformersPolicy(Policy):
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message)
-
-
-@dataclass(eq=False, slots=True)
-class _Episode:
-    """The policy for one episode, with the number of requests per prompt and the token ids of its conversations."""
-
-    policy: TransformersPolicy
-    spec: EpisodeSpec
-    conversations: Conversations = field(default_factory=Conversations)
-    occurrences: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def max_concurrency_per_episode(self) -> int:
-        return self.policy.max_concurrency_per_episode
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.respond(request, self)
-
-    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Moves past a response that was given without this client, as if this client had sampled it."""
-        if response is not None and response.prompt_token_ids is not None:
-            self.occurrences[digest_of(response.prompt_token_ids)] += 1
-            self.conversations.add(request, response)
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.errors import PolicyError
+from ares_exp.policies.in_process.chat_template import ChatTemplate
 from ares_exp.policies.in_process.sampling import Row, choose
 
 
@@ -18,22 +19,17 @@ class LoadedModel:
 
     Attributes:
         model: Module of the model.
-        tokenizer: Tokenizer of the model.
+        template: Chat template of the model's tokenizer.
         pad: Id of the padding token.
         ends: Ids of the tokens that end a response.
         max_tokens: Length of the model's context; `None` if it is unlimited.
     """
 
     model: Any
-    tokenizer: Any
+    template: ChatTemplate
     pad: int
     ends: frozenset[int]
     max_tokens: int | None
-
-    def text(self, ids: Any) -> str:
-        """Returns the text of token ids, including special tokens."""
-        made: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return made
 
 
 Watch = Callable[[Any, Sequence[Row], int], contextlib.AbstractContextManager[None]]
@@ -85,7 +81,7 @@ def _generate(loaded: LoadedModel, rows: Sequence[Row], watch: Watch) -> None:
     width = max(len(row.prompt) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row.prompt)) + list(row.prompt) for row in rows], device=model.device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=model.device)
-    stepper = _Stepper(rows, pad, loaded.ends, loaded.text)
+    stepper = _Stepper(rows, pad, loaded.ends, loaded.template.decode)
     longest = max(row.sampling.max_tokens for row in rows)
     with watch(model, rows, width):
         model.generate(

@@ -119,12 +119,6 @@ class Row:
         return any(stop in tail for stop in self.sampling.stop)
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first stop string."""
-    places = [place for one in stop if (place := text.find(one)) >= 0]
-    return text[: min(places)] if places else text
-
-
 def choose(logits: Any, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
     """Selects the next token of each row.
 

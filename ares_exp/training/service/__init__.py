@@ -1,0 +1,1 @@
+"""The HTTP service that runs rollouts for trainers."""
