@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -97,12 +97,15 @@ class Relay:
         self._loading = asyncio.Lock()
         self._warned: set[str] = set()
 
-    async def requests(self, wait: float, limit: int) -> list[dict[str, Any]]:
+    async def requests(
+        self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Hands out open requests, from the oldest to the newest. Waits until there is one.
 
         Args:
             wait: Maximum wait in seconds. After it, the list is empty.
             limit: Maximum number of requests.
+            rollout_ids: Rollouts whose requests are handed out. `None`: all rollouts.
 
         Returns:
             JSON-ready requests: `request_id`, `rollout_id`, `prompt_ids`, `sampling`, and `deadline`, the end of the
@@ -110,15 +113,17 @@ class Relay:
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait
-        while not (found := [one for one in self._open.values() if one.lease_end <= clock()]):
-            due = min([until, *(one.lease_end for one in self._open.values())])
+        while True:
+            wanted = [one for one in self._open.values() if rollout_ids is None or one.rollout_id in rollout_ids]
+            if found := [one for one in wanted if one.lease_end <= clock()]:
+                return [self._hand_out(one) for one in found[:limit]]
+            due = min([until, *(one.lease_end for one in wanted)])
             if until <= clock():
                 return []
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(due - clock()):
                     await self._changed.wait()
-        return [self._hand_out(one) for one in found[:limit]]
 
     def respond(self, response: Mapping[str, Any]) -> bool:
         """Takes a sampler's response: `request_id`, `ids`, `logprobs`, `version` and `stop` of `RelayResponse`.

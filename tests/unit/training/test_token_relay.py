@@ -65,8 +65,9 @@ async def test_cancelled_request_is_not_handed_out() -> None:
     await asyncio.wait([waiting])
     assert not relay.respond(response_to(asked))
     several = [asyncio.ensure_future(relay.sampled(f"r{n}", [n], {"max_tokens": 1}, EpisodeSpec(""))) for n in range(3)]
-    handed_out = [*await relay.requests(30, 2), *await relay.requests(30, 2)]
-    assert [one["rollout_id"] for one in handed_out] == ["r0", "r1", "r2"]
+    handed_out = [*await relay.requests(30, 2, {"r2"}), *await relay.requests(30, 1), *await relay.requests(30, 2)]
+    assert [one["rollout_id"] for one in handed_out] == ["r2", "r0", "r1"]
+    assert await relay.requests(0, 8, {"r3"}) == []
     for one in several:
         one.cancel()
     await asyncio.wait(several)
