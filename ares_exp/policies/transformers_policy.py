@@ -18,9 +18,9 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
 from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
-from ares_exp.policies.in_process.batch_engine import ModelThread
 from ares_exp.policies.in_process.chat_template import ChatTemplate, with_template
 from ares_exp.policies.in_process.generation import LoadedModel
+from ares_exp.policies.in_process.loaded_model import ModelInProcess
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
@@ -32,12 +32,9 @@ logger = logging.getLogger(__name__)
 class TransformersPolicy(Policy):
     """Responds to requests with a model in this process, and returns the token ids.
 
-    Concurrent requests of all episodes are processed as one batch. Sampling parameters are set by the policy or the
+    The model generates one response after the other. Sampling parameters are set by the policy or the
     agent, or default to temperature 1 without truncation. The model's generation config is ignored. Log-probabilities
     refer to the whole vocabulary at the temperature of the response.
-
-    Attributes:
-        max_concurrency_per_episode: Maximum number of concurrent requests of one episode.
     """
 
     @pydantic.validate_call
@@ -57,9 +54,6 @@ class TransformersPolicy(Policy):
         stop_sequences: StopSequences | None = None,
         seed: int | Literal["episode"] | None = "episode",
         continue_tokens: bool = True,
-        max_batch_size: Count = 16,
-        batch_wait_sec: float = 0.005,
-        max_concurrency_per_episode: Count = 16,
         timeout_sec: Seconds = 1800.0,
         policy_version: str | None = None,
         strict: bool = True,
@@ -88,15 +82,11 @@ class TransformersPolicy(Policy):
                 uses 2048. The rest of the model's context is also an upper bound.
             stop_sequences: Strings that end generation. The response does not include them.
             seed: Seed for sampling; `"episode"` for the seed of the episode, `None` for a new one each time. The
-                sampled tokens depend on the seed and the prompt, but not on other responses in the batch.
+                sampled tokens depend only on the seed, the prompt and the number of earlier requests with this prompt.
             continue_tokens: Whether to continue conversations with the token ids of earlier responses, so that the
                 token ids of a conversation only grow and never fork. Otherwise, each request is rendered and tokenised
                 completely.
-            max_batch_size: Maximum number of responses that are generated at the same time.
-            batch_wait_sec: Time in seconds that the first request of a batch waits for others.
-            max_concurrency_per_episode: Maximum number of concurrent requests of one episode, if its agent waits for
-                several responses.
-            timeout_sec: Time limit of one response in seconds, including the wait for a batch.
+            timeout_sec: Time limit of one response in seconds, including the wait for other responses.
             policy_version: Name of the loaded weights, for the records.
             strict: Whether an unsupported option of the agent (a forced tool call) is an error instead of a warning.
             activations: Hidden states to keep for each response. A layer number keeps the layer's outputs at the
@@ -123,16 +113,13 @@ class TransformersPolicy(Policy):
         }
         self._seed = seed
         self._continue_tokens = continue_tokens
-        self._max_batch_size = max_batch_size
-        self._batch_wait_sec = batch_wait_sec
-        self.max_concurrency_per_episode = max_concurrency_per_episode
         self._timeout_sec = timeout_sec
         self._version = policy_version
         self._strict = strict
         kept = [KeptStates(layer=one) if isinstance(one, int) else one for one in activations or ()]
         self._watcher = StateWatcher(kept, hooks or (), output_dir, activations_max_bytes)
         self._given: tuple[Any, Any] | None = None
-        self._thread: ModelThread | None = None
+        self._running: ModelInProcess | None = None
         self._without_episode: LLMClient | None = None
         self._warned: set[str] = set()
 
@@ -156,7 +143,7 @@ class TransformersPolicy(Policy):
     @property
     def policy_version(self) -> str | None:
         """Version of the current weights."""
-        return self._version if self._thread is None else self._thread.version
+        return self._version if self._running is None else self._running.version
 
     async def preflight(self) -> None:
         """Loads the model.
@@ -164,7 +151,7 @@ class TransformersPolicy(Policy):
         Raises:
             PreflightError: The model cannot be loaded, or has no chat template. The message suggests a fix.
         """
-        await self._running()
+        await self._model_in_process().loaded()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client for one episode, with the episode's seed and token ids."""
@@ -174,7 +161,6 @@ class TransformersPolicy(Policy):
             prepare=self._with_own_settings,
             sample=self._sample,
             warn=self._warn_once,
-            max_concurrency_per_episode=self.max_concurrency_per_episode,
             strict=self._strict,
             continues=self._continue_tokens,
         )
@@ -189,7 +175,7 @@ class TransformersPolicy(Policy):
 
         The trainer may change the weights while no response is running, and then has to call `update` without weights.
         """
-        _, loaded = await self._running()
+        loaded = await self._model_in_process().loaded()
         return loaded.model, loaded.template.tokenizer
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
@@ -197,31 +183,30 @@ class TransformersPolicy(Policy):
 
         A directory has the format of `save_pretrained`, with `*.safetensors`.
         """
-        thread, _ = await self._running()
-        await thread.update(version, lambda loaded: _take(loaded.model, weights))
+        await self._model_in_process().update(version, lambda loaded: _take(loaded.model, weights))
 
     async def close(self) -> None:
         """Cancels running responses, and frees the memory of a model that the policy has loaded. Idempotent."""
-        thread, self._thread = self._thread, None
+        running, self._running = self._running, None
         self._without_episode = None
-        if thread is not None:
+        if running is not None:
             if self._given is not None:
-                self._version = thread.version
-            await thread.close()
+                self._version = running.version
+            await running.close()
 
     async def _chat(self) -> ChatTemplate:
-        _, loaded = await self._running()
-        return loaded.template
+        return (await self._model_in_process().loaded()).template
 
     async def _sample(self, asked: TokenRequest) -> LLMResponse:
         started = time.perf_counter()
-        thread, loaded = await self._running()
+        running = self._model_in_process()
+        loaded = await running.loaded()
         seed = asked.spec.seed if self._seed == "episode" else self._seed
         sampling = self._sampling_of(asked.request, loaded, len(asked.prompt))
         named = f"{seed}/{asked.name}" if seed is not None else os.urandom(16).hex()
-        row = Row(asked.prompt, replace(sampling, seed=named), tag=asked.spec)
+        row = Row(asked.prompt, replace(sampling, seed=named), asked.spec)
         on_wait = asked.spec.on_wait or nobody_waits
-        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=on_wait)
+        ended = await running.generate(row, timeout_sec=self._timeout_sec, on_wait=on_wait)
         return LLMResponse.from_text(
             sampled_text(loaded.template, row.ids, loaded.ends, sampling.stop),
             usage=Usage(len(asked.prompt), len(row.ids)),
@@ -236,23 +221,13 @@ class TransformersPolicy(Policy):
             activations=ended.kept,
         )
 
-    async def _running(self) -> tuple[ModelThread, LoadedModel]:
-        """Returns the thread of the model, which is started if necessary, and the loaded model."""
-        if self._thread is None:
-            self._thread = ModelThread(
-                self._load,
-                version=self._version,
-                max_batch_size=self._max_batch_size,
-                batch_wait_sec=self._batch_wait_sec,
-                watch=self._watcher.watching,
-                on_end=self._watcher.links,
-            )
-            self._thread.start()
-        thread = self._thread
-        return thread, await thread.loaded()
+    def _model_in_process(self) -> ModelInProcess:
+        if self._running is None:
+            self._running = ModelInProcess(self._load, version=self._version, watcher=self._watcher)
+        return self._running
 
     def _load(self) -> LoadedModel:
-        """Loads the model and the tokenizer. Runs in the model's thread."""
+        """Loads the model and the tokenizer. Blocking."""
         model, tokenizer = self._given or _from_disk(
             self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
         )

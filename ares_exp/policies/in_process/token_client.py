@@ -60,7 +60,7 @@ class TokenClient:
     prepare: Callable[[LLMRequest], LLMRequest]
     sample: Callable[[TokenRequest], Awaitable[LLMResponse]]
     warn: Callable[[str], None]
-    max_concurrency_per_episode: int
+    max_concurrency_per_episode: int = 1
     strict: bool = True
     continues: bool = True
     _conversations: Conversations = field(default_factory=Conversations)
