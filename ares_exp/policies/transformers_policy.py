@@ -170,14 +170,6 @@ class TransformersPolicy(Policy):
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("", 0))
         return await self._without_episode(request)
 
-    async def in_memory(self) -> tuple[Any, Any]:
-        """Returns the module and its tokenizer, for a trainer in this process.
-
-        The trainer may change the weights while no response is running, and then has to call `update` without weights.
-        """
-        loaded = await self._model_in_process().loaded()
-        return loaded.model, loaded.template.tokenizer
-
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights; see `UpdatablePolicy.update`.
 

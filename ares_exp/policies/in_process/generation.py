@@ -63,7 +63,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
         return scores
 
     try:
-        with _as_it_generates(model, loaded.pad), torch.no_grad(), watcher.watching(model, row):
+        with as_it_generates(model, loaded.pad), torch.no_grad(), watcher.watching(model, row):
             model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -91,7 +91,7 @@ class _Ended:
 
 
 @contextlib.contextmanager
-def _as_it_generates(model: Any, pad: int) -> Iterator[None]:
+def as_it_generates(model: Any, pad: int) -> Iterator[None]:
     """Sets evaluation mode and disables the model's own sampling defaults, so that only the given sampling applies."""
     from transformers import GenerationConfig
 
