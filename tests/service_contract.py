@@ -17,6 +17,7 @@ from aiohttp import web
 from ares_exp.cancellation import finish
 from ares_exp.runs.composing import compose_job, run_log
 from ares_exp.training.service import served_rollouts
+from ares_exp.training.service.bodies import Episode
 from ares_exp.training.service.serving import ServeOptions, Service
 from tests.loopback_endpoint import LoopbackEndpoint, Received, error, respond
 from tests.unit.training.counted_tasks import OPEN, options
@@ -67,6 +68,8 @@ class Caller:
 
     async def episodes(self, submission: str, **query: Any) -> list[Any]:
         *episodes, end = await self.lines(submission, **query)
+        for one in episodes:
+            Episode.model_validate(one)
         assert end == {"submission_id": submission, "complete": True}
         return episodes
 

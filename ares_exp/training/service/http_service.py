@@ -21,6 +21,7 @@ from ares_exp.errors import UserError
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.service import bodies
+from ares_exp.training.service.openapi import NDJSON, OPERATIONS, openapi
 from ares_exp.training.service.served_rollouts import (
     ConflictError,
     FullError,
@@ -37,7 +38,6 @@ MAX_BODY_BYTES = 64 * 2**20
 WRITE_SEC = 60.0
 """Time limit, in seconds, for a client to take a part of a response."""
 RETRY_AFTER_SEC = 2
-NDJSON = "application/x-ndjson"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 B = TypeVar("B", bound=BaseModel)
@@ -67,22 +67,22 @@ class HttpService:
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
         """Serves requests at an open socket while the body runs. Then ends all requests."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
-        app.add_routes(
-            [
-                web.get("/v1/info", self._info),
-                web.get("/v1/tasks", self._tasks),
-                web.post("/v1/rollouts", self._submit),
-                web.get("/v1/rollouts/{id}", self._rollout),
-                web.post("/v1/rollouts/{id}/cancel", self._cancel_rollout),
-                web.post("/v1/submissions/{id}/cancel", self._cancel_submission),
-                web.get("/v1/episodes", self._episodes),
-                web.post("/v1/ack", self._ack),
-                web.post("/v1/versions", self._version),
-                web.post("/v1/pause", self._pause),
-                web.post("/v1/resume", self._resume),
-                web.get("/v1/state", self._state),
-            ]
-        )
+        handlers: dict[str, Handler] = {
+            "info": self._info,
+            "tasks": self._tasks,
+            "submit": self._submit,
+            "episodes": self._episodes,
+            "ack": self._ack,
+            "rollout": self._rollout,
+            "cancel_rollout": self._cancel_rollout,
+            "cancel_submission": self._cancel_submission,
+            "version": self._version,
+            "pause": self._pause,
+            "resume": self._resume,
+            "state": self._state,
+            "document": self._document,
+        }
+        app.add_routes([web.route(one.method, one.path, handlers[one.name]) for one in OPERATIONS])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await runner.setup()
         try:
@@ -250,6 +250,9 @@ class HttpService:
     async def _state(self, request: web.Request) -> web.StreamResponse:
         self._rollouts.renew(self._rollouts.submissions.values())
         return _json(self._rollouts.state())
+
+    async def _document(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(openapi())
 
 
 def _named(submission: ServedSubmission | None, rollouts: ServedRollouts) -> list[ServedSubmission]:
