@@ -85,7 +85,9 @@ class RolloutFunc:
     async def _episodes(self, prompts: Sequence[str], trainer: Any) -> list[Episode]:
         step = trainer.state.global_step
         sampling = {"temperature": trainer.args.temperature, "max_tokens": trainer.args.max_completion_length}
-        policy = {"mode": "relay", "model": trainer.processing_class.name_or_path, "sampling": sampling}
+        name = trainer.processing_class.name_or_path
+        model = str(Path(name).absolute()) if Path(name).is_dir() else name  # the service has another working directory
+        policy = {"mode": "relay", "model": model, "sampling": sampling}
         async with Client(self._url, key_env=self._key_env) as client:
             await client.versions(str(step), step)
             return await client.run(prompts, sample=_Sampler(trainer), policy=policy, **self._submission)

@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import ContextOverflowError, WireFormatError
+from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
@@ -24,32 +24,14 @@ from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest,
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.waiting import nobody_waits, reported
 from ares_exp.records.validation import validated
-from ares_exp.training.sampled_calls import MAX_LOGPROB
+from ares_exp.training.service.bodies import SampledBody
 
 MAX_CONCURRENCY_PER_EPISODE = 16
 """Maximum number of concurrent requests of one episode."""
+REQUEST_LEASE_SEC = 300.0
+"""Time in seconds that a sampler has to respond to a request."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RelayResponse:
-    """A response of a trainer's sampler.
-
-    Attributes:
-        request_id: Id of the request.
-        ids: Sampled token ids, including the token that ended the response. No ids with `stop: length` mean that the
-            prompt is longer than the model's context.
-        logprobs: Log-probability of each sampled token.
-        version: Version of the weights. `None`: the version that the trainer set last.
-        stop: Reason for the end. `abort`: the engine stopped early, and the request is continued with these ids.
-    """
-
-    request_id: str
-    ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
-    logprobs: list[Annotated[float, Field(allow_inf_nan=False, le=MAX_LOGPROB)]]
-    stop: Literal["stop", "length", "abort"]
-    version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class _OpenRequest:
     lease_end: float = -math.inf
     version: str | None = None
     taken: asyncio.Event = field(default_factory=asyncio.Event)
-    response: asyncio.Future[RelayResponse] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    response: asyncio.Future[SampledBody] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Relay:
@@ -83,7 +65,7 @@ class Relay:
         version: Version of the weights for responses that name no version.
     """
 
-    def __init__(self, lease_sec: float) -> None:
+    def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
         """Creates a relay without requests.
 
         Args:
@@ -125,31 +107,21 @@ class Relay:
                 async with asyncio.timeout(due - clock()):
                     await self._changed.wait()
 
-    def respond(self, response: Mapping[str, Any]) -> bool:
-        """Takes a sampler's response: `request_id`, `ids`, `logprobs`, `version` and `stop` of `RelayResponse`.
+    def respond(self, response: SampledBody) -> bool:
+        """Takes a sampler's response.
 
         Returns:
             Whether the response was used. It is dropped if the request has another response, or is no longer open.
 
         Raises:
-            WireFormatError: A field is missing or invalid. The request stays open.
+            WireFormatError: The response is longer than requested. The request stays open.
         """
-        try:
-            made = validated(RelayResponse, response)
-        except ValueError as error:
-            raise WireFormatError(f"Invalid response to a token request: {error}.") from None
-        if len(made.ids) != len(made.logprobs):
-            raise WireFormatError(
-                f"Expected one log-probability per token id, got {len(made.ids)} ids and {len(made.logprobs)} logprobs."
-            )
-        if not made.ids and made.stop == "stop":
-            raise WireFormatError("Expected sampled ids, got none. Use `stop: length` for a prompt that is too long.")
-        one = self._open.get(made.request_id)
+        one = self._open.get(response.request_id)
         if one is None or one.response.done():
             return False
-        if len(made.ids) > (most := one.sampling["max_tokens"]):
-            raise WireFormatError(f"Expected at most {most} ids (`sampling.max_tokens`), got {len(made.ids)}.")
-        one.response.set_result(made)
+        if len(response.ids) > (most := one.sampling["max_tokens"]):
+            raise WireFormatError(f"Expected at most {most} ids (`sampling.max_tokens`), got {len(response.ids)}.")
+        one.response.set_result(response)
         return True
 
     def policy_for(
@@ -163,14 +135,7 @@ class Relay:
             sampling: Sampling parameters that take precedence over the agent's: `temperature`, `top_p`, `max_tokens`,
                 `stop`, and others of the trainer's engine.
             spec: Episode of the client.
-
-        Raises:
-            WireFormatError: A sampling parameter is invalid.
         """
-        try:
-            validated(_Limits, sampling)
-        except ValueError as error:
-            raise WireFormatError(f"Invalid `sampling`: {error}.") from None
         sampler = _Sampler(self, rollout_id, model, sampling)
         return TokenClient(
             spec=spec or EpisodeSpec(""),
@@ -180,6 +145,18 @@ class Relay:
             warn=self._warn_once,
             max_concurrency_per_episode=MAX_CONCURRENCY_PER_EPISODE,
         )
+
+    async def check(self, model: str, sampling: Mapping[str, Any]) -> None:
+        """Checks that `policy_for` accepts these arguments.
+
+        Raises:
+            UserError: A sampling parameter is invalid, or the tokenizer cannot be loaded.
+        """
+        try:
+            validated(_Limits, sampling)
+        except ValueError as error:
+            raise ConfigError(f"The sampling parameters of the submission are invalid: {error}.") from None
+        await self.template(model)
 
     async def template(self, model: str) -> ChatTemplate:
         """Returns the chat template of a model, which is loaded once.
@@ -195,7 +172,7 @@ class Relay:
 
     async def sampled(
         self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
-    ) -> tuple[RelayResponse, str | None]:
+    ) -> tuple[SampledBody, str | None]:
         """Adds a request and waits for its response. The time until it is handed out counts as a wait of the episode.
 
         Returns:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from ares_exp.errors import ContextOverflowError, UnsendableRequestError, WireFormatError
+from ares_exp.errors import ConfigError, ContextOverflowError, UnsendableRequestError, WireFormatError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.training.sampled_calls import distinct_versions
+from ares_exp.training.service.bodies import SampledBody
 from ares_exp.training.service.token_relay import Relay
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
@@ -29,9 +31,9 @@ async def opened(relay: Relay, **more: Any) -> tuple[asyncio.Task[Any], dict[str
     return waiting, asked
 
 
-def response_to(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+def response_to(asked: dict[str, Any], **more: Any) -> SampledBody:
     made = {"request_id": asked["request_id"], "ids": [3, 4], "logprobs": [-0.5, -1.0], "version": "1", "stop": "stop"}
-    return made | more
+    return SampledBody.model_validate(made | more)
 
 
 async def test_second_response_is_dropped() -> None:
@@ -81,7 +83,7 @@ async def test_cancelled_request_is_not_handed_out() -> None:
         ({"ids": [3]}, "got 1 ids and 2 logprobs"),
         ({"logprobs": [0.0, float("nan")]}, "logprobs.1"),
         ({"logprobs": [0.0, 0.5]}, "logprobs.1"),
-        ({"ids": [], "logprobs": []}, "Expected sampled ids"),
+        ({"ids": [], "logprobs": []}, "expected sampled ids"),
         ({"ids": [1] * 5, "logprobs": [0.0] * 5}, "at most 4 ids"),
         ({"stop": "tool_calls"}, "stop"),
         ({"version": 3}, "version"),
@@ -91,16 +93,16 @@ async def test_cancelled_request_is_not_handed_out() -> None:
 async def test_invalid_response_leaves_request_open(changed: dict[str, Any], message: str) -> None:
     relay = Relay(lease_sec=60)
     waiting, asked = await opened(relay)
-    with pytest.raises(WireFormatError, match=message):
+    with pytest.raises((WireFormatError, ValidationError), match=message):
         relay.respond(response_to(asked, **changed))
     assert relay.respond(response_to(asked))
     await waiting
 
 
 @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"max_tokens": "9"}, {"stop": "END"}, {"stop": [""]}])
-def test_invalid_sampling_is_rejected(sampling: dict[str, Any]) -> None:
-    with pytest.raises(WireFormatError, match="sampling"):
-        Relay(60).policy_for("r1", "model", sampling)
+async def test_invalid_sampling_is_rejected(sampling: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="sampling"):
+        await Relay().check("model", sampling)
 
 
 def test_changed_weights_count_as_two_versions() -> None:
