@@ -19,6 +19,7 @@ from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, plan_attempt
 from ares_exp.runs.trainer import TrainedRun
+from ares_exp.training.sampled_calls import distinct_versions
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 CANCEL_LIMIT_SEC = 60.0
@@ -365,5 +366,4 @@ class EpisodeDriver:
 def versions_of(trajectory: EpisodeTrajectory | None) -> tuple[str, ...]:
     """Returns the versions of the weights that were used in an episode, without repetitions, in order of first use."""
     actions = (step.action for step in (trajectory.steps if trajectory is not None else ()))
-    named = (action.get("policy_version") for action in actions if action is not None)
-    return tuple(dict.fromkeys(str(version) for version in named if version is not None))
+    return distinct_versions(action.get("policy_version") for action in actions if action is not None)

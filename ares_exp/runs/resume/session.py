@@ -210,13 +210,11 @@ _OF_THE_ENDPOINT = (
     *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
     *("max_response_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
 )
-_OF_THE_MODEL = ("output_dir", "max_batch_size", "batch_wait_sec", "activations_max_bytes")
+_OF_THE_MODEL = ("output_dir", "activations_max_bytes")
 _OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
-_OF_A_TRAINING = ("steps", "eval_every", "checkpoint_every", "keep_checkpoints", "logprob_tolerance")
 KEYS_THAT_MAY_CHANGE = (
     *(*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING),
     *(f"policy.{name}" for name in (*_OF_THE_ENDPOINT, *_OF_THE_MODEL)),
-    *(f"trainer.{name}" for name in _OF_A_TRAINING),
 )
 """Keys that may change when a run is resumed, because they do not change results."""
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from ares_exp import __version__
 from ares_exp.cancellation import happened
-from ares_exp.errors import UserError
+from ares_exp.errors import UserError, WireFormatError
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.service import bodies
@@ -76,6 +76,8 @@ class HttpService:
             "rollout": self._rollout,
             "cancel_rollout": self._cancel_rollout,
             "cancel_submission": self._cancel_submission,
+            "requests": self._requests,
+            "respond": self._respond,
             "version": self._version,
             "pause": self._pause,
             "resume": self._resume,
@@ -105,7 +107,7 @@ class HttpService:
             return _error(409, "Conflict", str(error))
         except UnknownError as error:
             return _error(404, "Unknown", str(error))
-        except (UserError, ValidationError) as error:
+        except (UserError, WireFormatError, ValidationError) as error:
             said = f"{explain_validation(error)}." if isinstance(error, ValidationError) else str(error)
             return _error(400, type(error).__name__, said)
         except TimeoutError:
@@ -143,7 +145,7 @@ class HttpService:
                 version=self._rollouts.version,
                 tasks=len(self._run.task_names),
                 agent=self._agent,
-                modes=["endpoint", *(["relay"] if self._rollouts.has_relay else [])],
+                modes=["endpoint", "relay"],
                 wires=["chat", "responses", "messages", "ids", "sglang"],
                 capacity=bodies.Capacity(running=running, waiting=waiting, limit=self._rollouts.queue),
                 unacknowledged=unacknowledged,
@@ -230,6 +232,18 @@ class HttpService:
         submission = self._rollouts.submission(body.submission_id) if body.submission_id is not None else None
         self._rollouts.renew(_named(submission, self._rollouts))
         return _json(bodies.Acked(freed=await asyncio.shield(self._rollouts.acknowledge(body.cursor, submission))))
+
+    async def _requests(self, request: web.Request) -> web.StreamResponse:
+        query, rollouts = _query(request, bodies.RequestsQuery), self._rollouts
+        submission = rollouts.submission(query.submission) if query.submission is not None else None
+        rollouts.renew(_named(submission, rollouts))
+        ids = None if submission is None else {one.rollout_id for one in submission.rollouts}
+        found = await rollouts.relay.requests(query.wait, query.max, ids)
+        rollouts.renew(_named(submission, rollouts))
+        return web.json_response({"requests": found})
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        return _json(bodies.Accepted(accepted=self._rollouts.relay.respond(await _body(request, bodies.SampledBody))))
 
     async def _version(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, bodies.VersionBody)

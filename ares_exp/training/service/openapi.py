@@ -95,6 +95,23 @@ OPERATIONS = (
         errors=(404, 504),
     ),
     Operation(
+        "requests",
+        "GET",
+        "/v1/requests",
+        "Hands out requests of the relay, for the trainer to sample the responses.",
+        bodies.TokenRequests,
+        query=bodies.RequestsQuery,
+        errors=(404,),
+    ),
+    Operation(
+        "respond",
+        "POST",
+        "/v1/responses",
+        "Responds to a request of the relay.",
+        bodies.Accepted,
+        body=bodies.SampledBody,
+    ),
+    Operation(
         "version",
         "POST",
         "/v1/versions",
