@@ -104,11 +104,6 @@ async def served(overrides: Sequence[str], **chosen: Any) -> AsyncIterator[Calle
             await finish(asyncio.wait({running}, timeout=BOUND_SEC))
 
 
-async def _stages(service: Caller, submission: Any) -> AsyncIterator[str]:
-    for one in submission["rollout_ids"]:
-        yield (await service.get(f"rollouts/{one}"))["stage"]
-
-
 async def until(condition: Any) -> None:
     async with asyncio.timeout(BOUND_SEC):
         while not condition():  # noqa: ASYNC110 - files are looked at
@@ -249,7 +244,9 @@ class ServiceContract:
             assert (await service.post("pause", {"for_sec": 600}))["in_flight"] == 1
             held.release()
             assert (await service.post("pause", {"for_sec": 600, "drain_sec": BOUND_SEC}))["in_flight"] == 0
-            assert [one async for one in _stages(service, first)] == ["policy"]
+            async with asyncio.timeout(BOUND_SEC):
+                while (await service.get(f"rollouts/{first['rollout_ids'][0]}"))["stage"] != "policy":  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
             paused = await service.post("pause", {"for_sec": 0.5})  # and the trainer dies
             assert paused["paused"]["requests"] <= 0.5
             [episode] = await service.episodes(first["submission_id"])

@@ -231,14 +231,17 @@ class Client:
         made = await self._call("POST", "/v1/rollouts", body={**body, **submission})
         return _as(Submitted, made)
 
-    async def episodes(self, submission: Submitted, *, after: int = 0) -> AsyncIterator[Episode]:
+    async def episodes(
+        self, submission: Submitted, *, after: int = 0, acknowledge: bool = True
+    ) -> AsyncIterator[Episode]:
         """Yields the episodes of a submission as they finish, until all have finished.
 
-        An episode is acknowledged when the next one is requested. After a lost connection, the stream continues.
+        After a lost connection, the stream continues.
 
         Args:
             submission: The submission.
             after: Cursor of the last episode that must not be returned again.
+            acknowledge: Whether to acknowledge each episode when the next one is requested.
 
         Raises:
             ServiceError: The service rejected the request, or cannot be reached.
@@ -255,7 +258,8 @@ class Client:
                         episode = _as(Episode, line)
                         yield episode
                         at["after"] = episode.cursor
-                        await self.ack(submission, episode.cursor)
+                        if acknowledge:
+                            await self.ack(submission, episode.cursor)
                 heard = time.monotonic()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if time.monotonic() - heard > self._retry_sec:
@@ -269,13 +273,21 @@ class Client:
     async def collect(self, submission: Submitted, *, timeout_sec: float | None = None) -> list[Episode]:
         """Returns the episodes of a submission in the order of its rollouts, when all have finished.
 
+        They are acknowledged together, just before the call returns.
+
         Raises:
-            ServiceError: The service rejected the request, or cannot be reached.
+            ServiceError: The service rejected the request, or cannot be reached. Or an episode was acknowledged before.
             TimeoutError: The time limit was exceeded. The rollouts continue.
         """
         async with asyncio.timeout(timeout_sec):
-            found = {episode.rollout_id: episode async for episode in self.episodes(submission)}
-        return [found[rollout_id] for rollout_id in submission.rollout_ids]
+            episodes = {one.rollout_id: one async for one in self.episodes(submission, acknowledge=False)}
+            if gone := sorted(set(submission.rollout_ids) - set(episodes)):
+                raise ServiceError(
+                    f"Expected an episode of each rollout, got none of {len(gone)} that were acknowledged before, such "
+                    f"as {gone[0]}. Use new rollout ids to run these tasks again."
+                )
+            await self.ack(submission, max(one.cursor for one in episodes.values()))
+        return [episodes[rollout_id] for rollout_id in submission.rollout_ids]
 
     async def run(
         self, tasks: Sequence[str], n: int = 1, *, sample: Sample | None = None, **submission: Any
@@ -322,32 +334,39 @@ class Client:
         path = f"submissions/{what.submission_id}" if isinstance(what, Submitted) else f"rollouts/{what}"
         await self._call("POST", f"/v1/{path}/cancel", body={"keep": keep})
 
-    async def versions(self, version: str, index: int | None = None) -> None:
-        """Announces the version of the weights that responds from now on."""
-        await self._call("POST", "/v1/versions", body={"version": version, "index": index})
+    async def versions(self, version: str, index: int | None = None) -> bodies.ServiceState:
+        """Announces the version of the weights that responds from now on.
+
+        Args:
+            version: Name of the version.
+            index: Position of the version, from which ages are computed. Defaults to the number in the name, or the
+                next number.
+        """
+        return await self._control("versions", {"version": version, "index": index})
 
     async def pause(
-        self, scope: str = "requests", *, drain_sec: float | None = None, for_sec: float | None = None
-    ) -> int:
-        """Pauses LLM requests (or, with the scope `starts`, new episodes), and returns the number in flight.
+        self, scope: str = "requests", *, drain_sec: float = 0.0, for_sec: float | None = None
+    ) -> bodies.ServiceState:
+        """Pauses LLM requests, or the start of episodes.
 
         Args:
             scope: `requests` or `starts`.
-            drain_sec: Time in seconds to wait for running requests.
-            for_sec: Time in seconds after which the service resumes by itself.
+            drain_sec: Maximum time in seconds to wait until no request is in flight.
+            for_sec: Time in seconds after which the service resumes by itself. Defaults to the limit of the service.
         """
-        limits = {"drain_sec": drain_sec, "for_sec": for_sec}
-        body = {"scope": scope, **{name: value for name, value in limits.items() if value is not None}}
-        return int((await self._call("POST", "/v1/pause", body=body, wait_sec=drain_sec or 0.0))["in_flight"])
+        body = {"scope": scope, "drain_sec": drain_sec, **({} if for_sec is None else {"for_sec": for_sec})}
+        return await self._control("pause", body, wait_sec=drain_sec)
 
-    async def resume(self, scope: str = "requests") -> None:
-        """Resumes after `pause`."""
-        await self._call("POST", "/v1/resume", body={"scope": scope})
+    async def resume(self, scope: str | None = None) -> bodies.ServiceState:
+        """Resumes after `pause`. Without a scope, everything resumes."""
+        return await self._control("resume", {"scope": scope})
 
-    async def state(self) -> Mapping[str, Any]:
-        """Returns whether the service is paused, and the number of requests in flight."""
-        state: Mapping[str, Any] = await self._call("GET", "/v1/state")
-        return state
+    async def state(self) -> bodies.ServiceState:
+        """Returns the pauses, the number of requests in flight, and the version."""
+        return _as(bodies.ServiceState, await self._call("GET", "/v1/state"))
+
+    async def _control(self, what: str, body: Mapping[str, Any], *, wait_sec: float = 0.0) -> bodies.ServiceState:
+        return _as(bodies.ServiceState, await self._call("POST", f"/v1/{what}", body=body, wait_sec=wait_sec))
 
     async def requests(self, submission: Submitted, *, limit: int = 64) -> AsyncIterator[Request]:
         """Yields the requests of the relay for a submission, indefinitely.

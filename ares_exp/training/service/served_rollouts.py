@@ -259,6 +259,8 @@ class ServedRollouts:
                 self._apply(line)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
             raise ConfigError(f"The record of the service cannot be read: {type(error).__name__}: {error}") from None
+        ready = {cursor for one in self.submissions.values() for cursor in one.ready}
+        await asyncio.to_thread(lambda: self._record.remove_episodes(self._record.stored_episodes() - ready))
         for rollout in self.rollouts.values():
             if rollout.cursor is None:
                 again = await self._driver.plan_again(rollout.slot, seed=rollout.seed)

@@ -118,8 +118,8 @@ async def test_episodes_continue_after_a_broken_stream() -> None:
     broken = drop(after=lines(line("r2", 3)) + b'{"cursor": 4, "rol')
     rest = raw(lines(line("r1", 4), COMPLETE), content_type="application/x-ndjson")
     async with answering(broken, ACKED, raw(b""), rest, ACKED) as (url, requests), Client(url) as client:
-        episodes = await client.collect(SUBMITTED)
-    assert [(one.rollout_id, one.cursor) for one in episodes] == [("r1", 4), ("r2", 3)]
+        episodes = [one async for one in client.episodes(SUBMITTED)]
+    assert [(one.rollout_id, one.cursor) for one in episodes] == [("r2", 3), ("r1", 4)]
     polls = [one.path for one in requests if one.method == "GET"]
     assert ["after=0" in path for path in polls] == [True, False, False]
     assert all("after=3" in path for path in polls[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -66,6 +67,20 @@ async def test_client_returns_the_rows_of_submitted_rollouts(endpoint: LoopbackE
         assert (info.capacity.running, info.unacknowledged) == (0, 0)
 
 
+async def test_client_pauses_and_announces_versions(endpoint: LoopbackEndpoint) -> None:
+    async with service() as url, Client(url) as client:
+        assert (await client.versions("17")).version == "17"
+        assert "requests" in (await client.pause(for_sec=60.0)).paused
+        submitted = await client.submit([TASK], policy=policy_of(endpoint))
+        await until(lambda: list(OPEN.iterdir()))
+        assert (endpoint.requests, (await client.state()).in_flight) == ([], 0)
+        assert (await client.resume()).paused == {}
+        [episode] = await client.collect(submitted)
+        assert (episode.state, episode.versions) == ("finished", ["step-7"])
+        with pytest.raises(ServiceError, match="got none of 1 that were acknowledged before"):
+            await client.collect(submitted)
+
+
 async def test_cancelled_run_cancels_its_rollouts(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = Held()
     async with service() as url, Client(url) as client:
@@ -109,15 +124,20 @@ async def test_sessions_of_openenv_have_traces_and_rewards(endpoint: LoopbackEnd
         failed = sessions.create(TASK)
         assert (failed.wait_for_completion(), failed.fetch_training_trace().turns) == (1, [])
         assert failed.verify([]).env_reward is None
+        failed.close()
 
         endpoint.then(Held())
         late = sessions.create(TASK)
         with pytest.raises(TimeoutError):
             late.wait_for_completion(timeout_s=0.01)
         assert (late.verify([]).env_reward, late.verify([]).metrics["state"]) == (None, "cancelled")
+        late.close()
         endpoint.then(Held())
-        sessions.create(TASK).close()
-        sessions.close()
+        stopped = sessions.create(TASK)
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(stopped.wait_for_completion)
+            stopped.close()
+            assert ending.result(60) == 1
 
     async with service() as url:
         await asyncio.to_thread(work, url)
