@@ -86,12 +86,14 @@ class Run:
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         self._group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
         self._job = job_label(sweep_dir, hydra.job.num, overrides) if sweep_dir is not None else None
-        self._choices = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
+        chosen = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
+        self._choices = {one: option for one, option in chosen.items() if one not in (given or {})}
         self._components = Components.of(config, given or {})
         self._experiment = Experiment(
             self._components, Settings.of(values, sweep_dir=sweep_dir), self.run_dir, quiet=quiet
         )
-        self._config = scrub(values | {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()})
+        objects = {one: {"_object_": type(part).__name__} for one, part in (given or {}).items() if one in values}
+        self._config = scrub(values | objects)
         self._quiet = quiet
         self._preparing: asyncio.Future[Sequence[str]] | None = None
         self._interrupted = False

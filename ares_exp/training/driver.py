@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError, close_matches
@@ -19,6 +19,7 @@ from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, plan_attempt
 from ares_exp.runs.trainer import TrainedRun
+from ares_exp.training.sampled_calls import distinct_versions
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 CANCEL_LIMIT_SEC = 60.0
@@ -220,21 +221,35 @@ class EpisodeDriver:
             ConfigError: The run has no task with this name.
             UserError: The driver is closed.
         """
-        finished, owed = [], []
-        for slot in slots:
-            planned = plan_attempt(*slot, seed=self.run.seed)
-            self._check(slot[0])
-            self._numbers[slot[0]] = max(self._numbers.get(slot[0], 0), slot[1] + 1)
-            due = self.run.earlier.owed([planned], run_seed=self.run.seed)
-            episode = await asyncio.to_thread(self._recorded, slot) if not due else None
-            if episode is not None:
-                finished.append(episode)
-            else:
-                owed += due or [planned.anew(retry=self._results[slot].retry + 1, seed=planned.seed)]
-        submission = self._submitted(owed)
-        for episode in finished:
-            submission.give(episode)
+        found = [await self.plan_again(slot) for slot in slots]
+        submission = self._submitted([one for one in found if isinstance(one, PlannedEpisode)])
+        for episode in found:
+            if isinstance(episode, DrivenEpisode):
+                submission.give(episode)
         return submission
+
+    async def plan_again(self, slot: Slot, *, seed: int | None = None) -> PlannedEpisode | DrivenEpisode:
+        """Plans an attempt of an earlier session, or returns its recorded episode if it is finished.
+
+        Args:
+            slot: The attempt. Later plans use larger numbers.
+            seed: Seed of the attempt if it has not started; `None` derives it from the run's seed.
+
+        Raises:
+            ConfigError: The run has no task with this name.
+        """
+        self.check(slot[0])
+        planned = plan_attempt(*slot, seed=self.run.seed)
+        planned = planned if seed is None else replace(planned, seed=seed)
+        self._numbers[slot[0]] = max(self._numbers.get(slot[0], 0), slot[1] + 1)
+        if due := self.run.earlier.owed([planned], run_seed=self.run.seed):
+            return due[0]
+        if (episode := await asyncio.to_thread(self._recorded, slot)) is not None:
+            return episode
+        retry = self._results[slot].retry + 1
+        if (log := self.run.earlier.ended.get(slot)) is not None:
+            return planned.going_on(log, retry=retry)
+        return planned.anew(retry=retry, seed=planned.seed)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
@@ -279,7 +294,7 @@ class EpisodeDriver:
         Raises:
             ConfigError: The run has no task with this name.
         """
-        self._check(task_name)
+        self.check(task_name)
         number = self._numbers.get(task_name, 0)
         self._numbers[task_name] = number + 1
         return plan_attempt(task_name, number, seed=self.run.seed)
@@ -311,7 +326,8 @@ class EpisodeDriver:
         self._open.add(submission)
         return submission
 
-    def _check(self, task_name: str) -> None:
+    def check(self, task_name: str) -> None:
+        """Raises `ConfigError` if the run has no task with this name."""
         if task_name not in self.run.task_names:
             close = close_matches(task_name, self.run.task_names)
             raise ConfigError(f"There is no task {task_name!r} in this run.{close}")
@@ -333,14 +349,15 @@ class EpisodeDriver:
         return DrivenEpisode(result, trajectory, versions, newest - oldest)
 
     def _recorded(self, slot: Slot) -> DrivenEpisode | None:
-        """Reads an episode of an earlier session. Blocking. Returns `None` if its trajectory cannot be read."""
+        """Reads an episode of an earlier session. Blocking. Returns `None` if its trajectory is not complete."""
         from ares_exp.trajectories.stored_episodes import load
 
         result = self._results[slot]
         try:
             found = load(self.run.run_dir.path, skip_broken=True)
             stored = next((one for one in found if one.episode_id == result.episode_id), None)
-            return None if stored is None else self._driven(result, stored.load())
+            is_whole = stored is not None and stored.outcome is result.outcome
+            return self._driven(result, stored.load()) if stored is not None and is_whole else None
         except TrajectoryFormatError as error:
             logger.info("The trajectory of %s cannot be read: %s", result.episode_id, error)
             return None
@@ -349,5 +366,4 @@ class EpisodeDriver:
 def versions_of(trajectory: EpisodeTrajectory | None) -> tuple[str, ...]:
     """Returns the versions of the weights that were used in an episode, without repetitions, in order of first use."""
     actions = (step.action for step in (trajectory.steps if trajectory is not None else ()))
-    named = (action.get("policy_version") for action in actions if action is not None)
-    return tuple(dict.fromkeys(str(version) for version in named if version is not None))
+    return distinct_versions(action.get("policy_version") for action in actions if action is not None)

@@ -7,7 +7,7 @@ import pytest
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.help import render_help
 from ares_exp.commands.cli.run_command import parser_of
-from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS, conf_dir
+from ares_exp.config.options import OPTION_GROUPS, conf_dir
 from ares_exp.config.schema import KEYS
 
 MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 15, 70
@@ -39,7 +39,7 @@ SUBCOMMANDS = {
     "merge": [],
     "wandb": ["sync", "dashboard"],
     "clean": [],
-    "train": [],
+    "serve": [],
 }
 """In the order of the help; a run has no name."""
 
@@ -48,7 +48,7 @@ def test_groups_and_their_options_are_fixed() -> None:
     assert list(OPTION_GROUPS) == list(GROUPS)
     found = {group: " ".join(sorted(path.stem for path in (conf_dir() / group).glob("*"))) for group in GROUPS}
     assert found == GROUPS
-    assert {path.name for path in conf_dir().iterdir() if path.is_dir()} == {*OPTION_FOLDERS, "hydra"}
+    assert {path.name for path in conf_dir().iterdir() if path.is_dir()} == {*OPTION_GROUPS, "hydra"}
     assert len(GROUPS) <= MAX_GROUPS
 
 
@@ -75,7 +75,6 @@ def test_help_fits_on_a_page() -> None:
     [
         (["policy"], "    openai_responses         "),
         (["env=harbor"], "  env.path=null\n"),
-        (["trainer=grpo"], "  trainer.steps="),
         (["limits"], "  limits.steps=250\n      LLM responses per episode\n"),
         (["timeouts"], "  timeouts.agent_multiplier=null\n"),
         (["branch"], "  branch.response=null\n"),
