@@ -13,13 +13,13 @@ from typing import Any
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object
-from ares_exp.records.recorded_results import read_results
+from ares_exp.records.recorded_results import last_attempts, read_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics.comparison import Comparison
 from ares_exp.records.statistics.power import Obstacle, Remedy
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.terminal_text import count_of, format_number, one_line
-from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, last_attempts, recorded_config
+from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import RESUME_KEYS
 from ares_exp.tasks.task_files import changed_files, content_of
 

@@ -24,6 +24,7 @@ from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_
 from ares_exp.config.schema import GROUPS
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import run_path
+from ares_exp.records.recorded_results import last_attempts
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.runs.resume.recorded_run import (
@@ -31,7 +32,6 @@ from ares_exp.runs.resume.recorded_run import (
     RecordedRun,
     RecordedSweep,
     is_folder_of_runs,
-    last_attempts,
     starts_where_started,
 )
 from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
