@@ -74,6 +74,11 @@ def _picked(items: Sequence[Item], part: slice, expected: str) -> list[Item]:
     return picked
 
 
+def positions_of(tasks: Sequence[Named]) -> dict[str, int]:
+    """Returns the position of each task in the set, by name."""
+    return {task.name: index for index, task in enumerate(tasks)}
+
+
 def select(
     tasks: Sequence[T],
     *,

@@ -102,6 +102,7 @@ class SourceContract:
     def test_its_tasks_and_origins_are_those_that_it_names(self, loaded: SourceBase, names: list[str]) -> None:
         assert [task.name for task in loaded.tasks] in ([], names)
         assert set(loaded.origins) <= set(names)
+        assert not loaded.positions or set(names) <= set(loaded.positions)
 
     def test_tasks_that_are_not_kept_are_left_out(
         self, loaded: SourceBase, names: list[str], parts: EpisodeParts
