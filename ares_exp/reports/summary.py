@@ -324,7 +324,7 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
     if hidden := sum(map(len, list(reasons.values())[_MAX_UNSCORED:])):
         yield f"  and {hidden} more, in episodes.jsonl"
     if cut_short := len(results) - len(failed):
-        yield f"  {count_of(cut_short, 'attempt')} cut short"
+        yield f"  {count_of(cut_short, 'attempt')} interrupted"
     if never_started > 0:
         yield f"  {count_of(never_started, 'attempt')} never started"
 

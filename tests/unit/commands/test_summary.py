@@ -291,7 +291,7 @@ def test_what_was_cut_short_is_no_error(tmp_path: Path) -> None:
     assert not any(line.startswith("errors") for line in lines), "there is one, listed below"
     at = lines.index("Without a reward:")
     assert lines[at + 1 : at + 4] == [
-        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts cut short", "  1 attempt never started",
+        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts interrupted", "  1 attempt never started",
     ]  # fmt: skip
 
 
