@@ -213,7 +213,7 @@ def test_a_stricter_limit_needs_more() -> None:
 
 def test_one_task_alone_settles_nothing() -> None:
     found = find_remedy(_varied([(1, 3)], 4), alpha=0.05)
-    assert (found.attempts, found.tasks, found.obstacle) == (None, None, Obstacle.TOO_FEW_TASKS)
+    assert (found.attempts, found.tasks, found.obstacle) == (None, 6, Obstacle.TOO_FEW_TASKS)
 
 
 def test_no_more_is_advised_than_there_is() -> None:
