@@ -41,3 +41,10 @@ def test_the_program_finds_modules_of_the_current_directory(tmp_path: Path) -> N
     done = subprocess.run([*words, "tracker=none"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "mean reward 1.50" in done.stdout
+
+
+def test_the_example_of_the_scripted_policy_runs(cli: Any) -> None:
+    example = _described(ROOT / "conf" / "policy" / "scripted.yaml").partition("In bash: ")[2]
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {example}"], capture_output=True, text=True, check=True)
+    done = cli(*words.stdout.split("\0")[:-1], "env.limit=1", "tracker=none")
+    assert (done.returncode, "completed" in done.stdout) == (0, True), done.stderr
