@@ -268,8 +268,8 @@ def _advice(remedy: Remedy, pair: ComparedPair) -> str:
         case Obstacle.NO_DIFFERENCE:
             if remedy.detectable is None or pair.comparison.is_too_few:
                 return "No difference was observed."
-            least = f"a difference of {format_number(remedy.detectable)} or more"
-            return f"No difference was observed. {these_tasks.capitalize()} can detect {least} (power {remedy.power:.0%})."
+            least = f"a difference of {format_number(remedy.detectable)} or more (power {remedy.power:.0%})"
+            return f"No difference was observed. {these_tasks.capitalize()} can detect {least}."
         case Obstacle.TOO_FEW_TASKS:
             enough = more_tasks if remedy.tasks is None else f"at least {remedy.tasks:,} tasks"
             return f"More attempts at {these_tasks} cannot make the difference significant. Compare {enough}."
