@@ -1,4 +1,4 @@
-"""The egress proxy: the only way out of a container under an allow-list.
+"""The egress proxy: the only way out of a container under an allowlist.
 
 One proxy per container runs in this process, on a socket that listens inside the container's network (see
 `network_namespace`), which has no other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …).

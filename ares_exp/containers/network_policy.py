@@ -39,7 +39,7 @@ class NetworkPolicy:
         object.__setattr__(self, "allowed_hosts", frozenset(normalise_host(entry) for entry in self.allowed_hosts))
 
     def with_hosts(self, entries: Iterable[str]) -> NetworkPolicy:
-        """Returns this policy with more allowed hosts: `no-network` becomes an allow-list, `public` is unchanged."""
+        """Returns this policy with more allowed hosts: `no-network` becomes an allowlist, `public` is unchanged."""
         more = frozenset(entries)
         return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
 

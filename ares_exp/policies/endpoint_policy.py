@@ -389,7 +389,7 @@ class EndpointPolicy(Policy):
                 wait_sec = backoff.wait_sec(tries, error)
                 if error.retry_after_sec is not None:
                     slots.pause(wait_sec)
-                logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
+                logger.info("%s Retrying in %.1f s (request %d failed).", error, wait_sec, tries)
             on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
 
@@ -458,7 +458,7 @@ class Backoff:
         if not error.retryable:
             raise error
         if tries > self.max_retries:
-            count = "1 try" if tries == 1 else f"{tries} tries"
+            count = "1 request" if tries == 1 else f"{tries} requests"
             raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
         if error.retry_after_sec is None:
             return backoff_sec(tries, base_sec=self.base_sec, max_sec=self.max_wait_sec, rng=self.rng)

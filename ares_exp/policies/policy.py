@@ -31,7 +31,7 @@ class EpisodeSpec:
         task_name: Name of the task.
         attempt: Number of the attempt at the task, starting at 0.
         seed: Seed of the episode, derived from the run's seed, the task's name, the attempt and the retry.
-        retry: Number of earlier tries of the attempt.
+        retry: Number of earlier episodes of the attempt.
         on_wait: Callback for the seconds that a request waits for anything except its response (a retry, a slot). If
             the wait is known in advance, the callback runs before it, so that the episode does not reach a time limit.
         may_ask: Function to await before each try of a request, for policies with retries. It does not return while the

@@ -240,7 +240,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
     if statistics.retried:
         yield (
             f"{statistics.retried} of {count_of(statistics.attempts, 'attempt')} ran again; "
-            f"earlier tries: {_counts(statistics.retried_errors)}"
+            f"earlier episodes: {_counts(statistics.retried_errors)}"
         )
     if sum(statistics.errors.values()) > 1:
         yield f"errors: {_counts(statistics.errors)}"

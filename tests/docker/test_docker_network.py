@@ -105,7 +105,7 @@ def test_invalid_host_names_are_rejected() -> None:
         DockerContainerFactory(allowed_hosts=["https://a.example"])
 
 
-# An allow-list
+# An allowlist
 
 
 @pytest.mark.root

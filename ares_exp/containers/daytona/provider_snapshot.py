@@ -1,7 +1,7 @@
 """Captures as named snapshots of the service.
 
 No file is read. The service commits the sandbox's disk as an image, and a sandbox created from it has all its files.
-The snapshot is not portable: it belongs to the organization of the key, in one region. It lasts until it is deleted.
+The snapshot is not portable: it belongs to the organisation of the key, in one region. It lasts until it is deleted.
 Runs never delete it, because their branches need it. The service pauses the sandbox's processes during the commit, so
 that running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, which takes
 minutes if it is large. Until then, the service rejects other changes of state (stop, resize, another snapshot). It does

@@ -29,7 +29,7 @@ TTL_MARGIN_MIN = 10
 """Minutes added to a task's limits, for retries and the time between its phases."""
 
 MAX_DOMAINS, MAX_NETWORKS = 20, 10
-"""The service's bounds on one allow-list."""
+"""The service's bounds on one allowlist."""
 
 _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
@@ -147,7 +147,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
     An empty list means no entries.
 
     Raises:
-        UnsupportedTaskError: The service does not support the allow-list. The message has the entries and the reason.
+        UnsupportedTaskError: The service does not support the allowlist. The message has the entries and the reason.
     """
     policy = (options.network or policy).with_hosts(options.allowed_hosts)
     is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)
@@ -160,7 +160,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """Splits an allow-list into networks and domains. One of them is empty."""
+    """Splits an allowlist into networks and domains. One of them is empty."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []
@@ -189,7 +189,7 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
 
 def _unsupported(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(
-        f"an allow-list of the Daytona service {what}. Use container=docker for this task, or run it under another "
+        f"an allowlist of the Daytona service {what}. Use container=docker for this task, or run it under another "
         "network by container.network=no-network or public."
     )
 

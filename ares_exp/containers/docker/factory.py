@@ -70,7 +70,7 @@ class DockerContainerFactory(ContainerFactoryBase):
                 task's policies. `None`: the task's policies. Containers reach the `allowed_hosts` of a task through an
                 HTTP(S) proxy that the usual variables name. The proxy needs root and an engine on this machine.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
-                `no-network` becomes an allow-list.
+                `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, and Debian's reset `PATH`.
             keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each

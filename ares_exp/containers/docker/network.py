@@ -7,7 +7,7 @@
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
 A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
-allow-list, the container has no interface except the proxy, no route to this machine or to other containers, and no
+allowlist, the container has no interface except the proxy, no route to this machine or to other containers, and no
 DNS. The proxy's socket is created inside the container's network, which needs root on the engine's machine.
 """
 
@@ -72,7 +72,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
         Warnings.
 
     Raises:
-        UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be created.
+        UnsupportedTaskError: A policy is an allowlist, and no egress proxy can be created.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
     why = namespace_obstacle(host) if "allowlist" in modes else None

@@ -172,7 +172,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             return self._host.check(spec)
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: container=local has no allow-list, and gives every phase the same network. Use "
+                f"{spec.name}: container=local has no allowlist, and gives every phase the same network. Use "
                 "container=docker, or run the task without a network: container.network=build gives it to the "
                 "Dockerfile alone, container.network=no-network to nothing."
             )

@@ -296,7 +296,7 @@ class HostContainerFactory(ContainerFactoryBase):
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
                 f"{spec.name}: container=host gives every phase the network of this machine, and the task asks for an "
-                "allow-list or for different networks. Use container=docker."
+                "allowlist or for different networks. Use container=docker."
             )
         check_paths(spec, read_task_dockerfile(spec, backend=self.name))
         limits = {"cpus": spec.cpus, "memory_mb": spec.memory_mb, "storage_mb": spec.storage_mb}

@@ -128,7 +128,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected a time such as 90s, 10m or 1h30m" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main()
-    assert "the following arguments are required: RUN|SWEEP, ORDER\n" in capsys.readouterr().err
+    assert "the following arguments are required: RUN|SWEEP, COMMAND\n" in capsys.readouterr().err
 
 
 def test_a_sweep_keeps_orders_for_its_jobs_and_stop_is_its_file(

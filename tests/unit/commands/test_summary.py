@@ -140,7 +140,7 @@ def test_the_last_try_of_an_attempt_is_its_result(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (first, last)), tmp_path)
     assert _cells(text)[1:] == [["a", "1", "1.00", "completed", "2", "1.5"]]
     assert "over 1 scored · 1 of 1 episodes finished" in text
-    assert "\n1 of 1 attempt ran again; earlier tries: 1 AgentError\n" in text
+    assert "\n1 of 1 attempt ran again; earlier episodes: 1 AgentError\n" in text
     assert "Without a reward" not in text
 
 

@@ -225,7 +225,7 @@ MIXED = [
 @pytest.mark.parametrize("networks", MIXED)
 async def test_networks_that_a_box_cannot_enforce(networks: dict[str, Any]) -> None:
     spec = ContainerSpec("task", **networks)
-    with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allow-list.*=no-network"):
+    with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allowlist.*=no-network"):
         LocalContainerFactory(network="public").check(spec)
     # None at all is less than any of them asks for; but who lists hosts will miss them.
     told = (
