@@ -369,8 +369,8 @@ def test_an_unrunnable_command_is_composed(command: str, here: Path) -> None:
 @pytest.mark.parametrize("block", blocks(SCRIPTS, always_local=True))
 def test_an_example(block: Block, here: Path) -> None:
     write_files(block.page, here)
-    if "outputs/first" in block.text:
-        assert run("python -m ares_exp tracker=none hydra.run.dir=outputs/first", here).returncode == 0
+    for place in set(re.findall("outputs/(?:first|recorded)", block.text)):
+        assert run(f"python -m ares_exp tracker=none hydra.run.dir={place}", here).returncode == 0
     (here / "example.py").write_text(block.text)
     done = run("python -W error example.py", here)
     assert done.returncode == 0, done.stderr
