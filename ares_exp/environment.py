@@ -117,7 +117,7 @@ def check_action(action: object) -> None:
     """
     if action is not None and not isinstance(action, LLMResponse):
         raise TypeError(
-            f"Expected step() to be given an LLMResponse, got {type(action).__name__}. Of a text it is made by "
+            f"Expected step() to receive an LLMResponse, got {type(action).__name__}. To convert a text, use "
             "LLMResponse.from_text(text)."
         )
 
@@ -658,8 +658,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 @functools.cache
 def _warn_of_unused_seed(kind: Any) -> None:
     logger.warning(
-        "%s.reset() takes no `seed`: it is reset without, so that a seed does not choose its tasks. Give it the "
-        "keyword argument `seed=None` if there is something to seed.",
+        "%s.reset() has no argument `seed`, so the seed has no effect on it. Add the keyword argument "
+        "`seed=None` if reset() has something to seed.",
         kind.__name__,
     )
 

@@ -124,7 +124,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     if not recorded.results:
         raise ConfigError(f"Expected results in {place.episodes}, found none: no episode of that run has ended.")
     if recorded.torn:
-        notes.append("the last line of its episodes.jsonl is torn, and left out")
+        notes.append("the last line of its episodes.jsonl is incomplete, and is ignored")
     planned = _record(place.summary).get("planned")
     if not isinstance(planned, int):
         notes.append("it has no summary: it is running, or was killed")

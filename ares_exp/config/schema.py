@@ -24,7 +24,7 @@ TRAINER = "trainer"
 """Node that only the command `train` sets. Its options are in the folder with the same name."""
 MADE_NODES = ("budget", "retry")
 """Nodes that have a `_target_` but no options."""
-NOT_A_VALUE = "Expected `{name}` to hold keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
+NOT_A_VALUE = "Expected `{name}` to contain keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
 
 
 def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:

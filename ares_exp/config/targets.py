@@ -373,7 +373,7 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
         return None
     if "_target_" in (node[unknown[0]] if isinstance(node[unknown[0]], Mapping) else ()):
         return (
-            f"`{group}` is one component and `{unknown[0]}` another: to choose both, start the file of the first with "
+            f"`{group}` and `{unknown[0]}` are two components. To choose both, start the file of the first with "
             f"`# @package {group}.NAME`."
         )
     known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"

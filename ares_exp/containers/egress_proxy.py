@@ -133,8 +133,8 @@ class EgressProxy:
         if not allowed:
             raise RefusedError(
                 "403 Forbidden",
-                f"{host} is {', '.join(map(str, found))} here, no public address; a private address has to be "
-                "in allowed_hosts itself, and loopback and link-local ones are never reached.",
+                f"{host} is {', '.join(map(str, found))} here, which is not a public address. Add a private "
+                "address itself to allowed_hosts. Loopback and link-local addresses are never allowed.",
             )
         return allowed
 

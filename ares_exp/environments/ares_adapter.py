@@ -168,7 +168,7 @@ def _count_tasks(ares: Any, preset: str) -> int:
         )
     count = known[preset]
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"Expected the preset {preset!r} of martian-ares to have tasks, it says {count!r}.")
+        raise ConfigError(f"Expected the preset {preset!r} of martian-ares to have tasks, got the number {count!r}.")
     return count
 
 
@@ -328,7 +328,7 @@ def response_to_ares(response: LLMResponse, module: Any) -> Any:
         PolicyError: The response calls a tool.
     """
     if any(isinstance(piece, ToolCallData) for piece in response.data):
-        raise PolicyError("The policy answered with a tool call, and responses of martian-ares hold text only.")
+        raise PolicyError("The policy responded with a tool call, but martian-ares supports only text.")
     usage = response.usage
     return module.LLMResponse(
         data=[module.TextData(content=piece.content) for piece in response.data if isinstance(piece, TextData)],

@@ -64,7 +64,7 @@ NOT_CAPTURED = (
     "mounts: /proc, /sys, /dev (with /dev/shm), tmpfs and volumes",
 )
 
-THE_AGENT = "the agent, which is a process: no episode can go on from this snapshot"
+THE_AGENT = "the agent, which is a process, so no episode can continue from this snapshot"
 
 
 async def export_episode(
@@ -99,8 +99,8 @@ async def export_episode(
     if episode.setup.code_agent_factory.can_be_restored:  # otherwise only the files are captured
         if host.runtime.journal is None and not isinstance(host.agent, StatefulAgent):
             raise SnapshotUnsupportedError(
-                f"{type(host.agent).__name__} is not deterministic (its factory says so) and has no get_state(): its "
-                "state can be had in neither way."
+                f"{type(host.agent).__name__} is declared as not deterministic (by its factory) and has no "
+                "get_state(), so its state can be neither replayed nor saved."
             )
         await host.quiesce(QUIESCE_SEC)
     try:

@@ -227,7 +227,7 @@ class OwnModel:
         else:
             response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(), home))
         if not isinstance(response, LLMResponse) or not is_countable(response):
-            raise self.error(f"Expected {self._named} to answer with an LLMResponse, got {response!r:.200}.")
+            raise self.error(f"Expected {self._named} to return an LLMResponse, got {response!r:.200}.")
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
@@ -251,8 +251,8 @@ class OwnModel:
         """Returns the error for invalid responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
-            f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
-            "one that answers in fewer words."
+            f"Expected {self._named} to respond with {expected}, got {texts}. Choose another model for "
+            f"`{self.key}`, or a model with shorter responses."
         )
 
     def message(self, error: BaseException) -> str:

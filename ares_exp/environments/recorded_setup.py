@@ -71,7 +71,7 @@ class EpisodeFacts:
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
         stages = [read_stage(one, objects, self._where) for one in recorded]
         if [stage.name for stage in stages] != list(names[: len(stages)]):
-            raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's.")
+            raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's stages.")
         counts = [0, *(stage.step_count for stage in stages), self._step_count]
         if counts != sorted(counts):
             raise SnapshotMetadataError(f"{self._where}: expected `step_count` to rise in `past_stages`, got {counts}.")
@@ -218,7 +218,9 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
         raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` names no path.")
     if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
-        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are no texts.")
+        raise SnapshotMetadataError(
+            f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are not texts."
+        )
     store = snapshot.snapshot_dir.parent.resolve()
     if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may request host variables
         raise UnsafeSnapshotError(

@@ -135,7 +135,7 @@ class Endpoint:
         most = max(self._max_concurrency, MAX_CONNECTIONS)
         if max_concurrency > most:
             raise ConfigError(
-                f"Expected policy.max_concurrency of at most {most:,} while the run goes on, got {max_concurrency:,}."
+                f"Expected policy.max_concurrency of at most {most:,} during the run, got {max_concurrency:,}."
             )
 
     def resize(self, max_concurrency: int) -> None:
@@ -180,7 +180,7 @@ class Endpoint:
         if not isinstance(failure, EndpointError):
             return names
         if failure.status is None:
-            raise PreflightError(f"{failure} Check that the server runs and that policy.base_url is right.")
+            raise PreflightError(f"{failure} Check that the server is running and that policy.base_url is correct.")
         if failure.status in (401, 403):
             raise PreflightError(str(failure))
         return []
@@ -277,7 +277,9 @@ class Endpoint:
                 "policy.api_key_env=null if the endpoint needs no key."
             )
         if not (key.isascii() and key.isprintable()):
-            raise PreflightError(f"The API key in {self._api_key_env} has characters that no HTTP header can hold.")
+            raise PreflightError(
+                f"The API key in {self._api_key_env} has characters that are not allowed in an HTTP header."
+            )
         return key
 
     async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> Any:
@@ -348,8 +350,8 @@ class Endpoint:
     def _check_size(self, size: int) -> None:
         if size > self._max_response_bytes:
             raise MalformedResponseError(
-                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got more. "
-                "Raise policy.max_response_bytes if it is a real one."
+                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got "
+                "more. If responses are this large, raise policy.max_response_bytes."
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:

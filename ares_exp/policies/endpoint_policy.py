@@ -312,7 +312,7 @@ class EndpointPolicy(Policy):
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
         if self.model is None:
-            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+            raise PreflightError("Call preflight() first: it rejects a policy without a model.")
         body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
         body |= self.wire.stream_fields if self.stream else {}
         return await self.response_to(body, episode=episode, on_wait=on_wait)
@@ -337,14 +337,15 @@ class EndpointPolicy(Policy):
             response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
             if not response.usage.total_tokens:
                 self._warn_once(
-                    f"{self._endpoint.base_url} reports no token usage: tokens count as 0, so that no limit on tokens "
-                    "(`limits.tokens`, `budget.tokens`) and none on the cost that prices make of them holds."
+                    f"{self._endpoint.base_url} reports no token usage, so tokens count as 0. Limits on tokens "
+                    "(`limits.tokens`, `budget.tokens`), and limits on costs that are computed from prices, "
+                    "have no effect."
                 )
             if self.on_refusal == "error" and response.finish_reason in REFUSED:
                 refusal = RefusalError(
                     f"The model refuses to answer ({response.finish_reason}): "
-                    f"{self._endpoint.scrub(shorten(response.text))}. "
-                    "policy.on_refusal=answer lets the agent see that and go on.",
+                    f"{self._endpoint.scrub(shorten(response.text))}. To pass the refusal to the agent, set "
+                    "policy.on_refusal=answer.",
                     code=response.finish_reason,
                 )
                 refusal.response = response

@@ -109,8 +109,8 @@ class ReplayPolicy(Policy):
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
             raise ReplayDivergenceError(
-                f"{self._path} has no recorded episode of task {episode.task_name!r}; it has: {names}. "
-                "Select those with `env.tasks=…`."
+                f"{self._path} has no recorded episode of task {episode.task_name!r}; it has: {names}. Select "
+                "these tasks with `env.tasks=…`."
             )
         own = compiled(episode.normalisers) if self._normalisers else ()
         ran = _Replayed(recorded, strict=self._strict, normalisers=(*own, *self._normalisers))
@@ -201,10 +201,10 @@ class _Replayed:
         recorded, asked = self._compare(request)
         if recorded is None or recorded.is_pending:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} actions, "
-                f"and the agent asks for one more (request {len(self.steps)}).",
+                f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} "
+                f"actions, and the agent requests another one (request {len(self.steps)}).",
                 step=len(self.steps) - 1,
-                why="the agent asks for one action more than recorded",
+                why="the agent requests more actions than recorded",
             )
         step = self.steps[-1]
         is_tolerated = step.is_same if self._strict == "normalised" else step.match is Match.EXACT
@@ -229,10 +229,10 @@ class _Replayed:
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has no response for what the agent asks beside its work "
-                f"({conversation_of(asked)}). Run it with `agent.background_requests=observe`.",
+                f"Recorded episode {self._episode.episode_id} has no response for this background request of "
+                f"the agent ({conversation_of(asked)}). Run it with `agent.background_requests=observe`.",
                 step=len(self.steps),
-                why="the agent asks for more beside its work than recorded",
+                why="the agent sends more background requests than recorded",
             )
         return recorded
 
@@ -266,8 +266,8 @@ class _Replayed:
                 f"{len(asked.get('messages', ()))} messages where {len(recorded.get('messages', ()))} were recorded",
             )
         raise ReplayDivergenceError(
-            f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "
-            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same.",
+            f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded request "
+            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to continue anyway.",
             step=step.step,
             why=words,
         )

@@ -281,8 +281,8 @@ class TransformersPolicy(Policy):
         """
         if request.tool_choice not in (None, "auto", "none"):
             message = (
-                "policy=transformers cannot force a call of a tool, and the agent asks for it (`tool_choice`). "
-                "policy.strict=false lets the model choose."
+                "policy=transformers cannot force a tool call, and the agent requires one (`tool_choice`). Use "
+                "policy.strict=false to let the model choose."
             )
             if self._strict:
                 raise UnsendableRequestError(message)
@@ -294,7 +294,7 @@ class TransformersPolicy(Policy):
         left = None if loaded.max_tokens is None else loaded.max_tokens - len(prompt)
         if left is not None and left < 1:
             raise ContextOverflowError(
-                f"The prompt has {len(prompt)} tokens, and {self.model_name} reads {loaded.max_tokens}."
+                f"The prompt has {len(prompt)} tokens, and {self.model_name} supports at most {loaded.max_tokens}."
             )
         wanted = request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         return Sampling(

@@ -206,7 +206,7 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
         parts.source.keep(kept)
         if parts.branching is None:
             left_out = _some([name for name in task_names if name not in recorded])
-            warn(f"Left out, because nothing is recorded of them: {left_out}.")
+            warn(f"Left out, because they have no recorded episode: {left_out}.")
     return kept
 
 

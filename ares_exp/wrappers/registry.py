@@ -356,7 +356,7 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
             f'registered with `@register_env(name="{name}")`.'
         )
     if name in _registered or _configured_preset(name) is not None:
-        raise PresetError(f"There is a preset `{name}` already: register yours under another name.")
+        raise PresetError(f"The preset `{name}` already exists: register yours under another name.")
     _registered[name] = spec
 
 

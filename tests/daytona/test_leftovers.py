@@ -143,7 +143,7 @@ async def test_the_command_where_the_service_does_not_answer(emulator: Emulator,
     emulator.faults.add(Fault("status", status=403, times=None))
     code, said, errors = await clean(tmp_path)
     assert (code, errors) == (1, "")
-    assert said[0].startswith("The Daytona service could not be asked what it has. The list of sandboxes: ")
+    assert said[0].startswith("The resources of the Daytona service could not be listed. The list of sandboxes: ")
 
 
 async def test_the_command_without_credentials(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ volumes: {{kept: {{name: of-all}}}}
         assert (await files.exec("sleep 60", timeout_sec=0.3)).timed_out
         with pytest.raises(ContainerError, match=r"Expected one of the services of .* \(done, files, main\), got web"):
             box.service("web")
-        with pytest.raises(SnapshotUnsupportedError, match="have a state of their own"):
+        with pytest.raises(SnapshotUnsupportedError, match="have their own state"):
             await box.capture_changes(ObjectStore(tmp_path / "objects"))
 
         await box.service("main").stop()
@@ -200,7 +200,7 @@ async def test_a_failed_build_leaves_no_container(tmp_path: Path, engine: docker
             r"Service web is not healthy; its health check last said: 'not me'",
         ),
         ("  main:\n    command: [3]\n    nonsense: 1\n    x-nonsense: 1\n", r"services\.main\.nonsense"),
-        ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
+        ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ rejects this file: .*web"),
     ],
 )
 async def test_a_failed_start_leaves_nothing(

@@ -93,7 +93,7 @@ async def test_public_network_by_the_factory(asked: NetworkPolicy, server: Serve
 async def test_more_hosts_for_every_task(server: Server) -> None:
     factory = DockerContainerFactory(allowed_hosts=[f" {server[0]}. "])
     assert factory.check(spec(NO_NETWORK)) == []
-    assert factory.check(spec(NO_NETWORK, PUBLIC)) == ["container.allowed_hosts adds nothing to a public network"]
+    assert factory.check(spec(NO_NETWORK, PUBLIC)) == ["container.allowed_hosts has no effect on a public network"]
     async with factory(spec(NO_NETWORK, PUBLIC)) as box:
         assert await fetch(box, *server) == "hello"
         await box.set_network(PUBLIC)

@@ -338,7 +338,7 @@ def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
 def comparable_lines(text: str) -> list[str]:
     """Returns the lines of an output without times, dates, ids, rules and the width of columns."""
     text = re.sub(r"\d{4}-\d\d-\d\d[_ ]\d\d[-:]\d\d[-:]\d\d(_\d+)?", "DATE", text)
-    text = re.sub(r"(?m)(?<=__\d__)[0-9a-f]{8}|\b(\d+ min )?[\d.]+ s\b|[\d.]+(?= kB| +DATE| │$)", "N", text)
+    text = re.sub(r"(?m)(?<=__\d__)[0-9a-f]{8}|\b(\d+ min )?[\d.]+ s\b|[\d.]+(?= kB| +DATE| +expected| │$)", "N", text)
     return [line for line in (re.sub(r"[ ─━]+", " ", line).strip() for line in text.splitlines()) if line]
 
 

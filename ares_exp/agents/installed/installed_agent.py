@@ -176,7 +176,7 @@ class InstalledAgent:
 
         if not isinstance(self._container, ServingContainer):
             raise PortForwardingError(
-                f"Expected a container that forwarded ports can be opened in, got {type(self._container).__name__}."
+                f"Expected a container that can forward ports, got {type(self._container).__name__}."
             )
         options, endpoint = self._options, Endpoint.of_loop()
         line = self._line = Line(
@@ -242,8 +242,9 @@ class InstalledAgent:
         """Raises an error if the program failed or sent no request."""
         if self.facts.requests == 0:
             raise NoRequestError(
-                f"The agent {self._recipe.name} ended with exit code {result.exit_code} without one request to its "
-                f"LLM. It has to be told of it by {', '.join(self._recipe.variables)}. {last_lines(result)}"
+                f"The agent {self._recipe.name} ended with exit code {result.exit_code} without a request to "
+                "its LLM. Configure the agent to read the address of its LLM from "
+                f"{', '.join(self._recipe.variables)}. {last_lines(result)}"
             )
         self._recipe.ended(result)
 

@@ -110,8 +110,8 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
             if found == tarball.integrity:
                 return
             raise ToolboxError(
-                f"Expected {address} to have the digest {tarball.integrity}, got {found}. It is not the file that was "
-                "pinned, so nothing was installed. Ask whoever runs that registry, or set "
+                f"Expected {address} to have the digest {tarball.integrity}, got {found}. The file is not the "
+                "pinned file, so nothing was installed. Contact the owner of the registry, or set "
                 f"{REGISTRY_VARIABLE}={REGISTRY}."
             )
     raise ToolboxError(
@@ -202,8 +202,8 @@ def _installer(build: Build, python: str, requirements: Path, target: Path) -> l
     uv = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else [program] if program else None
     if uv is None:
         raise ToolboxError(
-            f"{build.name} is made of wheels, and this Python has neither pip nor uv to fetch them: "
-            f"`{sys.executable} -m ensurepip`, or install uv."
+            f"{build.name} is installed from wheels, which needs pip or uv. Run `{sys.executable} -m "
+            "ensurepip`, or install uv."
         )
     platform = f"{machine}-{'unknown-linux-musl' if is_musl else 'manylinux_2_28'}"
     options = ["--link-mode=copy", "--python", sys.executable, "--python-platform", platform]
@@ -297,7 +297,7 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
         raise
     except ToolboxError as error:
         names = " ".join(dict.fromkeys(build.name for build in builds))
-        raise ToolboxError(f"{error}\nTo try that alone: `ares-exp agents install {names}`.") from error
+        raise ToolboxError(f"{error}\nTo repeat only the download: `ares-exp agents install {names}`.") from error
 
 
 def _make(build: Build, target: Path, stop: threading.Event) -> None:

@@ -130,7 +130,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             try:
                 yield from find_all(snapshots=snapshots)
             except (PreflightError, ContainerServiceError) as error:
-                raise ContainerServiceError(f"The Daytona service could not be asked what it has. {error}") from error
+                raise ContainerServiceError(
+                    f"The resources of the Daytona service could not be listed. {error}"
+                ) from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
         return check_spec(spec, self._options)

@@ -100,7 +100,7 @@ def create_params(
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
     if plan.local is not None:
-        raise ValueError(f"The plan for {spec.name} has not been settled.")
+        raise ValueError(f"Internal error: the sandbox plan for {spec.name} is used before it is computed.")
     network = (
         network_settings(PUBLIC, DaytonaOptions())
         if plan.builds_after_start
@@ -134,9 +134,9 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     if needed is not None and options.ttl_min * 60 <= needed:
         enough = math.ceil(needed / 60) + TTL_MARGIN_MIN
         raise ConfigError(
-            f"Task {spec.name}: expected container.ttl_min to be more than its container may be needed, which is "
-            f"{needed:g} s (start, agent and scoring together), got {options.ttl_min} min. Set "
-            f"container.ttl_min={enough}, or lower the task's limits, as by timeouts.multiplier=…"
+            f"Task {spec.name}: expected container.ttl_min to be longer than its container may be needed "
+            f"({needed:g} s for start, agent and scoring), got {options.ttl_min} min. Set "
+            f"container.ttl_min={enough}, or lower the task's limits, for example with timeouts.multiplier=…"
         )
     return options.ttl_min
 
@@ -173,7 +173,7 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
             (networks if network.version == 4 else strange).append(str(network))
     if strange:
         raise _unsupported(
-            f"takes IPv4 networks and names under an alphabetic top-level domain alone, not {', '.join(strange)}"
+            f"supports only IPv4 networks and names with an alphabetic top-level domain, not {', '.join(strange)}"
         )
     if networks and domains:
         raise _unsupported(
@@ -226,14 +226,17 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
         asked = {"cpus": cpus, "memory_mb": memory_mb, "storage_mb": storage_mb, "gpus": spec.gpus or None}
         named = ", ".join(f"{key}={value:g}" for key, value in asked.items() if value is not None)
         if named:
-            yield f"{named}: not passed on: a sandbox has what its snapshot says ({options.snapshot})"
+            yield f"{named}: not used, because the snapshot {options.snapshot} sets the resources of the sandbox"
         return
     if cpus is not None and _up(cpus) != cpus:
-        yield f"cpus={cpus:g}: container=daytona gives whole CPUs, {_up(cpus)} here"
+        yield f"cpus={cpus:g}: container=daytona supports only whole CPUs, and uses {_up(cpus)}"
     for key, amount in (("memory_mb", memory_mb), ("storage_mb", storage_mb)):
         whole = _up(amount, _MB_PER_GIB)
         if amount is not None and whole is not None and whole * _MB_PER_GIB != amount:
-            yield f"{key}={amount:g}: container=daytona gives whole GiB, {whole} here ({whole * _MB_PER_GIB} MB)"
+            yield (
+                f"{key}={amount:g}: container=daytona supports only whole GiB, and uses {whole} "
+                f"({whole * _MB_PER_GIB} MB)"
+            )
 
 
 def _built_image(plan: ImagePlan, directory: Path) -> Image:

@@ -17,8 +17,8 @@ from ares_exp.containers.images.image import ensure_image, inspect_image
 from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
 
 _REMEDY = (
-    "Bring the image back (`docker save` where it still is, `docker load` here), or start the task anew. A run that "
-    "takes snapshots needs container.keep_image=true, and its images left on the engine."
+    "Restore the image (`docker save` on the engine that has it, then `docker load` here), or start the task "
+    "again. A run with snapshots needs container.keep_image=true, and its images must stay on the engine."
 )
 _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 

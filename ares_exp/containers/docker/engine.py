@@ -237,9 +237,9 @@ def _how_to_reach(host: str, error: BaseException) -> str:
         )
     if isinstance(error, PermissionError):
         return (
-            f"This user may not use the Docker engine's socket {host}: {error.strerror}. Have yourself added to the "
-            "group that owns it (`sudo usermod -aG docker $USER`, then log in again), set DOCKER_HOST to an engine of "
-            "your own, or use container=local."
+            f"This user may not use the Docker engine's socket {host}: {error.strerror}. Join the group that "
+            "owns it (`sudo usermod -aG docker $USER`, then log in again), set DOCKER_HOST to another engine, "
+            "or use container=local."
         )
     return (
         f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that you "
@@ -272,8 +272,8 @@ def _address(docker_host: str) -> tuple[str, bool]:
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not found and name not in ("", "default"):
         raise PreflightError(
-            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose one that "
-            "`docker context ls` lists, or unset it."
+            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose a "
+            "context from `docker context ls`, or unset it."
         )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
     return host, "tls" in found

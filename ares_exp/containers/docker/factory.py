@@ -181,7 +181,9 @@ class DockerContainerFactory(ContainerFactoryBase):
             engine = asyncio.run(connect(cls.default_host()))
             yield from find(engine.api, cached_images=images)
         except engine_errors() as error:
-            raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
+            raise ContainerServiceError(
+                f"The containers of the Docker engine cannot be listed: {reason(error)}."
+            ) from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
         host, context, warnings = self._options.host, spec.context_dir, list[str]()

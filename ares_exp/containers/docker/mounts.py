@@ -43,9 +43,10 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
-            f"The container of {spec.name} is to see directories of this machine ({shown}), but its engine runs "
-            f"elsewhere: DOCKER_HOST is {address_of_engine(host)}. That can be done without a compose file alone. Use "
-            "an engine of this machine, or container=local, or an agent that is not installed by a mount."
+            f"The container of {spec.name} needs directories of this machine ({shown}), but its engine runs "
+            f"elsewhere: DOCKER_HOST is {address_of_engine(host)}. This is only supported without a compose "
+            "file. Use an engine of this machine, container=local, or an agent that is not installed by a "
+            "mount."
         )
 
 

@@ -110,9 +110,9 @@ def _bytes(text: Any, what: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeError:
-        malformed(f"expected {what}, found what is none", ascii(text))
+        malformed(f"expected {what}, found an invalid value", ascii(text))
     if os.fsdecode(data) != text:
-        malformed(f"expected {what}, found another spelling of one", ascii(text))
+        malformed(f"expected {what}, found a non-canonical encoding", ascii(text))
     return data
 
 
@@ -137,7 +137,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
             or len(data) > MAX_NAME_BYTES
             or not is_kept_xattr(name)
         ):
-            unsafe("expected attributes user.* and security.capability alone, found", ascii(name))
+            unsafe("expected only the attributes user.* and security.capability, found", ascii(name))
         try:
             attributes[name] = bytes.fromhex(text)
         except (TypeError, ValueError):
@@ -249,7 +249,7 @@ def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delt
         links: dict[int, Entry] = {}
         for path, entry in built.items():
             if entry.link is not None and links.setdefault(entry.link, entry) != entry:
-                unsafe("expected the names of one file to agree in everything, found another one", ascii(path))
+                unsafe("expected all names of a file to have equal entries, found a different entry", ascii(path))
     except SnapshotMetadataError as error:
         place = f" (line {number})" if number else ""
         raise type(error)(f"The list of changed files cannot be used{place}: {error}") from None
@@ -292,14 +292,14 @@ def _header(value: Any, limits: DeltaLimits) -> tuple[str, tuple[str, ...]]:
 def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any], limits: DeltaLimits) -> None:
     path = values["path"]
     if path in entries:
-        unsafe("expected each path once, found again", ascii(path))
+        unsafe("expected each path once, found a duplicate", ascii(path))
     if len(entries) >= limits.max_entries:
         raise UnsafeSnapshotError(f"expected at most {limits.max_entries} entries, found more.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
-        unsafe("expected the directory of a path before it, found alone", ascii(path))
+        unsafe("expected the directory of a path before the path, found only the path", ascii(path))
     if parent and entries[parent]["kind"] != "directory":
-        unsafe("expected an entry to be in a directory, found one below something else", ascii(path))
+        unsafe("expected the parent of an entry to be a directory, found another kind", ascii(path))
     entries[path] = values
 
 

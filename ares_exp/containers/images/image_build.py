@@ -46,9 +46,9 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
         return
     clis = ", ".join(map(str, docker_clis())) or "there is no docker command"
     raise UnsupportedTaskError(
-        f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH drives that of the engine "
-        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself, and name it as docker_image "
-        "in the [environment] table of task.toml."
+        f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH supports the "
+        f"BuildKit of the engine at {engine.host} ({clis}). Install docker-buildx, or build the image yourself "
+        "and set it as docker_image in the [environment] table of task.toml."
     )
 
 

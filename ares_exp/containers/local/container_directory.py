@@ -142,7 +142,7 @@ def _prefix(pid: int, folder: Path) -> str:
     except BaseException as error:
         os.close(ours)
         if isinstance(error, subprocess.SubprocessError):
-            raise OSError(f"the shell that cleans up behind a killed run did not start: {error}") from error
+            raise OSError(f"the shell that cleans up after a killed run did not start: {error}") from error
         raise
     finally:
         os.close(theirs)
@@ -210,9 +210,9 @@ def find() -> Iterator[Leftover]:
 
 
 UNREADABLE = (
-    "Its files are in a tmpfs that it alone sees, as no folder on this machine can hold the upper layer of an overlay: "
-    "/dev/shm (with 1 GiB free, on a kernel of 6.6 or newer) or TMPDIR (on ext4, xfs or btrfs, say), neither of them "
-    "mounted noexec. Set TMPDIR to such a folder, or use container=docker."
+    "Its files are in a private tmpfs, because no folder on this machine can contain the upper layer of an "
+    "overlay: /dev/shm (with 1 GiB free, on Linux 6.6 or newer) or TMPDIR (for example on ext4, xfs or btrfs), "
+    "both not mounted noexec. Set TMPDIR to such a folder, or use container=docker."
 )
 """The reason why a container cannot be captured, and a suggested fix."""
 

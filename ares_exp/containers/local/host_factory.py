@@ -302,7 +302,7 @@ class HostContainerFactory(ContainerFactoryBase):
         limits = {"cpus": spec.cpus, "memory_mb": spec.memory_mb, "storage_mb": spec.storage_mb}
         warnings = [f"{name}={value:g}: not enforced by container=host" for name, value in limits.items() if value]
         if spec.networks == {NO_NETWORK}:
-            warnings.append("network: not cut off by container=host, although the task asks for none")
+            warnings.append("network: not disabled by container=host, although the task requires no network")
         return warnings
 
 
@@ -369,8 +369,8 @@ async def _machine_lock() -> AsyncIterator[int]:
                     await asyncio.sleep(_LOOK_EVERY_SEC)
         except TimeoutError as error:
             raise ContainerStartError(
-                "Another episode runs on this machine with container=host, and only one can at a time. Wait until it "
-                "ends, or use container=docker."
+                "Another episode is running on this machine with container=host, and only one can run at a "
+                "time. Wait until it ends, or use container=docker."
             ) from error
         yield descriptor
     finally:

@@ -33,7 +33,7 @@ def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStr
     try:
         found = os.fstat(reader)
         if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _PTMX:
-            raise OSError("/dev/pts/ptmx of the container is no pseudo-terminal")
+            raise OSError("/dev/pts/ptmx of the container is not a pseudo-terminal")
         fcntl.ioctl(reader, _TIOCSPTLCK, struct.pack("i", 0))
         (number,) = struct.unpack("i", fcntl.ioctl(reader, _TIOCGPTN, struct.pack("i", 0)))
         fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

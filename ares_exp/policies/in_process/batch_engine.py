@@ -211,7 +211,7 @@ class ModelThread:
             job.row.on_end = self._hand_over(job)
         try:
             generate(model, [job.row for job in jobs], self._watch)
-            left: Exception = PolicyError("Nobody waits for this response any more.")
+            left: Exception = PolicyError("No episode waits for this response any more.")
         except Exception as error:
             left = _told(error)
         self._in_progress = []

@@ -112,7 +112,7 @@ class ChatTemplate:
             )
         except Exception as error:  # an error of jinja2, or of the template's operations on messages
             raise UnsendableRequestError(
-                f"The chat template of the model refuses the request: {type(error).__name__}: {error}"
+                f"The chat template of the model rejects the request: {type(error).__name__}: {error}"
             ) from None
         return text
 
@@ -160,8 +160,8 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
             raise PreflightError(f"policy.chat_template={chat_template} cannot be read: {error}") from None
     if tokenizer.chat_template is None:
         raise PreflightError(
-            f"The tokenizer of {name} has no chat template, so that no request can be put to the model. Take the "
-            "instruction-tuned model, or name a file with policy.chat_template=…"
+            f"The tokenizer of {name} has no chat template, so it cannot format requests. Use the "
+            "instruction-tuned model, or set a file with policy.chat_template=…"
         )
     return tokenizer
 
@@ -180,8 +180,8 @@ def prompt_of(
     if (continued := template.continued(turn, request)) is not None:
         return continued
     warn(
-        "The chat template of the model does not tell what follows a response: such prompts are rendered whole, and "
-        "rows fork where that changes the ids."
+        "The chat template of the model does not show the text after a response. Such prompts are rendered "
+        "again from their messages, and training rows fork if this changes the ids."
     )
     return template.prompt(request)
 
@@ -223,7 +223,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     kinds = {part.get("type") for part in content if isinstance(part, Mapping)} if isinstance(content, list) else set()
     if others := kinds - {"text", None}:
         raise UnsendableRequestError(
-            f"The policy takes text alone, and a message has {', '.join(sorted(map(str, others)))}."
+            f"The policy supports only text, but a message contains {', '.join(sorted(map(str, others)))}."
         )
     made = {**message, "content": text_of(content)}
     if calls := message.get("tool_calls"):

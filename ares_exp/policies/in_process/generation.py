@@ -117,7 +117,7 @@ class _Stepper:
                 tokens[number] = self._pad
                 continue
             if math.isnan(logprob):
-                raise PolicyError("The model gives no distribution: its logits are not numbers. Check its weights.")
+                raise PolicyError("The logits of the model are not numbers. Check its weights.")
             row.take(token, logprob, self._ends, self._decode)
         if not all(row.finish for row in self.rows):  # the last rows are returned after the model is restored
             for row in self.rows:

@@ -78,7 +78,7 @@ class RunControl:
             self._shared = Inbox(self.sweep_dir / self.run_dir.control.name, is_shared=True)
 
     async def __aenter__(self) -> Self:
-        await self._refuse_all("it was given before this session of the run started")
+        await self._refuse_all("it was sent before this session of the run started")
         await self._look()
         await self._write_status()
         self._task = asyncio.create_task(self._watch())

@@ -139,8 +139,8 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
     result = await _git(container, _SET_UP, timeout_sec=_SET_UP_TIMEOUT_SEC, BASE=base_commit)
     if result.exit_code != 0:
         raise ContainerStartError(
-            f"Expected the image to have a git repository in {REPOSITORY} at commit {base_commit}: {told(result)} "
-            "Is the image that of the row (env.image_template), and is git in it?"
+            f"Expected the image to have a git repository in {REPOSITORY} at commit {base_commit}: "
+            f"{told(result)} Check that the image belongs to the row (env.image_template) and contains git."
         )
 
 
@@ -158,11 +158,11 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
         BASE=base_commit,
     )
     if result.exit_code != 0 or result.elided_bytes:
-        return AgentPatch(problem=f"The repository that the agent left gives no patch: {told(result)}")
+        return AgentPatch(problem=f"The agent's repository has no readable patch: {told(result)}")
     try:
         return AgentPatch(base64.b64decode("".join(result.output.split()), validate=True))
     except (binascii.Error, ValueError):
-        return AgentPatch(problem="The repository that the agent left gives no patch: its git printed something else.")
+        return AgentPatch(problem=("The agent's repository has no readable patch: its git printed an invalid one."))
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:

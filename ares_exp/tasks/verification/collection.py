@@ -76,7 +76,7 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
     if name == MAIN_SERVICE:
         return container
     if not isinstance(container, ComposedContainer):
-        raise ContainerError(f"Expected a container with a service {name!r} beside it, got one without services.")
+        raise ContainerError(f"Expected a container with a service {name!r}, got a container without services.")
     return container.service(name)
 
 
@@ -132,7 +132,7 @@ async def _stop_main(container: Container) -> None:
     try:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
-        _logger.warning("The agent's container goes on while artifacts of services are collected: %s", error)
+        _logger.warning("The agent's container keeps running while artifacts of services are collected: %s", error)
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
@@ -178,14 +178,18 @@ class ArtifactCollection:
         if (first := self._places.take(artifact)) is not None:
             if isinstance(first, str) or not covers(first, artifact):
                 owner = first if isinstance(first, str) else first.source
-                _logger.warning("The artifact %s is left out: its place on the host belongs to %s.", source, owner)
+                _logger.warning(
+                    "The artifact %s is left out, because its path on the host belongs to %s.", source, owner
+                )
             return guess, "skipped"
         kind = guess
         try:
             service = service_of(self._container, artifact.service)
             kind, is_empty, exists = await _look(service, artifact)
             if not exists:
-                _logger.info("The artifact %s of %s was not collected: it is not there.", source, artifact.service)
+                _logger.info(
+                    "The artifact %s of %s was not collected, because it is missing.", source, artifact.service
+                )
                 return kind, "failed"
             target = self._target.joinpath(place_of(artifact))
             await in_thread(lambda: _make_way(target, self._target))
@@ -231,7 +235,7 @@ def _make_way(place: Path, folder: Path) -> None:
     """Makes the directory for `place` in `folder`. Links from the container must not lead elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
-        raise TransferError(f"Expected {place} to be inside of {folder}: a link leads out of it.")
+        raise TransferError(f"Expected {place} to be inside {folder}, but a link points outside of it.")
     if place != folder:
         place.parent.mkdir(parents=True, exist_ok=True)
 

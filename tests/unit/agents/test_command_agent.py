@@ -181,7 +181,7 @@ def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -
     row = execute(*replies("TITLE a greeting"), "agent.background_requests=answer")
     assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
     assert row.error is not None
-    assert "the agent asks for one more (request 2)" in row.error.message
+    assert "the agent requests another one (request 2)" in row.error.message
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
     snapshot = EnvironmentSnapshot.load_from_file(path)
     assert (snapshot.step_count, snapshot.is_restorable) == (1, False)
     assert "/app/mine.txt" in get_delta(snapshot.object_store, snapshot.filesystem).entries
-    assert "no episode can go on from this snapshot" in str(snapshot.container["not_captured"])
+    assert "no episode can continue from this snapshot" in str(snapshot.container["not_captured"])
     with pytest.raises(SnapshotUnsupportedError, match="branch_from="):
         asyncio.run(CodeEnvironment.load_from_state(path, code_agent_factory=CommandAgentFactory(command="x")))
     branch = ["branch_from=run/write-greeting@1", "tracker=none", "hydra.run.dir=b", "snapshot=none"]

@@ -29,7 +29,7 @@ def test_what_a_skill_says_of_itself(text: str, name: str, description: str) -> 
 async def test_skills_of_a_container(caplog: pytest.LogCaptureFixture) -> None:
     async with LocalContainerFactory()(ContainerSpec("skills")) as box:
         assert await find_skills(box, "/my skills", timeout_sec=20) == []
-        assert "the container has no */SKILL.md in /my skills" in caplog.text
+        assert "/my skills in the container has no */SKILL.md" in caplog.text
         await box.exec(
             "mkdir -p '/my skills' && cd '/my skills' && mkdir b a .hidden empty && touch README.md && "
             "printf -- '---\\ndescription: A\\0B\\n---\\n' > a/SKILL.md && touch .hidden/SKILL.md && "

@@ -218,7 +218,7 @@ def test_a_sweep_is_all_of_its_jobs_named_by_what_differs(tmp_path: Path, capsys
     assert document["differing_config"] == {"agent.style": [str(job) for job in range(11)]}
     code, text, _ = _compare(capsys, sweep, "--all-pairs")
     assert code == 0
-    assert "p-values of verdicts are adjusted for 55 comparisons (Holm); intervals are each of one." in text
+    assert "p-values of verdicts are adjusted for 55 comparisons (Holm); intervals are not adjusted." in text
     assert "K against J, on 4 tasks" in text
     assert "task A B C D E F G H I J K" in text
 
@@ -283,7 +283,7 @@ def test_a_run_that_was_killed_is_compared_with_a_note(tmp_path: Path, capsys: p
         file.write('{"episode_id": "half')
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
-    assert "A: the last line of its episodes.jsonl is torn, and left out" in text
+    assert "A: the last line of its episodes.jsonl is incomplete, and is ignored" in text
     assert "A: it has no summary: it is running, or was killed" in text
     assert "B: only 8 of its 12 attempts have ended" in text
 

@@ -229,7 +229,9 @@ async def test_networks_that_a_box_cannot_enforce(networks: dict[str, Any]) -> N
         LocalContainerFactory(network="public").check(spec)
     # None at all is less than any of them asks for; but who lists hosts will miss them.
     told = (
-        ["task: container=local gives it no network, its allowed_hosts included"] if spec.network.allowed_hosts else []
+        ["task: container=local gives the task no network, so it cannot reach its allowed_hosts"]
+        if spec.network.allowed_hosts
+        else []
     )
     assert LocalContainerFactory().check(spec) == told
     async with LocalContainerFactory()(spec) as container:
@@ -247,5 +249,7 @@ def test_users_that_the_box_will_not_have_are_refused_before_it_starts(users: se
     if is_privileged() or not refused:
         assert LocalContainerFactory().check(spec) == []
     else:
-        with pytest.raises(UnsupportedTaskError, match=rf"task: commands are to run as {refused}\. .*container=docker"):
+        with pytest.raises(
+            UnsupportedTaskError, match=rf"task: the task runs commands as {refused}\. .*container=docker"
+        ):
             LocalContainerFactory().check(spec)

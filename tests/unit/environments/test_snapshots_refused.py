@@ -102,7 +102,7 @@ async def test_another_agent(snapshot: Path) -> None:
     async def other(container: Any, llm: Any) -> None:
         await llm(ask())
 
-    told = r"taken of an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', and cannot go on with"
+    told = r"taken with the agent 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', and cannot continue with"
     await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent_of(other))
 
 
@@ -118,7 +118,7 @@ async def test_an_agent_that_has_changed_its_ways(make_environment: Any, store: 
     found = await env.export_state(store)
     await env.close()
     prompt[0] = "Good day."
-    told = "message 1 of 1 of an LLM request is not the recorded one: now it is .*Good day.*written under Python 3"
+    told = "message 1 of 1 of an LLM request differs from the recording: now it is .*Good day.*written under Python 3"
     error = await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
     assert isinstance(error, DivergenceError)
     assert (error.step, error.entry) == (0, 0)
@@ -139,14 +139,14 @@ async def test_an_agent_that_now_fails(make_environment: Any, store: Path) -> No
     found = await env.export_state(store)
     await env.close()
     broken.append(True)
-    told = "recorded was an LLM request with 1 messages; now it ended"
+    told = "expected an LLM request with 1 messages as in the recording, but it ended"
     await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
 
 
 async def test_a_step_count_that_was_changed(snapshot: Path) -> None:
     path = snapshot / "snapshot.json"
     path.write_text(path.read_text().replace('"step_count": 2', '"step_count": 1'))
-    await refused(snapshot, SnapshotCorruptError, "not the one of its `checksum`: it was changed or damaged")
+    await refused(snapshot, SnapshotCorruptError, "does not match its `checksum`, so it was changed or damaged")
 
 
 async def test_messages_that_are_damaged(snapshot: Path) -> None:

@@ -179,7 +179,7 @@ async def test_outage_of_the_endpoint_is_shown_and_bounded(tmp_path: Path, monke
     *_, row = rows(tmp_path)
     assert len(rows(tmp_path)) < 9
     assert (row["outcome"], row["error"]["type"]) == ("policy_error", "EndpointUnreachableError")
-    assert row["error"]["message"].endswith("It did not answer within timeouts.policy=2 seconds.")
+    assert row["error"]["message"].endswith("It did not respond within timeouts.policy=2 seconds.")
 
 
 async def test_a_pause_for_a_time_ends_by_itself(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"retry.container_error": -1}, "container_error"),
     ({"retry.errors.Nothing": 1}, "classes of errors"),
     ({"retry.often": 1}, "no `retry.often`"),
-    ({"policy.max_concurrency": 3}, "cannot change while the run goes on"),
+    ({"policy.max_concurrency": 3}, "cannot change during the run"),
     ({"concurrency.more": 5}, "`concurrency.more` cannot change"),
 ]
 

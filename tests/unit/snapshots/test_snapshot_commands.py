@@ -105,7 +105,7 @@ Snapshot {EPISODE}@2
   episode      tokens=10  cost=0.5
   lineage      root={EPISODE}@0  parent={EPISODE}@0  step=0  branch=2
   written by   ares_exp=0.1.0  python=3.11.0  platform=linux
-Not captured, and so not there after restoring
+Not in the snapshot, so missing after a restore
   process      sleep 60
                /dev/shm
 Waits for a response to 5 messages, the last of which is
@@ -165,14 +165,14 @@ def test_nothing_that_a_terminal_obeys_gets_through(run_dir: Path, capsys: pytes
 
 
 def test_verifying(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "verify", run_dir).endswith("3 of 3 snapshots are whole.\n")
+    assert told(capsys, "verify", run_dir).endswith("3 of 3 snapshots are undamaged.\n")
     store = SnapshotStore(run_dir / "snapshots")
     broken = store.objects.file(store.get(f"{EPISODE}@1").journal[0])
     broken.write_bytes(b"x")
     assert main(["verify", str(run_dir), "--quick"]) == 1
     output = capsys.readouterr().out
     assert f"{EPISODE}@1  DAMAGED\n  {broken} is damaged" in output
-    assert output.endswith("2 of 3 snapshots are whole.\n")
+    assert output.endswith("2 of 3 snapshots are undamaged.\n")
     assert main(["verify", str(run_dir / f"{EPISODE}@2")]) == 0
 
 

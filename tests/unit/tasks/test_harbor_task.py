@@ -49,7 +49,7 @@ def test_a_linked_task_is_called_by_its_own_name_once(make_task: MakeTask) -> No
     tasks, skipped = scan_tasks(folder)
     assert [task.name for task in tasks] == ["zebra"]
     assert skipped[0].name == "zebra"
-    assert "is taken" in skipped[0].reason
+    assert "is already used by" in skipped[0].reason
 
 
 def test_a_path_is_one_task_or_a_folder_of_them(make_task: MakeTask, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_unsupported_features_load_but_do_not_run(make_task: MakeTask, toml: str
     task = load_task(make_task(toml=toml, files=files))
     with pytest.raises(UnsupportedTaskError) as caught:
         task.check_runnable()
-    assert f"'a-task' uses what is not supported yet: {feature}. " in str(caught.value)
+    assert f"'a-task' uses unsupported features: {feature}. " in str(caught.value)
     assert "env.exclude=[a-task]" in str(caught.value)
 
 
@@ -182,7 +182,7 @@ def test_what_an_agent_cannot_use_is_refused_for_it_alone(
     task = load_task(make_task(toml=toml, files=files))
     task.check_runnable(supported=frozenset({need}))
     task.check_runnable(supported=None)
-    with pytest.raises(UnsupportedTaskError, match=rf"gives its agent {need}, which this agent cannot use"):
+    with pytest.raises(UnsupportedTaskError, match=rf"needs features that this agent does not support: {need}"):
         task.check_runnable(supported=frozenset({"messages", "skills_dir", "mcp_servers"} - {need}))
 
 
@@ -196,7 +196,7 @@ def test_what_an_agent_cannot_use_is_refused_for_it_alone(
 )
 def test_services_need_a_compose_file(make_task: MakeTask, toml: str) -> None:
     files = {"steps/a/instruction.md": ""}
-    with pytest.raises(TaskError, match=r"name the services db, and there is no environment/docker-compose\.yaml"):
+    with pytest.raises(TaskError, match=r"name the services db, but no environment/docker-compose\.yaml"):
         load_task(make_task(toml=toml, files=files)).check_runnable()
     task = load_task(make_task("composed", toml, {**files, "environment/docker-compose.yaml": "services: {db: {}}"}))
     task.check_runnable()

@@ -111,7 +111,9 @@ async def test_a_copy_that_cannot_be_made_is_not_left_behind(
 def test_the_test_script_cannot_be_left_out(make_task: MakeTask, folder: str) -> None:
     files = {f"{folder}/.harborignore": "*.sh", "steps/a/instruction.md": "", f"{folder}/test.sh": ""}
     root = make_task(toml="" if folder == "tests" else "[[steps]]\nname = 'a'", files=files)
-    with pytest.raises(TaskError, match=rf"{folder}/test\.sh: expected this script to be uploaded, a \.harborignore"):
+    with pytest.raises(
+        TaskError, match=rf"{folder}/test\.sh: expected this script to be uploaded, but a \.harborignore"
+    ):
         load_task(root)
 
 

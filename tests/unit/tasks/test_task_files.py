@@ -139,7 +139,7 @@ WARNED = [
     ('schema_version = "9.9"', ['schema_version "9.9" is unknown, expected 1.0 to 1.4']),
     (
         "[environment]\nmemory = 2048",
-        ["environment.memory = 2048 is no size string and sets no limit; write memory_mb = 2048"],
+        ["environment.memory = 2048 is not a size string and sets no limit; write memory_mb = 2048"],
     ),
     ('[environment]\nmemory = "2G"', ["environment.memory is the old name of memory_mb"]),
     ('[verifier.environment]\nstorage = "2G"', ["verifier.environment.storage is the old name of storage_mb"]),
@@ -153,7 +153,7 @@ WARNED = [
     ),
     (
         "[environment]\nallow_internet = false\nnetwork_mode = 'public'",
-        ["environment.allow_internet is ignored beside network_mode"],
+        ["environment.allow_internet is ignored because of network_mode"],
     ),
     ("[environment]\ngpu_types = ['H100']", ["environment.gpu_types is not enforced"]),
 ]

@@ -187,7 +187,7 @@ def test_what_cannot_be_left_out_is_refused_by_name(change: dict[str, Any], name
 
 
 def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: WireServer, client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="policy gives one response") as refused:
+    with pytest.raises(BadRequestError, match="policy returns one response") as refused:
         client.chat.completions.create(**HELLO, n=2)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "n")
     server.fails_with = "the policy is gone"

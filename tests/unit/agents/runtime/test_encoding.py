@@ -145,15 +145,15 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "at infinity": ([CALL, b'{"t": "done", "id": 0, "at": Infinity, "v": {}}'], "finite number, got inf"),
     "an odd result": ([CALL, line(t="done", id=0, at=0, v={**RESULT, "exit_code": [1]})], r"expected int, got \[1\]"),
     "another result": ([CALL, line(t="done", id=0, at=0, v={**RESULT, "more": 1})], "more"),
-    "a class of ours": ([CALL, line(t="done", id=0, at=0, e=["Path", []])], "error that is known"),
-    "a builtin": ([CALL, line(t="done", id=0, at=0, e=["exec", ["1/0"]])], "error that is known"),
-    "a signal": ([CALL, line(t="done", id=0, at=0, e=["KeyboardInterrupt", []])], "error that is known"),
-    "an iteration": ([CALL, line(t="done", id=0, at=0, e=["StopIteration", []])], "error that is known"),
+    "a class of ours": ([CALL, line(t="done", id=0, at=0, e=["Path", []])], "a known error"),
+    "a builtin": ([CALL, line(t="done", id=0, at=0, e=["exec", ["1/0"]])], "a known error"),
+    "a signal": ([CALL, line(t="done", id=0, at=0, e=["KeyboardInterrupt", []])], "a known error"),
+    "an iteration": ([CALL, line(t="done", id=0, at=0, e=["StopIteration", []])], "a known error"),
     "an error of objects": ([CALL, line(t="done", id=0, at=0, e=["OSError", [{}]])], "with plain values"),
     "more than there is": ([line(t="call", id=0, k="llm", s="x", keep=5, m=[])], "keeps 5 messages of 0"),
-    "a step of a command": ([CALL, line(t="step", id=0, time=0, reward=0, sec=[0, 0, 0])], "kind that is known"),
+    "a step of a command": ([CALL, line(t="step", id=0, time=0, reward=0, sec=[0, 0, 0])], "a known kind"),
     "a step without times": ([ASK, line(t="step", id=0, time=0, reward=0, sec=[0])], "not enough values"),
-    "an unknown entry": ([ASK, line(t="jump", id=0)], "kind that is known, got 'jump'"),
+    "an unknown entry": ([ASK, line(t="jump", id=0)], "a known kind of entry, got 'jump'"),
     "an odd seed": ([line(t="seed", seed="x")], "expected int"),
     "no base64": ([line(t="call", id=0, k="download", a={}), line(t="done", id=0, at=0, f=[["", 1, "!"]])], "entry 1"),
     "no text": ([b"\xff\xfe"], "entry 0"),
@@ -239,7 +239,7 @@ def test_an_error_that_nobody_else_knows_cannot_be_kept(error: Exception) -> Non
 
 
 def test_an_outcome_that_no_file_can_hold_is_told() -> None:
-    with pytest.raises(SnapshotUnsupportedError, match="The agent was told a set"):
+    with pytest.raises(SnapshotUnsupportedError, match="The agent received a value of type set"):
         encoded(CallEntry(0, "exec", {}), DoneEntry(0, 1.0, {1, 2}))
 
 

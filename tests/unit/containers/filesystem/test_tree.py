@@ -79,13 +79,13 @@ def test_only_what_is_below_can_be_made(out: Path, objects: ObjectStore, path: s
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "whiteout"])
 def test_the_place_itself_stays_a_directory(out: Path, objects: ObjectStore, kind: EntryKind) -> None:
-    with pytest.raises(RestoreError, match=f"'/usr' cannot be made: it has to be a directory here, not a {kind}"):
+    with pytest.raises(RestoreError, match=f"'/usr' cannot be created: expected a directory, got a {kind}"):
         write_tree({"/usr": Entry(kind)}, objects, out, at="/usr")
 
 
 @pytest.mark.parametrize("entry", [Entry("whiteout"), Entry("directory", opaque=True)], ids=["whiteout", "opaque"])
 def test_only_an_overlay_takes_deletions(out: Path, objects: ObjectStore, entry: Entry) -> None:
-    with pytest.raises(RestoreError, match="'/x' cannot be hidden here: only an overlay"):
+    with pytest.raises(RestoreError, match="'/x' cannot be hidden: only an overlay"):
         write_tree({"/x": entry}, objects, out, root_ids=(os.geteuid(), os.getegid()))
 
 

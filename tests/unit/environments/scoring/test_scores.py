@@ -155,7 +155,7 @@ def test_scorers_of_a_config() -> None:
     [
         ("env.scorers=3", "a list or a mapping"),
         ("env.scorers=[nowhere.at.all]", "`nowhere.at.all`"),
-        (f"env.scorers=[{HERE}.half,{HERE}.half]", "a name of its own"),
+        (f"env.scorers=[{HERE}.half,{HERE}.half]", "to have a unique name"),
         (f"env.scorers={{reward: {{_target_: {HERE}.half}}}}", "got 'reward'"),
         ("env.scorers={x: {weight: 1}}", "`env.scorers.x` to name a function"),
         (f"env.scorers={{x: {{_target_: {HERE}.half, off: 1}}}}", "unexpected keyword argument 'off'"),

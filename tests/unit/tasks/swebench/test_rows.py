@@ -52,7 +52,7 @@ def test_none_stands_for_nothing(row: Row) -> None:
         ("problem_statement", 3.5j, "problem_statement: "),
         ("problem_statement", "\ud800", "UTF-8"),
         ("patch", "x" * (16 * 2**20 + 1), "patch: "),
-        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or one as JSON text, got '['"),
+        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or a list as JSON text, got '['"),
         ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
         ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS.0: "),
         ("PASS_TO_PASS", [""], "PASS_TO_PASS.0: "),
@@ -132,7 +132,7 @@ def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
 
 
 def test_a_name_is_not_taken_twice(row: Row, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="row 2: the name 'demo__calc-1' is taken"):
+    with pytest.raises(TaskError, match="row 2: an earlier row also has the name 'demo__calc-1'"):
         load(write_rows(tmp_path / "rows.jsonl", row, row))
 
 

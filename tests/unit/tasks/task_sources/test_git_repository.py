@@ -353,7 +353,7 @@ def test_a_killed_process_leaves_nothing_half(cache_dir: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(PreflightError, match=r"Expected to write fetched tasks .*env\.cache_dir"),
+        pytest.raises(PreflightError, match=r"Cannot write fetched tasks .*env\.cache_dir"),
         TaskCache(tmp_path / "file").workspace(),
     ):
         pass

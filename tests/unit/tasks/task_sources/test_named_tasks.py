@@ -116,7 +116,7 @@ def references(url: str) -> Any:
 
 
 def test_a_list_from_elsewhere_names_no_repository_of_this_machine() -> None:
-    with pytest.raises(ConfigError, match="task 'a': expected an address, got 'file:///home/somebody/tasks'"):
+    with pytest.raises(ConfigError, match="task 'a': expected a remote URL, got 'file:///home/somebody/tasks'"):
         references(REMOTE)
     assert [task.url for task in references(LOCAL)] == ["file:///home/somebody/tasks"]
 
