@@ -387,7 +387,7 @@ class Endpoint:
             failure.never_connected = any(isinstance(one, ClientConnectorError) for one in chain)
             return failure
         if isinstance(error, UnicodeEncodeError):
-            return UnsendableRequestError(f"The request holds text that is not valid Unicode: {error.reason}.")
+            return UnsendableRequestError(f"The request contains text that is not valid Unicode: {error.reason}.")
         return None
 
     def _refused(self, request: str, status: int, error: object, headers: Mapping[str, str]) -> EndpointError:

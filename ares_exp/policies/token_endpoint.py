@@ -163,7 +163,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         Raises the same errors as `__call__`.
         """
         if self.model is None:
-            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+            raise PreflightError("Call preflight() first: it rejects a policy without a model.")
         if request.tool_choice not in (None, "auto", "none"):
             raise UnsendableRequestError(
                 f"policy={self.option} cannot force a tool call with policy.continue_tokens=true, and the agent "

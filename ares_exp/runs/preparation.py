@@ -126,7 +126,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
-                f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
+                f"{name_of(collector)} records one episode at a time: its `record_step` has no argument "
                 "`episode`. Set `concurrency=1`."
             )
 

@@ -171,7 +171,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     def check_snapshots(self) -> None:
         if not self._options.keep_image:
             raise ConfigError(
-                "Snapshots hold changes to a container's image, but container.keep_image=false removes the "
+                "Snapshots contain changes to a container's image, but container.keep_image=false removes the "
                 "image with the container. Set container.keep_image=true, or snapshot=none."
             )
 

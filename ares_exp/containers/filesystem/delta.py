@@ -289,6 +289,6 @@ def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | 
         data = objects.get(digest, max_bytes=CHUNK_BYTES)
         if len(data) != size:
             raise SnapshotCorruptError(
-                f"Expected {objects.file(digest)} to hold {size} bytes of {path!r}, got {len(data)}."
+                f"Expected {objects.file(digest)} to contain {size} bytes of {path!r}, got {len(data)}."
             )
         yield data

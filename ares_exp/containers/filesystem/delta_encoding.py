@@ -74,7 +74,7 @@ def checked_entry(value: Any, room: int) -> dict[str, Any]:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         if kind in ("character", "block", "socket"):
-            unsafe("devices and sockets are refused, found a", kind)
+            unsafe("devices and sockets are not allowed, found a", kind)
         malformed(f"expected a kind of {', '.join(sorted(_KINDS))}, found", kind)
     if unknown := value.keys() - _FIELDS[kind] - {"path", "kind"}:
         malformed(f"a {kind} has no such field", sorted(unknown)[0])

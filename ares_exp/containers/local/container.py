@@ -246,7 +246,10 @@ class LocalContainer(Container):
         except ContainerStartError as error:
             remedy = "use container.network=build to give it the network of the host."
             if self._build_network:
-                remedy = f"its container has none, and it cannot be applied in another. {UNREADABLE}"
+                remedy = (
+                    "its container has no network, and the Dockerfile cannot be applied in another "
+                    f"container. {UNREADABLE}"
+                )
             note = "" if with_network else f" The Dockerfile was applied without a network: {remedy}"
             cause, before, output = str(error).partition(" Last lines:")  # the fix precedes the output
             raise ContainerStartError(f"{cause}{note}{before}{output}") from error

@@ -295,8 +295,8 @@ class HostContainerFactory(ContainerFactoryBase):
         """
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: container=host gives every phase the network of this machine, and the task asks for an "
-                "allowlist or for different networks. Use container=docker."
+                f"{spec.name}: every phase has the network of this machine with container=host, but the task "
+                "needs an allowlist or different networks. Use container=docker."
             )
         check_paths(spec, read_task_dockerfile(spec, backend=self.name))
         limits = {"cpus": spec.cpus, "memory_mb": spec.memory_mb, "storage_mb": spec.storage_mb}

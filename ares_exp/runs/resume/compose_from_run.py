@@ -184,7 +184,9 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
     if not episodes:
         others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]
-        named = f" One that did not end has to be named: `replay={ref.run.path}/{others[0]}`." if others else ""
+        named = (
+            f"To replay an episode that did not end, name it: `replay={ref.run.path}/{others[0]}`." if others else ""
+        )
         raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
     attempts = Counter(episode.task_name for episode in episodes)
     needed = [

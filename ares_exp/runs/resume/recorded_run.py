@@ -289,7 +289,7 @@ def no_such_run(path: Path) -> str:
         return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
     if place == path:
         return f"{path} is not a run directory: it has no {EPISODES}."
-    return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."
+    return f"There is no run {path}: expected a run directory, optionally followed by /<episode> or /<episode>@<step>."
 
 
 def _kind(value: object) -> str:

@@ -555,7 +555,7 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
 async def test_what_is_no_response_changes_nothing(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
-    with pytest.raises(TypeError, match="given an LLMResponse, got str"):
+    with pytest.raises(TypeError, match="to receive an LLMResponse, got str"):
         await env.step("ls")
     assert (await env.step(SUBMIT)).reward == 0.0
 

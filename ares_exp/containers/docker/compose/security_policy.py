@@ -99,7 +99,7 @@ def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOp
             )
         if excesses := list(_excesses(document, options)):
             raise UnsupportedTaskError(
-                f"{path}: it asks for more than is allowed here: {'; '.join(excesses)}. Raise the named option. {trust}"
+                f"{path}: it exceeds the limits of this run: {'; '.join(excesses)}. Raise the named option. {trust}"
             )
     except TaskError:
         raise
