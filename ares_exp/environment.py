@@ -658,8 +658,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 @functools.cache
 def _warn_of_unused_seed(kind: Any) -> None:
     logger.warning(
-        "%s.reset() takes no `seed`: it is reset without, so that a seed does not choose its tasks. Give it the "
-        "keyword argument `seed=None` if there is something to seed.",
+        "%s.reset() has no argument `seed`, so the seed has no effect on it. Add the keyword argument "
+        "`seed=None` if reset() has something to seed.",
         kind.__name__,
     )
 

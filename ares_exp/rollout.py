@@ -130,7 +130,7 @@ async def _ask(
             return None
         if deadline.timer.expired() and events.unreachable is not None:
             raise type(events.unreachable)(
-                f"{events.unreachable} It did not answer within timeouts.policy={limit_sec:g} seconds."
+                f"{events.unreachable} It did not respond within timeouts.policy={limit_sec:g} seconds."
             ) from error
         if deadline.timer.expired():
             raise PolicyTimeoutError(f"The policy gave no response within its limit of {limit_sec:g} s.") from error

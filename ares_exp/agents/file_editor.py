@@ -132,7 +132,7 @@ def _text(result: ExecResult, path: str) -> str:
     if result.elided_bytes or len(result.output) > MAX_FILE_BYTES:
         raise EditError(f"{path} has more than {MAX_FILE_BYTES:,} bytes: use bash.")
     if "\0" in result.output or "\ufffd" in result.output:
-        raise EditError(f"{path} is no UTF-8 text: use bash.")
+        raise EditError(f"{path} is not UTF-8 text: use bash.")
     return result.output
 
 

@@ -109,13 +109,13 @@ class McpTools:
             about = server.about
             if about.transport == "sse":
                 raise AgentError(
-                    f"The MCP server {about.name!r} of the task has the transport sse, which the protocol gave up. "
-                    "agent=tools has streamable-http and stdio."
+                    f"The MCP server {about.name!r} of the task uses the transport sse, which the MCP "
+                    "specification has deprecated. agent=tools supports streamable-http and stdio."
                 )
             if any("${" in value for value in about.headers.values()):
                 raise AgentError(
-                    f"The MCP server {about.name!r} of the task wants headers of host variables: agent=tools sends "
-                    "none, because what it sends is on record."
+                    f"The MCP server {about.name!r} of the task has headers with host variables. agent=tools "
+                    "does not send them, because its requests are recorded."
                 )
             try:
                 await self._start(server)
@@ -132,7 +132,7 @@ class McpTools:
         except (ValueError, RecursionError) as error:
             return UnusableCall(f"The arguments of {piece.name} are not valid JSON: {error}.")
         if not isinstance(arguments, dict):
-            return UnusableCall(f"The arguments of {piece.name} are no JSON object.")
+            return UnusableCall(f"The arguments of {piece.name} are not a JSON object.")
         return McpCall(piece.name, arguments)
 
     async def call(self, call: McpCall) -> str:
@@ -200,7 +200,7 @@ class McpTools:
                 raise McpError(f"{method} failed: {str(error.get('message'))[:1000]}")
             if response.get("id") == number:
                 return required(response, "result", Mapping)  # type: ignore[no-any-return]
-        raise McpError(f"{method} has no response, but {shorten(said)}")
+        raise McpError(f"Expected a response to {method}, got {shorten(said)}")
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
         """Sends a message and returns the server's output.
@@ -227,9 +227,9 @@ class McpTools:
         if result.timed_out:
             raise McpError(f"The server gave no response within {self._timeout_sec:g} s.")
         if result.exit_code == _GONE:
-            raise ServerGoneError(f"The server does not run. It said: {result.output[-500:]!r}.")
+            raise ServerGoneError(f"The server is not running. Its output: {result.output[-500:]!r}.")
         if result.exit_code == _NO_CLIENT:
-            raise McpError("The image has neither curl nor python3, by which servers of streamable-http are asked.")
+            raise McpError("The image has neither curl nor python3. A streamable-http server needs one of them.")
         if result.exit_code != 0:
             raise McpError(f"A request failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
         return result.output

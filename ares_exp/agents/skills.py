@@ -48,7 +48,7 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
     )
     parts = result.output.split("\0")[1:]
     if not parts:
-        _logger.warning("The agent gets no skills: the container has no */SKILL.md in %s.", folder)
+        _logger.warning("The agent receives no skills, because %s in the container has no */SKILL.md.", folder)
     return [read_skill(text, posixpath.join(folder, path)) for path, text in zip(parts[::2], parts[1::2], strict=False)]
 
 

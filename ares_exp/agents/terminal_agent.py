@@ -150,7 +150,7 @@ class TerminalAgent(ConversingAgent):
     async def _act(self, reply: TerminalReply) -> str | None:
         """Types the keystrokes of a reply. Returns the next message to the LLM, or `None` if the task is done."""
         if reply.error:
-            self._count_format_error("could not be read as JSON of the protocol")
+            self._count_format_error("could not be parsed as JSON")
             return (
                 f"Previous response had parsing errors:\n{reply.feedback}\n\n"
                 "Please fix these issues and provide a proper JSON response."
@@ -189,7 +189,7 @@ class TerminalAgent(ConversingAgent):
     def _news(self) -> str:
         """Returns the new output. If the terminal was replaced, a note precedes it once."""
         lost, self._lost_terminal = self._lost_terminal, False
-        note = "The terminal has ended, with what ran in it, and this is a new one.\n"
+        note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"
 
     def _told_of_screen(self) -> str:

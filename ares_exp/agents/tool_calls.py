@@ -15,12 +15,12 @@ from ares_exp.llms.response import LLMResponse, ToolCallData
 
 ToolName = Literal["bash", "edit", "submit"]
 
-_PATH = {"type": "string", "description": "Path of the file or directory, best an absolute one."}
+_PATH = {"type": "string", "description": "Path of the file or directory, preferably absolute."}
 
 _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = {
     "bash": (
-        "Runs a command in a fresh bash. The working directory and variables of earlier commands are forgotten, files "
-        "stay. Returns the exit code and what was printed. Nobody can type for it: use options that do not prompt.",
+        "Runs a command in a fresh bash. The working directory and variables of earlier commands are not kept, but "
+        "files are. Returns the exit code and the output. The command gets no input: use options that do not prompt.",
         {
             "command": {"type": "string", "description": "The command; several lines are allowed."},
             "timeout_sec": {"type": "number", "description": "Seconds after which it is stopped. Optional."},
@@ -29,8 +29,8 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
     ),
     "edit": (
         "Views, creates and edits text files.\n"
-        "* `view`: a file with line numbers, or a directory with what is in it, two levels deep.\n"
-        "* `create`: writes `file_text` to a file; one that is there is overwritten.\n"
+        "* `view`: a file with line numbers, or a directory with its content, two levels deep.\n"
+        "* `create`: writes `file_text` to a file; an existing file is overwritten.\n"
         "* `str_replace`: replaces `old_str`, which must be in the file exactly once, whitespace included, by "
         "`new_str`.\n"
         "* `insert`: inserts `insert_text` after the line `insert_line`.",
@@ -43,15 +43,15 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
                 "description": "For `view` of a file: first and last line, from 1 on; -1 is the last one.",
             },
             "file_text": {"type": "string", "description": "For `create`: the content."},
-            "old_str": {"type": "string", "description": "For `str_replace`: what is replaced."},
-            "new_str": {"type": "string", "description": "For `str_replace`: what is put there; nothing if left out."},
+            "old_str": {"type": "string", "description": "For `str_replace`: the text to replace."},
+            "new_str": {"type": "string", "description": "For `str_replace`: the new text; empty if left out."},
             "insert_line": {"type": "integer", "description": "For `insert`: the line, 0 for the file's start."},
             "insert_text": {"type": "string", "description": "For `insert`: the text."},
         },
         ["command", "path"],
     ),
     "submit": (
-        "Ends the work: the task is done. Call it alone, when you have checked the result.",
+        "Ends the work: the task is done. Call only this tool, after you have checked the result.",
         {},
         [],
     ),
@@ -130,7 +130,7 @@ def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
         call: Call = _READERS[name].validate_python(arguments)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors())
-        return UnusableCall(f"The arguments of {name} are not as described: {wrong}.")
+        return UnusableCall(f"The arguments of {name} do not match the schema: {wrong}.")
     return call
 
 

@@ -13,13 +13,13 @@ from typing import Any
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object
-from ares_exp.records.recorded_results import read_results
+from ares_exp.records.recorded_results import last_attempts, read_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics.comparison import Comparison
 from ares_exp.records.statistics.power import Obstacle, Remedy
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.terminal_text import count_of, format_number, one_line
-from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, last_attempts, recorded_config
+from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import RESUME_KEYS
 from ares_exp.tasks.task_files import changed_files, content_of
 
@@ -124,7 +124,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     if not recorded.results:
         raise ConfigError(f"Expected results in {place.episodes}, found none: no episode of that run has ended.")
     if recorded.torn:
-        notes.append("the last line of its episodes.jsonl is torn, and left out")
+        notes.append("the last line of its episodes.jsonl is incomplete, and is ignored")
     planned = _record(place.summary).get("planned")
     if not isinstance(planned, int):
         notes.append("it has no summary: it is running, or was killed")
@@ -233,21 +233,21 @@ class ComparedPair:
         """The result of the comparison in one sentence."""
         difference = self.comparison.errors_as_zero
         if difference is None or self.adjusted_p is None:
-            return f"{self.a.letter} and {self.b.letter} have no task in common: nothing can be said."
+            return f"{self.a.letter} and {self.b.letter} have no task in common, so they cannot be compared."
         if not self.is_settled and self.comparison.is_too_few:
-            pairs = count_of(len(self.comparison.pairs), "pair")
+            tasks = count_of(len(self.comparison.pairs), "task")
             return (
-                f"Cannot be settled with so few pairs (p = {format_p(self.adjusted_p)}): no p-value of {pairs} of "
-                f"tasks is below {self.comparison.alpha:g}, whatever the rewards."
+                f"Not significant (p = {format_p(self.adjusted_p)}): with {tasks}, no p-value can be below "
+                f"{self.comparison.alpha:g}, whatever the rewards are."
             )
         if not self.is_settled:
-            return f"Not settled: chance can explain a difference of this size (p = {format_p(self.adjusted_p)})."
+            return f"Not significant (p = {format_p(self.adjusted_p)}): chance can explain a difference of this size."
         better, worse = (self.b, self.a) if difference.value > 0 else (self.a, self.b)
         return f"{better.letter} is better than {worse.letter} (p = {format_p(self.adjusted_p)})."
 
     @property
     def advice(self) -> str | None:
-        """Advice on how to settle the comparison; `None` if it is settled or nothing was compared."""
+        """Advice on how to get a significant result; `None` if the result is significant or nothing was compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
 
@@ -258,35 +258,31 @@ def _differ(a: str, b: str) -> bool:
 
 def _advice(remedy: Remedy, pair: ComparedPair) -> str:
     number = len(pair.comparison.pairs)
-    of_tasks = "the one task" if number == 1 else f"these {number} tasks"
-    more_tasks = (
-        "" if remedy.tasks is None else f"about {remedy.tasks:,} tasks like these, with as many attempts as now"
-    )
-    if remedy.obstacle is Obstacle.NO_DIFFERENCE:
-        if remedy.detectable is None or pair.comparison.is_too_few:
-            return "No difference was observed."
-        least = f"a difference of {format_number(remedy.detectable)} or more"
-        return f"No difference was observed. On {of_tasks}, {least} would show ({_odds(remedy)})."
-    guess = f"If the true difference is the observed one ({_odds(remedy)})"
+    these_tasks = "this task" if number == 1 else f"these {number} tasks"
+    more_tasks = "more tasks" if remedy.tasks is None else f"about {remedy.tasks:,} similar tasks"
+    detect = f"To detect a difference of this size (power {remedy.power:.0%})"
     if remedy.attempts is not None:
-        also = f", or {more_tasks}" if more_tasks else ""
-        return f"{guess}, {remedy.attempts:,} attempts at each of {of_tasks} in either run would settle it{also}."
-    ends = f"{more_tasks} would." if more_tasks else "it takes more tasks."
+        also = f", or {more_tasks} with as many attempts as now" if remedy.tasks is not None else ""
+        return f"{detect}, run {remedy.attempts:,} attempts at each of {these_tasks} in both runs{also}."
     match remedy.obstacle:
+        case Obstacle.NO_DIFFERENCE:
+            if remedy.detectable is None or pair.comparison.is_too_few:
+                return "No difference was observed."
+            least = f"a difference of {format_number(remedy.detectable)} or more (power {remedy.power:.0%})"
+            return f"No difference was observed. {these_tasks.capitalize()} can detect {least}."
         case Obstacle.TOO_FEW_TASKS:
-            cause = f"More attempts at {of_tasks} cannot settle it"
+            enough = more_tasks if remedy.tasks is None else f"at least {remedy.tasks:,} tasks"
+            return f"More attempts at {these_tasks} cannot make the difference significant. Compare {enough}."
         case Obstacle.SINGLE_ATTEMPTS:
             return (
-                f"{guess}, {more_tasks or 'more tasks'} would settle it. Whether more attempts at {of_tasks} would, "
-                "two or more at each would tell."
+                f"{detect}, compare {more_tasks}. To find out whether more attempts at {these_tasks} would also be "
+                "enough, run at least two attempts at each task."
             )
         case _:
-            cause = f"More attempts at {of_tasks} cannot settle it: the difference varies too much from task to task"
-    return f"{cause}. {guess}, {ends}"
-
-
-def _odds(remedy: Remedy) -> str:
-    return f"power {remedy.power:.0%}"
+            return (
+                f"More attempts at {these_tasks} cannot make the difference significant, because it varies too much "
+                f"from task to task. {detect}, compare {more_tasks} with as many attempts as now."
+            )
 
 
 def format_p(p: float) -> str:

@@ -28,7 +28,7 @@ def print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> No
     _print_config(console, runs)
     if len(pairs) > 1:
         adjusted = f"p-values of verdicts are adjusted for {len(pairs)} comparisons (Holm)"
-        _say(console, f"{adjusted}; intervals are each of one.\n")
+        _say(console, f"{adjusted}; intervals are not adjusted.\n")
     for pair in pairs:
         tasks = count_of(len(pair.comparison.pairs), "task")
         _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} that both have", "bold")

@@ -41,8 +41,8 @@ control the run.
                        until this session ends
   cancel TASK|EPISODE  end its running episodes as cancelled, and remove the others from the queue; `resume=` runs them
 
-A sweep passes each order to all its jobs, including jobs that start later. control.jsonl records each order with its
-author, reason and outcome.
+A sweep passes each command to all its jobs, including jobs that start later. control.jsonl records each command with
+its author, reason and outcome.
 """
 EPILOG = """\
 Examples:
@@ -51,8 +51,8 @@ Examples:
   %(prog)s latest status --json | jq .status.waiting
   %(prog)s latest set concurrency=32 budget.cost=20 --reason "more budget"
 
-Exit codes: 0 done; 1 the run rejected the order or did not respond in time; 2 the command line is wrong, or the run is
-not running.
+Exit codes: 0 done; 1 the run rejected the command or did not respond in time; 2 the command line is wrong, or the run
+is not running.
 """
 ORDERS = ("status", *VERBS)
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep folder; {MEANING}"
     )
-    parser.add_argument("order", choices=ORDERS, metavar="ORDER", help=", ".join(ORDERS))
+    parser.add_argument("order", choices=ORDERS, metavar="COMMAND", help=", ".join(ORDERS))
     parser.add_argument(
         "what", nargs="*", default=[], metavar="WHAT", help="KEY=VALUE for set; a task or an episode for cancel"
     )
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown = [{**asdict(one), "path": str(one.path)} for one in outcomes]
         sys.stdout.write(dump_json({"order": order.to_dict(), "outcomes": shown}, indent=2) + "\n")
     else:
-        sys.stdout.write("" if outcomes else "Given. No job is running now.\n")
+        sys.stdout.write("" if outcomes else "Sent. No job is running now.\n")
         sys.stdout.writelines(f"{one.path}: {one.outcome}. {one_line(one.says, 500)}\n" for one in outcomes)
     return EXIT_OK if all(one.outcome == "done" for one in outcomes) else EXIT_NOT_DONE
 

@@ -178,11 +178,14 @@ def _plugins() -> list[Row]:
 
 
 def _task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequence[Path] = ()) -> list[Row]:
-    """Returns the tasks that `env=… env.path=…` select, in order. The index is the number that `env.tasks=5` uses."""
+    """Returns the tasks that `env=… env.path=…` select, in order. The index is the number that `env.tasks=5` uses.
+
+    The index is `None` if the source does not report positions.
+    """
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(report)
     facts = {task.name: _facts(task) for task in source.tasks}
-    return [{"index": index, "name": name, **facts.get(name, {})} for index, name in enumerate(names)]
+    return [{"index": source.positions.get(name), "name": name, **facts.get(name, {})} for name in names]
 
 
 def _facts(task: Task) -> Row:
@@ -223,7 +226,7 @@ def _option_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
 
 def _task_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
     columns: dict[str, Sequence[str]] = {
-        "index": [str(row["index"]) for row in rows],
+        "index": [_cell(row["index"]) for row in rows],
         "name": [one_line(row["name"]) for row in rows],
     }
     if not any("stages" in row for row in rows):

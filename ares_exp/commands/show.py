@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SHOWN_PROBLEMS = 5
 SUCCESS = 1.0
 """Rewards below this value count as failures."""
+CAUSE_CHARS = 80
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns to drop on narrow terminals, in this order. The task can be dropped because most ids start with it."""
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="show long texts completely")
     parser.add_argument("--list", action="store_true", help="list the episodes, even if there is only one")
     chosen = parser.add_argument_group("which episodes of a run", "All conditions must hold.")
-    chosen.add_argument("--failed", action="store_true", help=f"no reward, or a reward below {SUCCESS:g}")
+    chosen.add_argument("--failed", action="store_true", help=f"no reward, or a reward below {SUCCESS:g}; lists causes")
     chosen.add_argument("--outcome", action="append", choices=[*Outcome], metavar="OUTCOME",
                         help=f"{', '.join(Outcome)}; repeatable")  # fmt: skip
     chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")
@@ -80,15 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     found = chosen_episodes(arguments.episode)
     episodes = found.filter(outcome=arguments.outcome, where=lambda episode: _is_wanted(episode, arguments))
-    if len(episodes) == 1 and not arguments.list:
+    has_steps = arguments.step is not None or arguments.steps is not None
+    is_list = arguments.list or (arguments.failed and not (has_steps or arguments.fold or arguments.full))
+    if len(episodes) == 1 and not is_list:
         _show(episodes[0], arguments)
-    elif arguments.step is not None or arguments.steps is not None:
+    elif has_steps:
         example = f", such as {path_of_one(arguments.episode, episodes)}" if episodes else ""
         raise UserError(
             f"Expected one episode to show steps of, found {len(episodes)} in {arguments.episode}{example}."
         )
     else:
-        _list(episodes, count_of(len(found), "episode"))
+        _list(episodes, count_of(len(found), "episode"), has_causes=arguments.failed)
     for problem in episodes.left_out[:SHOWN_PROBLEMS]:
         sys.stderr.write(f"left out: {printable(problem)}\n")
     if (more := len(episodes.left_out) - SHOWN_PROBLEMS) > 0:
@@ -152,13 +155,24 @@ def _added_rewards(episodes: Iterable[StoredEpisode]) -> dict[str, dict[str, flo
     return {episode_id: rewards for run in runs for episode_id, rewards in added_rewards(RunDir(run)).items()}
 
 
-def _list(episodes: StoredEpisodes, found: str) -> None:
+def _list(episodes: StoredEpisodes, found: str, *, has_causes: bool) -> None:
     console = make_console()
     if episodes:
-        fitting = columns_that_fit(list_columns(episodes), console.width, leave_out=LEFT_OUT_WHERE_NARROW)
+        columns = list_columns(episodes)
+        if has_causes:
+            columns["cause"] = [one_line(_cause(episode), CAUSE_CHARS) for episode in episodes]
+        fitting = columns_that_fit(columns, console.width, leave_out=LEFT_OUT_WHERE_NARROW)
         console.print(make_table(fitting, texts=_TEXTS))
     listed = count_of(len(episodes), "episode")
     console.print(listed if listed == found else f"{len(episodes)} of {found}")
+
+
+def _cause(episode: StoredEpisode) -> str:
+    """Returns the error of an episode, or otherwise the last line of the verifier's output."""
+    if episode.error is not None:
+        return f"{episode.error.type}: {episode.error.message}"
+    lines = [line for text in _verifier_output(episode).values() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
@@ -179,7 +193,7 @@ _CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {
     "seconds": lambda episode: seconds(episode.end_time - episode.start_time).removesuffix(" s"),
     "started": lambda episode: moment(episode.start_time),
 }
-_TEXTS = ("episode", "task", "outcome")
+_TEXTS = ("episode", "task", "outcome", "cause")
 
 
 LESS = "-RFX"

@@ -193,7 +193,7 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
     if snapshot.lineage:
         _row("lineage", _pairs(snapshot.lineage))
     _row("written by", _pairs(snapshot.writer) or "–")
-    _line("Not captured, and so not there after restoring")
+    _line("Not in the snapshot, so missing after a restore")
     for name in ("processes", "not_captured"):
         for item in container.get(name, ()):
             _row("process" if name == "processes" else "", one_line(item if isinstance(item, str) else str(item), 200))
@@ -256,7 +256,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             says = f"whole  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
             sys.stdout.write(f"{one_line(name)}  {says}\n")
             sys.stdout.writelines(f"  {printable(line)}\n" for line in found.problems)
-    sys.stdout.write(f"{count - damaged} of {count} snapshots are whole.\n")
+    sys.stdout.write(f"{count - damaged} of {count} snapshots are undamaged.\n")
     return EXIT_DAMAGED if damaged else EXIT_OK
 
 

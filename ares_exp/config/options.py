@@ -286,7 +286,7 @@ def _check_tree(folder: Path) -> None:
         raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():
         raise _BrokenPluginError(
-            f"expected nothing but groups in {folder}, found {stray[0] if stray else 'hydra/'}, which sets up more "
+            f"expected only groups in {folder}, found {stray[0] if stray else 'hydra/'}, which configures more "
             "than an option"
         )
     if not options:

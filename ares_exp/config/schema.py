@@ -22,7 +22,7 @@ GROUPS = (
 """Groups whose options are nodes of the config."""
 MADE_NODES = ("budget", "retry")
 """Nodes that have a `_target_` but no options."""
-NOT_A_VALUE = "Expected `{name}` to hold keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
+NOT_A_VALUE = "Expected `{name}` to contain keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
 
 
 def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:

@@ -356,9 +356,9 @@ def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
     keys = {str(key) for key in node}  # `in` of a node raises inside, in a cycle that keeps the caller's frames alive
     if group == "agent" and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(
-            f"Expected the option of `agent` to make a factory of agents, got {node['_target_']}, which is an agent "
-            "itself: it takes the `container` and the `llm_client` of an episode. Add the line `_partial_: true` to "
-            "the option's file, which makes a factory of the class."
+            f"Expected the option of `agent` to create a factory of agents, got {node['_target_']}, which is an "
+            "agent: its arguments are the `container` and the `llm_client` of an episode. Add the line "
+            "`_partial_: true` to the option's file, which makes a factory of the class."
         )
 
 
@@ -372,7 +372,7 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
         return None
     if "_target_" in (node[unknown[0]] if isinstance(node[unknown[0]], Mapping) else ()):
         return (
-            f"`{group}` is one component and `{unknown[0]}` another: to choose both, start the file of the first with "
+            f"`{group}` and `{unknown[0]}` are two components. To choose both, start the file of the first with "
             f"`# @package {group}.NAME`."
         )
     known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"

@@ -155,12 +155,12 @@ def _bounded(
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
         total, count = total + member.size, count + 1
         if total > max_bytes:
-            raise TransferError(f"The download to {target} holds more than {max_bytes} bytes.")
+            raise TransferError(f"The download to {target} contains more than {max_bytes} bytes.")
         if count > max_members:
-            raise TransferError(f"The download to {target} holds more than {max_members} files.")
+            raise TransferError(f"The download to {target} contains more than {max_members} files.")
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
-            raise TransferError(f"The download to {target} holds a name that leads out of it: {member.name!r}.")
+            raise TransferError(f"The download to {target} contains a name that points outside of it: {member.name!r}.")
         if strip_root:
             path = PurePosixPath(*path.parts[1:])
             member.name = str(path)

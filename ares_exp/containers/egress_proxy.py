@@ -1,4 +1,4 @@
-"""The egress proxy: the only way out of a container under an allow-list.
+"""The egress proxy: the only way out of a container under an allowlist.
 
 One proxy per container runs in this process, on a socket that listens inside the container's network (see
 `network_namespace`), which has no other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …).
@@ -136,8 +136,8 @@ class EgressProxy:
         if not allowed:
             raise RefusedError(
                 "403 Forbidden",
-                f"{host} is {', '.join(map(str, found))} here, no public address; a private address has to be "
-                "in allowed_hosts itself, and loopback and link-local ones are never reached.",
+                f"{host} is {', '.join(map(str, found))} here, which is not a public address. Add a private "
+                "address itself to allowed_hosts. Loopback and link-local addresses are never allowed.",
             )
         return allowed
 

@@ -48,7 +48,7 @@ def obstacle() -> str | None:
         with Path("/proc/self/ns/net").open("rb") as own:
             _visit(own, lambda: None)
     except OSError as error:
-        return f"this process may not enter the network of a container ({error.strerror}), as root may"
+        return f"this process may not enter the network of a container ({error.strerror}), which needs root"
     return None
 
 
@@ -85,7 +85,7 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:
-            raise ProcessLookupError(f"process {pid} is another one by now")
+            raise ProcessLookupError(f"process {pid} is now another process")
         if (entries / "user").stat().st_ino == Path("/proc/self/ns/user").stat().st_ino:
             return _visit(network, lambda: socket.create_server(address))
         with (entries / "user").open("rb") as user:

@@ -54,8 +54,8 @@ _RUN = {
     "node": ("relay.mjs", "exec node --input-type=module -e {source} {lease} {ports}"),
 }
 _NONE = (
-    "No address can be opened in the container: it has none of python3, perl and node, one of which has to carry the "
-    "connections. Add one to the image (Debian and Ubuntu: the package perl-base; Alpine: perl){remedy}."
+    "No port can be forwarded into the container, because it has neither python3 nor perl nor node. Add one of "
+    "them to the image (Debian and Ubuntu: the package perl-base; Alpine: perl){remedy}."
 )
 
 
@@ -119,10 +119,10 @@ class _Relay:
         stream.close()
         if word == "taken":
             raise PortForwardingError(
-                f"Expected a free port among {ports[0]} to {ports[-1]} of the container's loopback; programs in the "
-                "container listen on all of them. Give the agent another one by `agent.port`."
+                f"Expected a free port among {ports[0]} to {ports[-1]} of the container's loopback, but "
+                "programs in the container use all of them. Set another port with `agent.port`."
             )
-        raise PortForwardingError(f"The relay in the container ({found}) does not listen: it said {said!r}.")
+        raise PortForwardingError(f"The relay in the container ({found}) is not listening. Its output: {said!r}.")
 
     async def run(self) -> str:
         """Exchanges the data of connections until the relay ends, and then cuts the remaining connections.
@@ -189,7 +189,7 @@ class _Relay:
             if number == 0 and word == _END:
                 # A lapse of the lease is only credible if the relay has run for at least that long.
                 self.has_lapsed = 0 < self._lease_sec <= time.monotonic() - self._started_at
-                raise _RelayError(f"it heard nothing for {self._lease_sec} s")
+                raise _RelayError(f"it received no message for {self._lease_sec} s")
             if word == _ACCEPTED:
                 self._accept(number)
             elif (connection := self._connections.get(number)) is not None:
@@ -230,7 +230,7 @@ class _Connection:
         else:
             self._allowed -= len(data)
             if self._allowed < 0:
-                raise _RelayError("it sent more of a connection than it may")
+                raise _RelayError("it sent more data of a connection than allowed")
             self._arrived.put_nowait(data)
 
     async def _run(self, serve: Serve) -> None:
@@ -335,7 +335,7 @@ class RelayedPort:
                 try:
                     self._relay = await self._start_again()
                 except ContainerError as error:
-                    self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
+                    self._lose(f"The relay in the container ended ({why}), and could not be started again: {error}")
                     return
         finally:
             self._lose("The forwarded port is no longer served.")  # after an unexpected error

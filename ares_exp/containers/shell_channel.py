@@ -123,7 +123,7 @@ def command_script(
         complaint = "{ echo 'cannot separate stderr: /proc is closed'; exit 126; }"
         lines.append(f"command exec 2>/proc/{stderr}/fd/1 || {complaint}")
     if cwd is not None:
-        complaint = f"cannot change to the working directory {cwd!r}: missing, no directory, or not accessible"
+        complaint = f"cannot change to the working directory {cwd!r}: missing, not a directory, or not accessible"
         refuse = f"{{ echo {shlex.quote(complaint)}; exit 126; }}"
         if stays:
             refuse = f"case $(pwd -P 2>/dev/null) in /) {refuse} ;; esac"

@@ -92,7 +92,7 @@ def with_context(agent: CodeAgent) -> ContextualAgent:
     """
     if not isinstance(agent, ContextualAgent):
         raise AgentError(
-            f"The task gives its agent more than an instruction, and {type(agent).__name__} has no set_context()."
+            f"The task has more than an instruction for the agent, and {type(agent).__name__} has no set_context()."
         )
     return agent
 
@@ -108,13 +108,13 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
         raise SnapshotMismatchError(f"The snapshot has a state of the agent, and {kind} has no set_state().")
     if agent.state_version != state.version:
         raise SnapshotMismatchError(
-            f"The snapshot has a state of version {state.version!r:.40} of the agent, and {kind} takes version "
-            f"{agent.state_version!r}. Restore with the agent as it was."
+            f"The snapshot has version {state.version!r:.40} of the agent's state, but {kind} supports version "
+            f"{agent.state_version!r}. Restore it with the earlier version of the agent."
         )
     try:
         agent.set_state(state.data)
     except ValueError as error:
-        raise SnapshotMismatchError(f"{kind} does not take the state that the snapshot has: {error}") from None
+        raise SnapshotMismatchError(f"{kind} cannot load the state in the snapshot: {error}") from None
     return agent
 
 
@@ -401,10 +401,10 @@ class AgentHost:
 
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            raise AgentError("The code agent was cancelled, and not by its environment.")
+            raise AgentError("The code agent was cancelled, but not by its environment.")
         error = task.exception()
         if error is None and self._requests == 0:
-            raise NoRequestError("The code agent ended without a single LLM request: there is nothing to observe.")
+            raise NoRequestError("The code agent ended without an LLM request.")
         if error is None:
             return
         if self._hosted.died is not None:

@@ -27,7 +27,7 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
 from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
-from ares_exp.tasks.selection import parse_position, select
+from ares_exp.tasks.selection import parse_position, positions_of, select
 
 CLOSE_TIMEOUT_SEC = 120.0
 """Time limit in seconds for the wrapped environment to release its container."""
@@ -90,6 +90,7 @@ class AresEnvironments(SourceBase):
                 tasks = parse_position(f"@{position}" if mark == "@" else position)(tasks)
             except (ValueError, LookupError) as error:
                 raise ConfigError(f"`env.preset` {self._preset!r}: {error}.") from None
+        self.positions = positions_of(tasks)
         return [task.name for task in select(tasks, preset=f"ares ({name})", **self._selection)]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
@@ -167,7 +168,7 @@ def _count_tasks(ares: Any, preset: str) -> int:
         )
     count = known[preset]
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"Expected the preset {preset!r} of martian-ares to have tasks, it says {count!r}.")
+        raise ConfigError(f"Expected the preset {preset!r} of martian-ares to have tasks, got the number {count!r}.")
     return count
 
 
@@ -327,7 +328,7 @@ def response_to_ares(response: LLMResponse, module: Any) -> Any:
         PolicyError: The response calls a tool.
     """
     if any(isinstance(piece, ToolCallData) for piece in response.data):
-        raise PolicyError("The policy answered with a tool call, and responses of martian-ares hold text only.")
+        raise PolicyError("The policy responded with a tool call, but martian-ares supports only text.")
     usage = response.usage
     return module.LLMResponse(
         data=[module.TextData(content=piece.content) for piece in response.data if isinstance(piece, TextData)],

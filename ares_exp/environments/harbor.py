@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
-from ares_exp.tasks.selection import select
+from ares_exp.tasks.selection import T, positions_of, select
 from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_files import with_files
 from ares_exp.tasks.task_set import SAMPLES, TaskFolder
@@ -123,7 +122,11 @@ class HarborEnvironments(SourceBase):
 
     def load(self, report: Report) -> Sequence[str]:
         """Applies the selection, then fetches and reads the tasks. Invalid tasks of a folder are reported by name."""
-        choose = partial(select, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
+
+        def choose(tasks: Sequence[T]) -> list[T]:
+            self.positions = positions_of(tasks)
+            return select(tasks, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
+
         chosen = self._source.load(choose, report, reward_key=self._reward_key)
         texts = [read_extra_instruction(path) for path in self._extra_instruction_paths]
         files = (str(path.resolve()) for path in self._extra_instruction_paths)

@@ -227,7 +227,7 @@ class OwnModel:
         else:
             response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(), home))
         if not isinstance(response, LLMResponse) or not is_countable(response):
-            raise self.error(f"Expected {self._named} to answer with an LLMResponse, got {response!r:.200}.")
+            raise self.error(f"Expected {self._named} to return an LLMResponse, got {response!r:.200}.")
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:

@@ -71,7 +71,7 @@ class EpisodeFacts:
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
         stages = [read_stage(one, objects, self._where) for one in recorded]
         if [stage.name for stage in stages] != list(names[: len(stages)]):
-            raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's.")
+            raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's stages.")
         counts = [0, *(stage.step_count for stage in stages), self._step_count]
         if counts != sorted(counts):
             raise SnapshotMetadataError(f"{self._where}: expected `step_count` to rise in `past_stages`, got {counts}.")

@@ -323,7 +323,7 @@ class Continuation:
             try:
                 state = AgentState(snapshot.agent.get("state_version"), json.loads(objects.get(digest)))
             except (ValueError, RecursionError) as error:
-                raise SnapshotMetadataError(f"{where}: the agent's state is no JSON: {error}.") from None
+                raise SnapshotMetadataError(f"{where}: the agent's state is not JSON: {error}.") from None
         elif snapshot.journal_entries:
             raise SnapshotMetadataError(f"{where}: expected {snapshot.journal_entries} journal entries, found none.")
         else:

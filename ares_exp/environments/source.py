@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
@@ -120,6 +121,9 @@ class EnvironmentSource(Protocol):
 
 class SourceBase(EnvironmentSource):
     """Defines all members of a source, with defaults for members that are optional in `EnvironmentSource`."""
+
+    positions: Mapping[str, int] = MappingProxyType({})
+    """Position of each task in the whole set, by name, set by `load`. Default: unknown."""
 
     @property
     def needs_container(self) -> bool:

@@ -12,7 +12,7 @@ from pydantic import Field, validate_call
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
 from ares_exp.tasks.child_process import ChildProcess
-from ares_exp.tasks.selection import select
+from ares_exp.tasks.selection import positions_of, select
 from ares_exp.tasks.swebench.rows import find_dataset, load_rows
 from ares_exp.tasks.swebench.swebench_task import SweBenchOptions, SweBenchTask
 from ares_exp.tasks.task_warnings import TaskWarnings
@@ -90,6 +90,7 @@ class SweBenchEnvironments(SourceBase):
         """Reads the rows and selects tasks."""
         rows = load_rows(self._dataset, child=self._child, timeout_sec=self._fetch_timeout_sec)
         found = [SweBenchTask(row, self._options, self._dataset.source) for row in rows]
+        self.positions = positions_of(found)
         chosen = select(
             found, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit, preset="swebench"
         )

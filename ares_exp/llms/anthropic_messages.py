@@ -373,7 +373,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
         if piece.signature or piece.redacted:
             blocks.append(_thinking_block(piece))
         else:
-            lose("`reasoning` without a signature, which the provider would refuse")
+            lose("`reasoning` without a signature, which the provider would reject")
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else ()
     blocks += _wire_blocks([part for part in parts if part.get("type") != "thinking"] or content, lose)

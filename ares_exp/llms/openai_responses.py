@@ -223,7 +223,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         status = optional(body, "status", str)
         if status in ("failed", "cancelled"):
             raise WireFormatError(
-                f"Expected a response that is complete, got one that {status}: {shorten(body.get('error'))}"
+                f"Expected a complete response, got a response that {status}: {shorten(body.get('error'))}"
             )
         data: list[Piece] = []
         refused = False
@@ -338,7 +338,7 @@ def _reasoning(item: Mapping[str, Any], lose: Report) -> list[Piece]:
     check_keys(item, _REASONING_KEYS, "reasoning", lose)
     summary, content = _reasoning_texts(item, "summary"), _reasoning_texts(item, "content")
     if summary and content:
-        lose("`summary` of reasoning whose text is there, too")
+        lose("`summary` of reasoning whose text is also present")
     text = "\n\n".join(content or summary)
     opaque = optional(item, "encrypted_content", str) or None
     if opaque is None:

@@ -43,7 +43,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
     """
     details = message.get("reasoning_details")
     if not isinstance(details, list | tuple | None):  # a tuple in a parsed request
-        lose("`reasoning_details` that are no list")
+        lose("`reasoning_details` that are not a list")
         details = None
     pieces = [piece for detail in details or () if (piece := _from_detail(detail, lose)) is not None]
     if all(piece.redacted for piece in pieces):
@@ -58,7 +58,7 @@ def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
     parts = inner if isinstance(inner, list | tuple) else [None]
     texts = [one.get("text") if isinstance(one, Mapping) else None for one in parts]
     if not all(isinstance(text, str) for text in texts):
-        lose("parts of reasoning that are no text")
+        lose("parts of reasoning that are not text")
     return ThinkingData("".join(text for text in texts if isinstance(text, str)))
 
 
@@ -91,7 +91,7 @@ def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
         if isinstance(text := message.get(name), str):
             texts[text] = None
         elif text is not None:
-            lose(f"`{name}` that is no text")
+            lose(f"`{name}` that is not text")
     return [ThinkingData(text) for text in texts]
 
 

@@ -190,7 +190,7 @@ class Endpoint:
         if not isinstance(failure, EndpointError):
             return names
         if failure.status is None:
-            raise PreflightError(f"{failure} Check that the server runs and that policy.base_url is right.")
+            raise PreflightError(f"{failure} Check that the server is running and that policy.base_url is correct.")
         if failure.status in (401, 403):
             raise PreflightError(str(failure))
         return []
@@ -365,8 +365,8 @@ class Endpoint:
     def _check_size(self, size: int) -> None:
         if size > self._max_response_bytes:
             raise MalformedResponseError(
-                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got more. "
-                "Raise policy.max_response_bytes if it is a real one."
+                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got "
+                "more. If responses are this large, raise policy.max_response_bytes."
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:
@@ -402,7 +402,7 @@ class Endpoint:
             failure.never_connected = any(isinstance(one, ClientConnectorError) for one in chain)
             return failure
         if isinstance(error, UnicodeEncodeError):
-            return UnsendableRequestError(f"The request holds text that is not valid Unicode: {error.reason}.")
+            return UnsendableRequestError(f"The request contains text that is not valid Unicode: {error.reason}.")
         return None
 
     def _refused(self, request: str, status: int, error: object, headers: Mapping[str, str]) -> EndpointError:

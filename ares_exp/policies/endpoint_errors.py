@@ -70,7 +70,7 @@ _TOO_LONG_STATUSES = (400, 413, 422)
 
 _TRIED_AGAIN = (408, 409, 429)
 _REMEDIES: dict[type[EndpointError], str] = {
-    AuthenticationError: "Check the key in {key}, and what it is allowed to do.",
+    AuthenticationError: "Check the key in {key}, and its permissions.",
     ContextOverflowError: "The episode has outgrown the model: use one with a longer context, or smaller limits.steps.",
     QuotaError: "Add credit or raise the limit, then resume the run.",
 }

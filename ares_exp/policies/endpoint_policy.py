@@ -324,7 +324,7 @@ class EndpointPolicy(Policy):
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
         if self.model is None:
-            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+            raise PreflightError("Call preflight() first: it rejects a policy without a model.")
         body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
         body |= self.wire.stream_fields if self.stream else {}
         return await self.response_to(body, episode=episode, on_wait=on_wait)
@@ -349,8 +349,9 @@ class EndpointPolicy(Policy):
             response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
             if not response.usage.total_tokens:
                 self._warn_once(
-                    f"{self._endpoint.base_url} reports no token usage: tokens count as 0, so that no limit on tokens "
-                    "(`limits.tokens`, `budget.tokens`) and none on the cost that prices make of them holds."
+                    f"{self._endpoint.base_url} reports no token usage, so tokens count as 0. Limits on tokens "
+                    "(`limits.tokens`, `budget.tokens`), and limits on costs that are computed from prices, "
+                    "have no effect."
                 )
             if self.on_refusal == "error" and response.finish_reason in REFUSED:
                 refusal = RefusalError(
@@ -403,7 +404,7 @@ class EndpointPolicy(Policy):
                 wait_sec = backoff.wait_sec(tries, error)
                 if error.retry_after_sec is not None:
                     slots.pause(wait_sec)
-                logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
+                logger.info("%s Retrying in %.1f s (request %d failed).", error, wait_sec, tries)
             on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
 
@@ -472,7 +473,7 @@ class Backoff:
         if not error.retryable:
             raise error
         if tries > self.max_retries:
-            count = "1 try" if tries == 1 else f"{tries} tries"
+            count = "1 request" if tries == 1 else f"{tries} requests"
             raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
         if error.retry_after_sec is None:
             return backoff_sec(tries, base_sec=self.base_sec, max_sec=self.max_wait_sec, rng=self.rng)

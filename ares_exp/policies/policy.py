@@ -31,7 +31,7 @@ class EpisodeSpec:
         task_name: Name of the task.
         attempt: Number of the attempt at the task, starting at 0.
         seed: Seed of the episode, derived from the run's seed, the task's name, the attempt and the retry.
-        retry: Number of earlier tries of the attempt.
+        retry: Number of earlier episodes of the attempt.
         on_wait: Callback for the seconds that a request waits for anything except its response (a retry, a slot). If
             the wait is known in advance, the callback runs before it, so that the episode does not reach a time limit.
         may_ask: Function to await before each try of a request, for policies with retries. It does not return while the
@@ -212,8 +212,8 @@ async def checked_response(client: LLMClient, request: LLMRequest) -> LLMRespons
     response: object = await responding
     if not isinstance(response, LLMResponse):
         raise PolicyError(
-            f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}. Make it from a text by "
-            "LLMResponse.from_text(text)."
+            f"Expected the policy to return an LLMResponse, got {type(response).__name__}. To convert a text, "
+            "use LLMResponse.from_text(text)."
         )
     if not isinstance(response.data, tuple) or not all(map(is_dataclass, response.data)):
         raise PolicyError(

@@ -201,10 +201,10 @@ class _Replayed:
         recorded, asked = self._compare(request)
         if recorded is None or recorded.is_pending:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} actions, "
-                f"and the agent asks for one more (request {len(self.steps)}).",
+                f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} "
+                f"actions, and the agent requests another one (request {len(self.steps)}).",
                 step=len(self.steps) - 1,
-                why="the agent asks for one action more than recorded",
+                why="the agent requests more actions than recorded",
             )
         step = self.steps[-1]
         is_tolerated = step.is_same if self._strict == "normalised" else step.match is Match.EXACT

@@ -128,8 +128,8 @@ class _Script:
         if position >= count and not (self._repeat_last and count):
             replies = count_of(count, "reply", "replies")
             raise PolicyError(
-                f"The script for task {self._task_name!r} has {replies}, and the agent asks for one more (request "
-                f"{position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
+                f"The script for task {self._task_name!r} has {replies}, and the agent requests another one "
+                f"(request {position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
             )
         self._position += 1
         reply = self._replies[min(position, count - 1)]

@@ -124,8 +124,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
             EndpointError: The engine rejected the weights or failed.
         """
         raise ConfigError(
-            f"policy={self.option} cannot send weights to its engine. Send them by the trainer's own way while no "
-            f"answer is running, and call update({version!r}) then."
+            f"policy={self.option} cannot send weights to its engine. Send them with your trainer while no "
+            f"response is in progress, then call update({version!r})."
         )
 
     async def response_to(
@@ -139,8 +139,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
         response = await super().response_to(body, episode=episode, on_wait=on_wait)
         if response.completion_token_ids is None or response.prompt_token_ids is None or response.logprobs is None:
             self._warn_once(
-                f"{self._endpoint.base_url} gives no token ids or no logprobs, although it was asked for them "
-                "(`return_token_ids`, `logprobs`): no tokens to train on. Is it an older version of the engine?"
+                f"{self._endpoint.base_url} returns no token ids or no logprobs, although they were requested "
+                "(`return_token_ids`, `logprobs`), so there are no tokens to train on. Check the version of "
+                "the engine."
             )
         return replace(response, policy_version=response.policy_version or version)
 
@@ -273,8 +274,8 @@ class SglangPolicy(TokenEndpointPolicy):
         """Makes the server load weights. `weights` has to be a directory that the server can also read."""
         if not isinstance(weights, Path):
             raise ConfigError(
-                "policy=sglang takes new weights as a directory of a saved model that its server can read, got "
-                f"{type(weights).__name__}."
+                "Expected new weights for policy=sglang as a directory of a saved model that its server can "
+                f"read, got {type(weights).__name__}."
             )
         wire = EndpointWire(self.option, "update_weights_from_disk", "success", StreamedCompletion)
         server = self._endpoint.beside(wire, base_url=self._endpoint.base_url.removesuffix("/v1"))

@@ -44,8 +44,8 @@ def run_path(text: str | Path) -> Path:
     started = [(time, place) for place in places if (time := _started(place)) is not None]
     if not started:
         raise ConfigError(
-            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none "
-            "(runs of `task check` do not count). Name a run directory, or change to the folder where it was started."
+            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none (runs of "
+            "`task check` are ignored). Name a run directory, or change to the folder where it was started."
         )
     _, found = max(started)
     sys.stderr.write(f"`{LATEST}` is {printable(str(found))}\n")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.records.record_files import read_json_object, read_yaml
+from ares_exp.records.record_files import read_json_object, read_record, read_yaml
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult
 from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
 from ares_exp.records.run_summary import RunSummary
@@ -49,6 +49,19 @@ def read_results(path: Path) -> RecordedResults:
     if added := added_rewards(RunDir(path.parent)):
         results = [replace(one, rewards=with_added(one.rewards, added.get(one.episode_id, {}))) for one in results]
     return RecordedResults(tuple(results), torn, whole_bytes)
+
+
+def last_attempts(run_dir: RunDir) -> int | None:
+    """Returns the number of attempts that the last session planned; `None` if not recorded."""
+    last = None
+    try:
+        for text in read_record(run_dir.sessions).splitlines():
+            line = json.loads(text)
+            attempts = line.get("attempts") if isinstance(line, dict) else None
+            last = attempts if isinstance(attempts, int) and attempts > 0 else last
+    except (OSError, ConfigError, ValueError, RecursionError):
+        return last
+    return last
 
 
 def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:

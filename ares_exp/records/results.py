@@ -304,7 +304,7 @@ class EpisodeResult:
             never started.
         snapshots: Number of stored snapshots of the episode.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
-        retry: Number of earlier tries of this attempt.
+        retry: Number of earlier episodes of this attempt.
         replayed: Responses that were replayed from an earlier try; `None` if no responses were replayed.
         stages: Results of the stages; empty for a single-stage task.
         environment_usage: Usage of the environment's model calls in this try, in addition to the policy's usage. `None`

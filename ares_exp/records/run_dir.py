@@ -35,9 +35,7 @@ RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
 """Files that the collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
-USED = (
-    "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."
-)
+USED = "Expected an unused run directory, but {} holds another run. Choose another one with `hydra.run.dir=…`."
 
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:

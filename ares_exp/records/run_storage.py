@@ -167,8 +167,9 @@ class RunStorage:
         resume = f"`ares-exp resume={shlex.quote(str(run_dir))}`"
         if self._missing() is not None:
             return (
-                f"The run stops because its directory {run_dir} was deleted, moved or unmounted: {error.strerror}. If "
-                f"you can put it back, continue with {resume}. Otherwise, start the run again."
+                f"The run stops because its directory {run_dir} was deleted, moved or unmounted: "
+                f"{error.strerror}. If you can restore it, continue with {resume}. Otherwise, start the run "
+                "again."
             )
         fix = "Free some disk space" if error.errno in _DISK_FULL else "Make it writable again"
         return f"The run stops because it cannot write {path}: {error.strerror}. {fix}, then continue with {resume}."

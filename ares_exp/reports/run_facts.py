@@ -9,7 +9,7 @@ from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import read_object
+from ares_exp.records.recorded_results import last_attempts, read_object
 from ares_exp.records.run_dir import RunDir
 
 GROUPS = ("env", "agent", "container", "policy")
@@ -29,7 +29,8 @@ def run_facts(run: RunDir) -> dict[str, str]:
     found = {
         **{group: options.get(group) for group in GROUPS},
         "model": policy.get("model") if isinstance(policy, Mapping) else None,
-        **{key: values.get(key) for key in ("attempts", "seed")},
+        "attempts": last_attempts(run) or values.get("attempts"),  # a resume can raise them
+        "seed": values.get("seed"),
     }
     return {key: str(value) for key, value in found.items() if isinstance(value, str | int)}
 

@@ -42,7 +42,7 @@ _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
 """Attempts that are named for one reason."""
 _MAX_REWARDS = 4
-"""Columns of rewards by name. One that fewer than half of the attempts have is not worth its width."""
+"""Maximum number of columns of named rewards. Names that fewer than half of the attempts have are not shown."""
 _TASK_COLUMNS = 24
 """A longer name of a task is folded where the terminal is narrow."""
 _FRAME = 3
@@ -105,13 +105,13 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
 
     tasks = [list(attempts) for _, attempts in groupby(sorted(results, key=_task_name), key=_task_name)]
     shown = tasks if len(tasks) <= _MAX_TASKS else sorted(tasks, key=_success)[:_MAX_TASKS]
-    named = reward_names(results)
-    usual = [one for one in named if 2 * sum(one in result.rewards for result in results) >= len(results)][
-        :_MAX_REWARDS
+    usual = [
+        one for one in reward_names(results) if 2 * sum(one in result.rewards for result in results) >= len(results)
     ]
-    by_name = [_VERIFIER if name == "reward" else name for name in usual]
+    named = usual[:_MAX_REWARDS]
+    by_name = [_VERIFIER if name == "reward" else name for name in named]
     titles = ["task", "attempts", "reward", *by_name, "outcome", "steps", "seconds"]
-    rows = [_row(attempts, usual) for attempts in shown]
+    rows = [_row(attempts, named) for attempts in shown]
     *others, outcome, steps, seconds = range(len(titles))
     natural = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     widths = [min(natural[0], _TASK_COLUMNS), *natural[1:]]
@@ -131,8 +131,8 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
     notes = []
     if len(tasks) > len(shown):
         notes.append(f"{len(shown)} of {len(tasks)} tasks with the lowest rewards; episodes.jsonl has all tasks")
-    if hidden := len(named) - sum(column in others[3:] for column in kept):
-        notes.append(f"and {count_of(hidden, 'more reward')}, in episodes.jsonl")
+    if hidden := len(usual) - sum(column in others[3:] for column in kept):
+        notes.append(f"episodes.jsonl has {count_of(hidden, 'more named reward')}")
     if not notes and len(results) > len(rows):
         notes.append("rewards, steps and seconds: means over the attempts")
     table.caption = "; ".join(notes) or None
@@ -240,7 +240,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
     if statistics.retried:
         yield (
             f"{statistics.retried} of {count_of(statistics.attempts, 'attempt')} ran again; "
-            f"earlier tries: {_counts(statistics.retried_errors)}"
+            f"earlier episodes: {_counts(statistics.retried_errors)}"
         )
     if sum(statistics.errors.values()) > 1:
         yield f"errors: {_counts(statistics.errors)}"
@@ -324,7 +324,7 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
     if hidden := sum(map(len, list(reasons.values())[_MAX_UNSCORED:])):
         yield f"  and {hidden} more, in episodes.jsonl"
     if cut_short := len(results) - len(failed):
-        yield f"  {count_of(cut_short, 'attempt')} cut short"
+        yield f"  {count_of(cut_short, 'attempt')} interrupted"
     if never_started > 0:
         yield f"  {count_of(never_started, 'attempt')} never started"
 

@@ -86,7 +86,7 @@ class Outages:
                 del self._watches[check]
                 self._scheduler.resume(check)
                 return
-        failure = UnreachableError(f"{why} It did not answer for {longest}.")
+        failure = UnreachableError(f"{why} It did not respond for {longest}.")
         self._end(failure)
         raise failure
 

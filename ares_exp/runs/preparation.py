@@ -126,7 +126,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
-                f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
+                f"{name_of(collector)} records one episode at a time: its `record_step` has no argument "
                 "`episode`. Set `concurrency=1`."
             )
 
@@ -206,7 +206,7 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
         parts.source.keep(kept)
         if parts.branching is None:
             left_out = _some([name for name in task_names if name not in recorded])
-            warn(f"Left out, because nothing is recorded of them: {left_out}.")
+            warn(f"Left out, because they have no recorded episode: {left_out}.")
     return kept
 
 

@@ -94,7 +94,7 @@ class Progress:
         if status.done_before:
             parts.append(f"{status.done_before} done before")
         if status.cut_short:
-            parts.append(f"{status.cut_short} cut short")
+            parts.append(f"{status.cut_short} interrupted")
         if status.running:
             parts.append(f"{status.running} running")
         if status.held is not None or status.outage:

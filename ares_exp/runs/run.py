@@ -205,9 +205,10 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
     if (run_dir.files / episode_id).is_dir():
         look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
     return (
-        f"The tasks' own solutions fall short of reward_threshold={summary.threshold:g} in {len(broken)} of "
-        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks are "
-        f"broken, or what they run in is, or the agent does not execute fenced bash blocks. To look into it: {look}"
+        f"The tasks' own solutions do not reach reward_threshold={summary.threshold:g} in {len(broken)} of "
+        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks or "
+        "their containers are broken, or the agent does not execute fenced bash blocks. To read the episodes: "
+        f"{look}"
     )
 
 
@@ -267,7 +268,7 @@ def _take_signals(run: Run) -> None:
             os._exit(130)  # containers are removed when this process ends
         run.interrupt()
         with suppress(OSError, ValueError):  # the reader may have ended
-            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
+            sys.stderr.write("\ninterrupted: running episodes are ending. Press Ctrl-C again to exit immediately\n")
             sys.stderr.flush()
 
     loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ class PlannedEpisode:
         task_name: Name of the task.
         attempt: Number of the attempt at the task, from 0.
         seed: Seed of the episode, which depends only on the run's seed, the task's name, the attempt and the try.
-        retry: Number of earlier tries of the attempt.
+        retry: Number of earlier episodes of the attempt.
         earlier: Earlier try whose responses are replayed; `None` to start from the beginning.
         use_snapshots: Whether the try may continue from a snapshot of the earlier try.
         limits: Limits of the episode; `None` for the limits of the run.

@@ -141,8 +141,8 @@ def check_checksum(data: Mapping[str, Any], where: str) -> None:
         raise SnapshotMetadataError(f"{where}: expected `{CHECKSUM}` to be sha256:…, got {briefly(found)}.")
     if found != _checksum_of(data):
         raise SnapshotCorruptError(
-            f"{where}: its content is not the one of its `{CHECKSUM}`: it was changed or damaged after it was written. "
-            "Use another snapshot, or an undamaged copy of this one."
+            f"{where}: its content does not match its `{CHECKSUM}`, so it was changed or damaged after it was "
+            "written. Use another snapshot, or an undamaged copy of this one."
         )
 
 

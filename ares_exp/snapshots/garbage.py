@@ -98,8 +98,8 @@ def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
                 needed.update(map(bytes.decode, _DIGEST.findall(store.objects.get(digest))))
         except SnapshotMetadataError as error:
             raise SnapshotError(
-                f"Nothing was removed from {store.path}: a snapshot that cannot be read may need anything. "
-                f"Repair or remove {store.path / name}. {error}"
+                f"Nothing was removed from {store.path}, because one snapshot cannot be read, and may need any "
+                f"object. Repair or remove {store.path / name}. {error}"
             ) from None
     return needed
 

@@ -252,8 +252,8 @@ def encode(data: Mapping[str, Any], path: Path) -> bytes:
     text = f"{dump_json(with_checksum(written), indent=1)}\n".encode()
     if len(text) > MAX_FILE_BYTES:
         raise SnapshotError(
-            f"Cannot write {path}: expected at most {MAX_FILE_BYTES:,} bytes of metadata, got {len(text):,}. Large "
-            "data belongs in objects: look at what the agent's options and the task describe."
+            f"Cannot write {path}: expected at most {MAX_FILE_BYTES:,} bytes of metadata, got {len(text):,}. "
+            "Shorten the options of the agent and the texts of the task."
         )
     return text
 

@@ -69,7 +69,7 @@ def verify(snapshot: EnvironmentSnapshot, *, deep: bool = True) -> Verification:
                 found = len(objects.get(digest, max_bytes=CHUNK_BYTES))
                 if found != chunks[digest]:
                     raise SnapshotCorruptError(
-                        f"Expected {objects.file(digest)} to hold {chunks[digest]} bytes of a file, got {found}."
+                        f"Expected {objects.file(digest)} to contain {chunks[digest]} bytes of a file, got {found}."
                     )
     count = len({*snapshot.objects(), *chunks})
     return Verification(snapshot.snapshot_id, count, size, tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])

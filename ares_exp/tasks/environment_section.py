@@ -99,7 +99,7 @@ def translate_legacy_sizes(table: object) -> object:
         if isinstance(size, str):
             megabytes = _named_size_mb(old_key, size)
             if new.setdefault(key, megabytes) != megabytes:
-                raise ValueError(f"{old_key} = {size!r} contradicts {key} = {new[key]!r}. Keep {key} alone")
+                raise ValueError(f"{old_key} = {size!r} contradicts {key} = {new[key]!r}. Keep only {key}")
     return new
 
 

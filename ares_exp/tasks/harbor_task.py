@@ -164,8 +164,9 @@ class HarborTask:
             )
         if (services := _sidecars(self.stages)) and compose_file(self._environment_dir) is None:
             raise TaskError(
-                f"{self.path / TASK_TOML}: artifacts or collect hooks name the services {', '.join(sorted(services))}, "
-                f"and there is no environment/{COMPOSE} that has them. Correct the names, or add the file."
+                f"{self.path / TASK_TOML}: artifacts or collect hooks name the services "
+                f"{', '.join(sorted(services))}, but no environment/{COMPOSE} defines them. Correct the names, "
+                "or add the file."
             )
         if not isinstance(stop := self.config.metadata.get("stop_processes", False), bool):
             raise TaskError(
@@ -173,8 +174,9 @@ class HarborTask:
             )
         if supported is not None and (missing := sorted(self.context.needs - supported)):
             raise UnsupportedTaskError(
-                f"{self.path}: task {self.name!r} gives its agent {', '.join(missing)}, which this agent cannot use. "
-                f"Choose another agent, or leave the task out with env.exclude=[{self.name}]."
+                f"{self.path}: task {self.name!r} needs features that this agent does not support: "
+                f"{', '.join(missing)}. Choose another agent, or leave the task out with "
+                f"env.exclude=[{self.name}]."
             )
         self._resolved("environment", self.config.environment.env)
         for stage in self.stages:

@@ -54,7 +54,7 @@ def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
         start, stop, step = (int(part) if part else None for part in match.groups())
         if step == 0:
             raise ValueError(f"expected a step of at least 1, got {text!r}")
-        nothing = "a slice that holds something, got none of {}"
+        nothing = "a slice with at least one item, got no item of {}"
         return lambda items: _picked(items, slice(start, stop, step), nothing.format(len(items)))
     if (match := _SHARD.fullmatch(text)) is not None:
         index, count = map(int, match.groups())
@@ -65,13 +65,18 @@ def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
             slice(index * len(items) // count, (index + 1) * len(items) // count),
             f"at least {count} items for {count} shards, got {len(items)}",
         )
-    raise ValueError(f"expected an index 5, a slice 0:10, or a shard @2/8, none of it negative, got {text!r}")
+    raise ValueError(f"expected an index 5, a slice 0:10, or a shard @2/8, without negative numbers, got {text!r}")
 
 
 def _picked(items: Sequence[Item], part: slice, expected: str) -> list[Item]:
     if not (picked := list(items[part])):
         raise LookupError(f"expected {expected}")
     return picked
+
+
+def positions_of(tasks: Sequence[Named]) -> dict[str, int]:
+    """Returns the position of each task in the set, by name."""
+    return {task.name: index for index, task in enumerate(tasks)}
 
 
 def select(
@@ -99,7 +104,7 @@ def select(
     if limit is not None and limit < 1:
         raise ConfigError(f"Expected `env.limit` to be at least 1, got {limit}. Use env.limit=null for no limit.")
     if not tasks:
-        raise ConfigError(f"Expected env={preset} to have tasks, it has none. Set env.path to a folder of tasks.")
+        raise ConfigError(f"Expected env={preset} to have tasks, found none. Set env.path to a folder of tasks.")
     if tasks_selector is not None and not (entries := _as_strings(tasks_selector)):
         raise ConfigError(
             f"Expected `env.tasks` to name tasks, got an empty list. Use env.tasks=null for all of env={preset}."

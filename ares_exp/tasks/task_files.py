@@ -302,7 +302,7 @@ def require_uploaded(script: Path, chosen: UploadFilter) -> None:
         TaskError: The script is excluded.
     """
     if chosen.excludes(script):
-        raise TaskError(f"{script}: expected this script to be uploaded, a {IGNORE_FILE} leaves it out.")
+        raise TaskError(f"{script}: expected this script to be uploaded, but a {IGNORE_FILE} excludes it.")
 
 
 def _image_owns_tests(config: TaskToml, verifier: VerifierSection, folders: list[Path]) -> bool:
@@ -334,7 +334,9 @@ class _LinkCheck:
             return
         real = self._bounds.real(path)
         if real in above:
-            raise TaskError(f"{path}: expected a tree of directories, this link leads back to {real}. Remove the link.")
+            raise TaskError(
+                f"{path}: expected a tree of directories, but this link points back to {real}. Remove the link."
+            )
         if real in self._done or not real.is_dir():
             return
         for child in sorted(path.iterdir()):
@@ -358,7 +360,7 @@ async def upload_image_files(container: Container, folder: Path, environment: En
         return
     here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
     if here.exit_code != 0:
-        raise ContainerStartError(f"{folder} has to go to the working directory: {here.output.strip()}.")
+        raise ContainerStartError(f"{folder} cannot be copied to the working directory: {here.output.strip()}.")
     await container.upload(folder, (here.output.splitlines() or ["/"])[-1])
 
 

@@ -74,7 +74,9 @@ def _load_child(child: Path, reward_key: str | None, *, within: Path, known: dic
     if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
         raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")
     if task.name in known:
-        raise TaskError(f"{child}: its name {task.name!r} is taken by {known[task.name].path}. Rename the directory.")
+        raise TaskError(
+            f"{child}: the name {task.name!r} is already used by {known[task.name].path}. Rename the directory."
+        )
     return task
 
 

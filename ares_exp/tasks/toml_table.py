@@ -137,7 +137,7 @@ def _complaint(name: str) -> str | None:
         (not name.strip(), "is blank"),
         (name in (".", ".."), "means another directory"),
         (name.endswith((".", " ")), "ends in a dot or a space"),
-        (_FORBIDDEN.search(name) is not None, "holds a character that some file systems refuse"),
+        (_FORBIDDEN.search(name) is not None, "contains a character that some file systems reject"),
         (_DEVICES.fullmatch(name) is not None, "is the name of a Windows device"),
         (len(name.encode()) > 255, "is longer than 255 bytes"),
     )

@@ -21,7 +21,9 @@ COUNT = (
     "cut -c 12-13 access.log |{sort} uniq -c | sort -n | tail -n 1 | awk '{{print $2{suffix}}}' > hour.txt\n"
     "cat hour.txt\n```"
 )
-SUBMIT = "The file is written.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+SUBMIT = "\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+DONE = f"The file is written.{SUBMIT}"
+UNKNOWN = f"I follow a script for the tutorial's task, and this is another task. I submit without a solution.{SUBMIT}"
 
 
 class DemoModels:
@@ -51,8 +53,10 @@ class DemoModels:
     def _reply(self, model: str, messages: list[dict[str, Any]]) -> str:
         turn = sum(message.get("role") == "assistant" for message in messages)
         conversation = str(messages)
-        if "access.log" not in conversation or turn > 1:
-            return SUBMIT
+        if "/app/hour.txt" not in conversation:
+            return UNKNOWN
+        if turn > 1:
+            return DONE
         if turn == 0:
             return LOOK
         self._attempts[model, conversation] += 1

@@ -102,6 +102,7 @@ class SourceContract:
     def test_tasks_and_origins_match_the_names(self, loaded: SourceBase, names: list[str]) -> None:
         assert [task.name for task in loaded.tasks] in ([], names)
         assert set(loaded.origins) <= set(names)
+        assert not loaded.positions or set(names) <= set(loaded.positions)
 
     def test_dropped_tasks_are_omitted(self, loaded: SourceBase, names: list[str], parts: EpisodeParts) -> None:
         kept = names[:1]

@@ -63,7 +63,7 @@ class BackgroundWriter:
         self._inbox.put(None)
         thread.join(timeout_sec)
         if thread.is_alive():
-            self.report(f"did not finish within {timeout_sec:g} s; what it wrote so far is on disk")
+            self.report(f"did not finish within {timeout_sec:g} s; its files so far are on disk")
 
     def report(self, what: str) -> None:
         """Counts a failure, and logs the first one as a warning."""

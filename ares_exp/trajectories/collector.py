@@ -157,7 +157,7 @@ class EpisodeCollector(CollectorBase):
         handle = EpisodeHandle(episode_id or uuid.uuid4().hex, task_name, started, freeze(metadata or {}))
         with self._lock:
             if handle.episode_id in self._open:
-                raise RuntimeError(f"Episode {handle.episode_id} is in progress already.")
+                raise RuntimeError(f"Episode {handle.episode_id} is already in progress.")
             self._open[handle.episode_id] = handle
         self._started(handle)
         return handle
@@ -238,11 +238,12 @@ class EpisodeCollector(CollectorBase):
                 if not self._open:
                     raise RuntimeError("No episode in progress: call begin_episode() first.")
                 if len(self._open) > 1:
-                    raise RuntimeError(f"{len(self._open)} episodes are in progress: say which with `episode=`.")
+                    raise RuntimeError(f"{len(self._open)} episodes are in progress: pass `episode=`.")
                 return next(iter(self._open.values()))
             if self._open.get(episode.episode_id) is not episode:
                 raise RuntimeError(
-                    f"No episode in progress with the id {episode.episode_id}: it has ended, or is another's."
+                    f"No episode in progress with the id {episode.episode_id}: it has ended, or belongs to "
+                    "another collector."
                 )
             return episode
 

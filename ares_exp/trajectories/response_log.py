@@ -107,7 +107,7 @@ class LoggedEpisode:
             line = next(lines)
             head = _head(line.text, path)
             if head["episode_id"] != path.stem:
-                raise ValueError(f"expected the log of {path.stem}, got that of {head['episode_id']!r:.80}")
+                raise ValueError(f"expected the log of {path.stem}, got the log of {head['episode_id']!r:.80}")
             try:
                 for line in lines:
                     data = json.loads(line.text)
@@ -123,7 +123,7 @@ class LoggedEpisode:
                         continue
                     number = data["ahead"]
                     if type(number) is not int or exchange.response is None or number in waiting:
-                        raise ValueError("expected the number of a response that was asked ahead")
+                        raise ValueError("expected the number of a response that was requested in advance")
                     waiting[number] = exchange
                     if data.get("taken_over") is True:
                         taken_over.append(exchange.response)
@@ -275,7 +275,7 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
         try:
             found.append(LoggedEpisode.read(path))
         except (OSError, ValueError, RecursionError, StopIteration) as error:
-            logger.warning("%s cannot be read, and is left alone: %s", path, error)
+            logger.warning("%s cannot be read, and is not changed: %s", path, error)
     return found
 
 
@@ -296,7 +296,7 @@ def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
     if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
     ):
-        raise ValueError("expected the result of this episode")
+        raise ValueError("expected a result of this episode, found a result of another episode")
     return result
 
 

@@ -111,7 +111,9 @@ class AsyncGymWrapper:
             ValueError: The render mode is unknown.
         """
         if render_mode is not None and render_mode not in RENDER_MODES:
-            raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
+            raise ValueError(
+                f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: chats can only be rendered as text."
+            )
         self.environment = env
         self._env = complete(env)
         self._task: str | None = None

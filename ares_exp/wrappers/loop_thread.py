@@ -219,7 +219,8 @@ class LoopThread:
         if self._is_inherited():
             raise RuntimeError(
                 f"The thread {self._name!r} was started by process {self._pid} and does not exist in its fork "
-                f"{os.getpid()}. Build the environment in the worker process: hand it a factory, not an environment."
+                f"{os.getpid()}. Build the environment in the worker process: pass a factory to it, not an "
+                "environment."
             )
         if self._is_own_thread():
             raise RuntimeError(f"The thread {self._name!r} cannot wait for itself: await the coroutine instead.")

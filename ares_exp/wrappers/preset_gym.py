@@ -146,7 +146,7 @@ class PresetGym(GymWrapper):
             ValueError, LookupError, UserError: See `ares_exp.make`.
         """
         if trajectory_dir is not None and collector is not None:
-            raise ConfigError("Expected `trajectory_dir` or `collector`, got both. A collector knows its own place.")
+            raise ConfigError("Expected `trajectory_dir` or `collector`, got both. A collector sets its own directory.")
         asked = PresetId.parse(preset)
         spec = find_preset(asked.name)
         limits = EpisodeLimits(
@@ -167,8 +167,8 @@ class PresetGym(GymWrapper):
             )
         elif options or agent is not None or limits != EpisodeLimits() or seed or provide_solution:
             raise ConfigError(
-                f"Expected only `container`, `collector` and `render_mode` with the preset `{asked.name}`, which was "
-                "registered in Python: its function takes nothing else."
+                f"Expected only `container`, `collector` and `render_mode` with the preset `{asked.name}`, "
+                "which was registered in Python: its function has no other arguments."
             )
         environment = spec.get_env(selector=asked, container_factory=container_factory(container))
         if trajectory_dir is not None:

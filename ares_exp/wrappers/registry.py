@@ -356,7 +356,7 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
             f'registered with `@register_env(name="{name}")`.'
         )
     if name in _registered or _configured_preset(name) is not None:
-        raise PresetError(f"There is a preset `{name}` already: register yours under another name.")
+        raise PresetError(f"The preset `{name}` already exists: register yours under another name.")
     _registered[name] = spec
 
 
@@ -412,8 +412,9 @@ def find_preset(name: str) -> EnvironmentSpec:
     known = list_presets()
     if name in {option.name for option in find_options("env")}:
         raise PresetLookupError(
-            f"`env={name}` is no preset: with other characters than letters, digits, `_` and `.` it might be a pair of "
-            "an environment and an agent. Rename its file, or `register_preset` it under another name."
+            f"`env={name}` is not a preset. With other characters than letters, digits, `_` and `.`, its name "
+            "can be confused with a pair of an environment and an agent. Rename its file, or `register_preset` "
+            "it under another name."
         )
     env, _, agent = name.partition("-")
     if agent and env in _configured():

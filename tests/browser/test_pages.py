@@ -107,7 +107,7 @@ def test_numbers_match_the_records(page: Page, runs: Path, tmp_path: Path, capsy
         assert shown == [estimate[key] for key in ("value", "low", "high")]
     page.go("#/compare")
     page.run("document.querySelector('[data-table=paired] tbody a').click()")
-    page.until("return document.body.innerText.includes('in common; then')")
+    page.until("return document.body.innerText.includes('in common, then')")
     assert_quiet(page, out)
 
 

@@ -211,7 +211,7 @@ async def test_stop_survives_a_lost_or_unreachable_sandbox(
     async with factory(SPEC):
         emulator.faults.add(Fault("status", "DELETE", status=403))
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "is left until its TTL ends" in caplog.text
+    assert "remains until its TTL ends" in caplog.text
     [left] = emulator.sandboxes
     emulator.lose(left)
     await nothing_is_left(emulator, factory)

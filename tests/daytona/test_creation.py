@@ -347,7 +347,7 @@ async def test_failed_snapshot_is_a_capture_error(
     with pytest.raises(CaptureError, match="No internal registry"):
         await keep_files(service, sandbox)
     emulator.faults.add(Fault("status", "GET", path="/snapshots/", status=404, body={"message": "no such snapshot"}))
-    with pytest.raises(CaptureError, match="the service made none"):
+    with pytest.raises(CaptureError, match="was not created, and the service gives no reason"):
         await keep_files(service, sandbox)
     assert names(emulator) == []
 

@@ -64,9 +64,18 @@ def test_env_files_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
         ({"API_KEY": KEY, "API_URL": "http://daytona.example.org/api"}, "in the clear"),
         ({"API_KEY": KEY, "API_URL": "http://127.0.0.1.example.org"}, "in the clear"),
         ({"API_KEY": KEY, "API_URL": "http://localhost.example.org"}, "in the clear"),
-        ({"API_KEY": KEY, "API_URL": "https://x:opensesame@daytona.example.org"}, "has a user, a query or a fragment"),
-        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org?k=opensesame"}, "has a user, a query or a fragment"),
-        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org#opensesame"}, "has a user, a query or a fragment"),
+        (
+            {"API_KEY": KEY, "API_URL": "https://x:opensesame@daytona.example.org"},
+            "without a user, a query or a fragment",
+        ),
+        (
+            {"API_KEY": KEY, "API_URL": "https://daytona.example.org?k=opensesame"},
+            "without a user, a query or a fragment",
+        ),
+        (
+            {"API_KEY": KEY, "API_URL": "https://daytona.example.org#opensesame"},
+            "without a user, a query or a fragment",
+        ),
         ({"API_KEY": KEY, "API_URL": "https://daytona.example.org\\@evil.org"}, "DAYTONA_API_URL has characters"),
         ({"API_KEY": KEY, "API_URL": "https://"}, "Expected DAYTONA_API_URL to be an address like https://app."),
         ({"API_KEY": KEY, "API_URL": "daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),

@@ -34,7 +34,7 @@ async def test_silent_forwarded_port_reopens_each_time(emulator: Emulator, caplo
         for number in range(1, 4):
             emulator.traffic.input_passes.clear()
             async with asyncio.timeout(60):
-                while "heard nothing for 1 s" not in caplog.text:  # noqa: ASYNC110 (it happens in the sandbox)
+                while "received no message for 1 s" not in caplog.text:  # noqa: ASYNC110 (it happens in the sandbox)
                     await asyncio.sleep(0.05)
             emulator.traffic.input_passes.set()
             caplog.clear()

@@ -215,7 +215,7 @@ NOT_FOUND = "the SDK takes variables and leading slashes"
     [
         ("COPY /a.txt ./b.txt /x/", NOT_FOUND),
         ("ENV D=d\nCOPY $D /x", NOT_FOUND),
-        *(("COPY d /x", what) for what in ("link", "empty directory", "device", "no UTF-8")),
+        *(("COPY d /x", what) for what in ("link", "empty directory", "device", "not UTF-8")),
     ],
 )
 def test_files_unsupported_by_the_sdk_upload_after_start(tmp_path: Path, instruction: str, what: str) -> None:
@@ -226,7 +226,7 @@ def test_files_unsupported_by_the_sdk_upload_after_start(tmp_path: Path, instruc
         (folder / "empty").mkdir()
     elif what == "device":
         os.mkfifo(folder / "pipe")
-    elif what == "no UTF-8":
+    elif what == "not UTF-8":
         (folder / os.fsdecode(b"\xff")).touch()
     planned = plan_image(task)
     assert planned.local is not None

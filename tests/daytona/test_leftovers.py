@@ -145,7 +145,7 @@ async def test_command_reports_an_unavailable_service(emulator: Emulator, tmp_pa
     emulator.faults.add(Fault("status", status=403, times=None))
     code, said, errors = await clean(tmp_path)
     assert (code, errors) == (1, "")
-    assert said[0].startswith("The Daytona service could not be asked what it has. The list of sandboxes: ")
+    assert said[0].startswith("The resources of the Daytona service could not be listed. The list of sandboxes: ")
 
 
 async def test_command_needs_credentials(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class TestArchive(DockerChanges):
         await make_awkward(box, leave_out=STEPS.keys() - {*self.lost, "socket"})
         said = "\n".join((await capture(box, objects)).notes)
         assert "names are not UTF-8" in said
-        assert "another name of a file of the image" in said
+        assert "a hard link to a file of the image" in said
         assert "'/n/sock' is not kept: it is a socket" in said
 
 

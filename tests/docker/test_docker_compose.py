@@ -200,7 +200,7 @@ async def test_failed_build_leaves_no_container(tmp_path: Path, engine: docker.D
             r"Service web is not healthy; its health check last said: 'not me'",
         ),
         ("  main:\n    command: [3]\n    nonsense: 1\n    x-nonsense: 1\n", r"services\.main\.nonsense"),
-        ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
+        ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ rejects this file: .*web"),
     ],
 )
 async def test_failed_start_leaves_no_containers(

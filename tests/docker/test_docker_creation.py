@@ -46,7 +46,7 @@ async def test_container_without_creation_response_is_adopted(relay: EngineRelay
 async def test_creation_without_response_leaves_no_container(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.responses_to_lose = 100
     box = DockerContainerFactory()(SPEC)
-    with pytest.raises(ContainerStartError, match="answer to the creation of the container got lost"):
+    with pytest.raises(ContainerStartError, match="response to the creation of the container was lost"):
         await box.start()
     assert relay.created == 2
     assert not exists(engine, box.container_name)
@@ -55,7 +55,7 @@ async def test_creation_without_response_leaves_no_container(relay: EngineRelay,
 async def test_container_created_after_failure_is_removed(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.creates_to_delay = 2
     box = DockerContainerFactory()(SPEC)
-    with pytest.raises(ContainerStartError, match="got lost"):
+    with pytest.raises(ContainerStartError, match="was lost"):
         await box.start()
     assert relay.created == 2
     assert not exists(engine, box.container_name)

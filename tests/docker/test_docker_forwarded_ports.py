@@ -112,7 +112,7 @@ async def test_relay_uses_an_available_interpreter(
         async with DockerContainerFactory()(spec) as box:
             await box.exec("rm -f /usr/bin/perl*")
             if program == "none":
-                with pytest.raises(PortForwardingError, match=r"none of python3, perl and node.*or run as root"):
+                with pytest.raises(PortForwardingError, match=r"neither python3 nor perl nor node.*or run as root"):
                     await forwarded_ports.open(box, Server(echo))
                 return
             async with forwarded_ports.opened(box) as (port, _):

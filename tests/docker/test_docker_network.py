@@ -93,7 +93,7 @@ async def test_factory_can_enable_the_public_network(asked: NetworkPolicy, serve
 async def test_factory_hosts_are_added_to_every_task(server: Server) -> None:
     factory = DockerContainerFactory(allowed_hosts=[f" {server[0]}. "])
     assert factory.check(spec(NO_NETWORK)) == []
-    assert factory.check(spec(NO_NETWORK, PUBLIC)) == ["container.allowed_hosts adds nothing to a public network"]
+    assert factory.check(spec(NO_NETWORK, PUBLIC)) == ["container.allowed_hosts has no effect on a public network"]
     async with factory(spec(NO_NETWORK, PUBLIC)) as box:
         assert await fetch(box, *server) == "hello"
         await box.set_network(PUBLIC)
@@ -105,7 +105,7 @@ def test_invalid_host_names_are_rejected() -> None:
         DockerContainerFactory(allowed_hosts=["https://a.example"])
 
 
-# An allow-list
+# An allowlist
 
 
 @pytest.mark.root

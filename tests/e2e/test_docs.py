@@ -338,7 +338,7 @@ def test_documented_command_succeeds(block: Block, here: Path, endpoint: Any) ->
 def comparable_lines(text: str) -> list[str]:
     """Returns the lines of an output without times, dates, ids, rules and the width of columns."""
     text = re.sub(r"\d{4}-\d\d-\d\d[_ ]\d\d[-:]\d\d[-:]\d\d(_\d+)?", "DATE", text)
-    text = re.sub(r"(?m)(?<=__\d__)[0-9a-f]{8}|\b(\d+ min )?[\d.]+ s\b|[\d.]+(?= kB| +DATE| │$)", "N", text)
+    text = re.sub(r"(?m)(?<=__\d__)[0-9a-f]{8}|\b(\d+ min )?[\d.]+ s\b|[\d.]+(?= kB| +DATE| +expected| │$)", "N", text)
     return [line for line in (re.sub(r"[ ─━]+", " ", line).strip() for line in text.splitlines()) if line]
 
 
@@ -369,8 +369,8 @@ def test_documented_command_is_composed(command: str, here: Path) -> None:
 @pytest.mark.parametrize("block", blocks(SCRIPTS, always_local=True))
 def test_documented_example_succeeds(block: Block, here: Path) -> None:
     write_files(block.page, here)
-    if "outputs/first" in block.text:
-        assert run("python -m ares_exp tracker=none hydra.run.dir=outputs/first", here).returncode == 0
+    for place in set(re.findall("outputs/(?:first|recorded)", block.text)):
+        assert run(f"python -m ares_exp tracker=none hydra.run.dir={place}", here).returncode == 0
     (here / "example.py").write_text(block.text)
     done = run("python -W error example.py", here)
     assert done.returncode == 0, done.stderr

@@ -113,7 +113,7 @@ def test_second_ctrl_c_exits_immediately(tmp_path: Path) -> None:
         boxes = boxes_of(process)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        while "once more leaves at once" not in process.stderr.readline():
+        while "Press Ctrl-C again to exit immediately" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)  # unwinding takes 30 s

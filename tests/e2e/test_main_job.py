@@ -63,10 +63,10 @@ def test_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "tasks" / "write-greeting" / "solution" / "solve.sh").write_text("echo something else\n")
     done = cli(*QUIET, "env.path=tasks", "env.tasks=[write-greeting,count-records]", "hydra.run.dir=run")
     assert done.returncode == 1
-    assert "error: The tasks' own solutions fall short of reward_threshold=1 in 1 of 2" in done.stderr
+    assert "error: The tasks' own solutions do not reach reward_threshold=1 in 1 of 2" in done.stderr
     assert "write-greeting (0)" in done.stderr
     swept = cli("-m", *QUIET, "env.path=tasks", "env.tasks=write-greeting", "seed=1,2", "hydra.sweep.dir=sweep")
-    assert (swept.returncode, swept.stderr.count("error: The tasks' own solutions fall short")) == (1, 2)
+    assert (swept.returncode, swept.stderr.count("error: The tasks' own solutions do not reach")) == (1, 2)
     low = cli(*QUIET, "env.path=tasks", "env.tasks=write-greeting", "reward_threshold=0")
     assert (low.returncode, "error" in low.stderr) == (0, False)
 

@@ -101,7 +101,7 @@ def test_interrupted_outage_resumes_every_episode(paused: tuple[WarmProcess, str
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=SOON_SEC)
     assert run.returncode == 130, err
-    assert "2 attempts cut short\n  10 attempts never started" in out
+    assert "2 attempts interrupted\n  10 attempts never started" in out
     with serve(port, "answers") as server:
         resumed = cli("resume=run")
         server.kill()

@@ -125,7 +125,7 @@ def test_plugin_run_is_replayed_without_task_selection(run: Cli, tmp_path: Path)
     [trajectory] = (tmp_path / "run" / "trajectories").glob("nim_5__1__*")
     one = run("ares_exp", f"replay=run/{trajectory.stem}", "hydra.run.dir=one")
     assert one.returncode == 0, one.stderr
-    assert "Left out, because nothing is recorded of them: nim_3, nim_6." in one.stderr
+    assert "Left out, because they have no recorded episode: nim_3, nim_6." in one.stderr
     [episode] = json.loads((tmp_path / "one" / "replay.json").read_text())["episodes"]
     assert (episode["task_name"], episode["score"]) == ("nim_5", 1.0)
     refused = run("ares_exp", f"branch_from=run/{trajectory.stem}@1")

@@ -119,7 +119,7 @@ async def test_musl_is_used_without_glibc_and_gaps_named(roots: None) -> None:
         assert placed.build.libc == "musl"
         said = await box.exec(f"{placed.path('claude')} --version")
         assert claude.version in said.output, said
-        with pytest.raises(AgentInstallError, match="runs its commands by bash or zsh, and this container has none"):
+        with pytest.raises(AgentInstallError, match="needs bash or zsh to run commands, and this container has none"):
             await check_runs(box, claude, placed.build, f"{placed.path('claude')} --version")
         placed = await fitting_build(box, qwen, builds("qwen_code"))
         with pytest.raises(

@@ -176,7 +176,7 @@ class InstalledAgent:
 
         if not isinstance(self._container, ServingContainer):
             raise PortForwardingError(
-                f"Expected a container that forwarded ports can be opened in, got {type(self._container).__name__}."
+                f"Expected a container that can forward ports, got {type(self._container).__name__}."
             )
         options, endpoint = self._options, Endpoint.of_loop()
         line = self._line = Line(

@@ -181,11 +181,11 @@ class Endpoint:
         if not any(line.opens_for(one.key(request.headers)) for one in ([wire] if wire is not None else WIRES)):
             raise _RefusedError(401, "The key belongs to another episode. Send the key in ARES_LLM_KEY.")
         if request.method == "GET" and "upgrade" in request.headers:
-            raise _RefusedError(426, "There are no websockets here: send a POST.")
+            raise _RefusedError(426, "Websockets are not supported: send a POST.")
         if request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
             return _json(_models(path.removeprefix("/v1/models").strip("/")))
         if wire is None:
-            raise _RefusedError(404, f"There is no {request.method} {request.path:.200} here.")
+            raise _RefusedError(404, f"{request.method} {request.path:.200} is not supported.")
         if request.method != "POST":
             raise _RefusedError(405, f"Expected a POST to {path}, got {request.method:.20}.")
         body = await _body(request)

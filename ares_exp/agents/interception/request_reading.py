@@ -54,7 +54,7 @@ def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [_checked(item, mend, depth + 1) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise WireFormatError(f"Expected numbers that a double holds, got {value}")
+        raise WireFormatError(f"Expected numbers that fit into a double, got {value}")
     return _whole(value) if mend and isinstance(value, str) else value
 
 
@@ -152,13 +152,13 @@ def refuse_remote_media(request: LLMRequest) -> None:
                 url = value.get("url") if isinstance(value, Mapping) else value
                 if not (isinstance(url, str) and url.startswith("data:")):
                     raise WireFormatError(
-                        f"Expected `{kind}` to be a data: URL, got {shorten(url)}. Media that the LLM's side "
-                        "would have to fetch are refused: send their bytes."
+                        f"Expected `{kind}` to be a data: URL, got {shorten(url)}. Remote media are not "
+                        "supported: embed the data."
                     )
             elif kind == "file" and not (isinstance(value, Mapping) and isinstance(value.get("file_data"), str)):
                 raise WireFormatError(
-                    f"Expected `file` with `file_data`, got {shorten(value)}. Files that are stored elsewhere are "
-                    "refused: send their bytes."
+                    f"Expected `file` with `file_data`, got {shorten(value)}. Remote files are not supported: "
+                    "embed the data."
                 )
 
 

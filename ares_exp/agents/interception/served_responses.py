@@ -72,7 +72,7 @@ class ResponsesWire:
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         rest, options = take(rest, ["stream_options", "background"])
         if optional(options, "background", bool):
-            raise WireFormatError("Expected no `background`: a response is given at once, or as a stream.")
+            raise WireFormatError("Expected no `background`: background responses are not supported. Leave it out.")
         if (_mapping(_mapping(sampling, "text"), "format")).get("type", "text") != "text":
             losses.add("text.format")
         request = request_from_body(rest, strict=False, report=losses)

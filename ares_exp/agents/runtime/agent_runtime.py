@@ -101,10 +101,10 @@ class AgentRuntime:
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
-            return "The code agent runs on and on without waiting for its LLM or its container."
+            return "The code agent keeps running without waiting for its LLM or its container."
         if self._open or self.task is None:
             return None
-        return str(self.refused or "The code agent waits for something that never comes: it has no open call.")
+        return str(self.refused or "The code agent is waiting, but not for its LLM or its container.")
 
     @property
     def has_ended(self) -> bool:
@@ -216,7 +216,7 @@ class AgentRuntime:
         self._started = self._outer.time() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
-            raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
+            raise JournalError(f"The journal ends before the agent's call for {busy[0].kind} ends.")
         self._dispatch()
 
     def rerun_finished_stage(self, agent: AgentStart) -> None:

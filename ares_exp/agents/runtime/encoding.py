@@ -81,15 +81,16 @@ class HostFiles:
         """
         if self.files is None:
             raise SnapshotUnsupportedError(
-                f"The agent has copied more than {MAX_BYTES:,} bytes at once out of its container. They are not kept, "
-                "so it cannot be run again. Have it look at large files in the container, by commands."
+                f"The agent has copied more than {MAX_BYTES:,} bytes at once out of its container. These bytes "
+                "are not stored, so the agent cannot be run again. Read large files with commands in the "
+                "container."
             )
         known = KnownSecrets()
         for name, _, data in self.files:
             if known.found_in(data):
                 raise CaptureError(
-                    f"The agent has copied a file{f' {name!r}' if name else ''} out of its container that holds the "
-                    "value of a secret: it cannot be kept."
+                    f"The agent has copied a file{f' {name!r}' if name else ''} out of its container that "
+                    "contains the value of a secret. The file cannot be stored."
                 )
         return self.files
 
@@ -102,7 +103,7 @@ class HostFiles:
         for name, mode, data in self.to_keep():
             target = path / name if name else path
             if not target.resolve().is_relative_to(path.resolve()):
-                raise SnapshotUnsupportedError(f"A downloaded file's name leads out of {path}: {name!r}.")
+                raise SnapshotUnsupportedError(f"The name of a downloaded file points outside of {path}: {name!r}.")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
             target.chmod(mode)
@@ -232,7 +233,7 @@ def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, wher
             journal.entries.append(decoder.decode(json.loads(line)))
         except (ValueError, KeyError, TypeError, RecursionError, AttributeError, OverflowError) as error:
             raise SnapshotMetadataError(
-                f"{where}: entry {number} of the journal is none: {type(error).__name__}: {error}"
+                f"{where}: entry {number} of the journal is invalid: {type(error).__name__}: {error}"
             ) from None
     return journal
 
@@ -260,7 +261,7 @@ class _Decoder:
         if kind == "unheard":
             return UnheardEntry(call_id, deserialize_llm_response(data["r"]))
         if kind != "step" or self._kinds[call_id] != "llm":
-            raise ValueError(f"expected an entry of a kind that is known, got {kind!r:.40}")
+            raise ValueError(f"expected a known kind of entry, got {kind!r:.40}")
         policy_sec, environment_sec, container_sec = data["sec"]
         return StepEntry(
             call_id,
@@ -332,7 +333,7 @@ def _exec_result(
 
 def _error(name: str, given: list[Any]) -> Exception:
     if name not in _RAISABLE or not all(isinstance(one, _PLAIN) for one in given):
-        raise ValueError(f"expected an error that is known, with plain values, got {name!r:.60}")
+        raise ValueError(f"expected a known error with plain values, got {name!r:.60}")
     return _RAISABLE[name](*given)
 
 

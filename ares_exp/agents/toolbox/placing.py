@@ -51,8 +51,8 @@ def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: S
     builds = [build for build in package.for_machine() if build.libc in (libc or "glibc", "any")]
     if not builds:
         raise ToolboxError(
-            f"{package.title} {package.version} has no pinned build for {this_machine()} with {libc or 'glibc'}. "
-            f"Pinned are: {', '.join(build.key for build in package.builds)}."
+            f"{package.title} {package.version} has no pinned build for {this_machine()} with "
+            f"{libc or 'glibc'}. The pinned builds are: {', '.join(build.key for build in package.builds)}."
         )
     if builds[0].python is None:
         return builds
@@ -114,8 +114,8 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
     """
     if package.shells and not await _has_one_of(container, package.shells):
         raise AgentInstallError(
-            f"{package.title} runs its commands by {' or '.join(package.shells)}, and this container has none of them. "
-            "Choose an image with one of them, or another agent."
+            f"{package.title} needs {' or '.join(package.shells)} to run commands, and this container has none "
+            "of them. Choose an image with one of them, or another agent."
         )
     result = await container.exec(command, cwd="/", timeout_sec=_CHECK_SEC)
     if result.exit_code == 0 and build.version in result.output:
@@ -168,12 +168,12 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
     if not usable:
         has = f"only Python {', '.join(found)}" if found else "no Python"
         raise AgentInstallError(
-            f"{package.title} is run by the container's own Python, {PYTHONS[0]} to {PYTHONS[-1]}, and this container "
-            f"has {has}. Choose an image with one of them, or another agent."
+            f"{package.title} needs Python {PYTHONS[0]} to {PYTHONS[-1]} in the container, and this container "
+            f"has {has}. Choose an image with one of these versions, or another agent."
         )
     raise AgentInstallError(
-        f"This container has Python {', '.join(usable)}, for which {package.title} is not installed (it is for "
-        f"{', '.join(by_python)}): `ares-exp agents install {package.name} --python {usable[0]}`."
+        f"This container has Python {', '.join(usable)}, and {package.title} is only installed for "
+        f"{', '.join(by_python)}. Run `ares-exp agents install {package.name} --python {usable[0]}`."
     )
 
 

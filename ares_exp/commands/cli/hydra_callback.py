@@ -172,8 +172,8 @@ def _refuse_secrets_on_disk(config: DictConfig) -> None:
     """Rejects secrets on the command line for Submitit, which writes the whole command to the sweep's folder."""
     if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
         raise SweepRefused(
-            "The launcher writes the command to disk, and a secret was typed in it: give it in an environment variable "
-            "(`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
+            "The launcher writes the command to disk, and the command contains a secret. Pass the secret in an "
+            "environment variable (`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
         )
 
 

@@ -81,7 +81,10 @@ class KeepAlive:
                 level = logging.DEBUG if self._has_warned else logging.WARNING
                 self._has_warned = True
                 _logger.log(
-                    level, "The end of a sandbox %d minutes from its last sign of life stays. %s", ttl_min, error
+                    level,
+                    "The lifetime of a sandbox (%d minutes after the last sign of life) could not be changed. %s",
+                    ttl_min,
+                    error,
                 )
 
 

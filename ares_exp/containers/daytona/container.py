@@ -200,8 +200,8 @@ class DaytonaContainer(Container):
         limit_sec = options.get("timeout_sec")
         if result.timed_out and limit_sec is not None and result.duration_sec >= limit_sec + END_SEC:
             raise ContainerServiceUnavailableError(
-                f"The Daytona service did not answer when the time limit of a command ({limit_sec:g} s) had passed: "
-                "whether it ended before, and whether it still runs, is not known."
+                f"The Daytona service did not respond when the time limit of a command ({limit_sec:g} s) had "
+                "passed. The state of the command is unknown."
             )
         return result
 
@@ -342,6 +342,8 @@ class DaytonaContainer(Container):
                     connection.keep_alive.discard(sandbox)
                     await delete_sandbox(connection.service, self.sandbox_name)
             except ContainerError as error:
-                _logger.warning("The sandbox %s is left until its TTL ends: %s", self.sandbox_name, error)
+                _logger.warning(
+                    "The sandbox %s could not be removed, and remains until its TTL ends: %s", self.sandbox_name, error
+                )
             finally:
                 await self._connections.release(connection)

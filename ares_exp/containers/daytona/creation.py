@@ -90,7 +90,7 @@ async def create_sandbox(
             await service.call(f"The sandbox {name}", lambda _: sandbox.set_ttl(ttl_min))
     if service.creating.pop(name, None) is None:  # its removal was requested in the meantime
         await finish(_delete(service, sandbox))
-        raise ContainerDiedError(f"The sandbox {name} was removed while it was made.")
+        raise ContainerDiedError(f"The sandbox {name} was removed while it was being created.")
     return sandbox
 
 
@@ -200,8 +200,8 @@ async def _undo(service: DaytonaService, name: str) -> None:
         async with asyncio.timeout(REMOVAL_SEC):
             await delete_sandbox(service, name)
     except (ContainerError, TimeoutError) as error:
-        reason = str(error) or f"no end of it within {REMOVAL_SEC:g} s"
-        _logger.warning("The sandbox %s may be left, until its TTL ends: it could not be removed. %s", name, reason)
+        reason = str(error) or f"it did not end within {REMOVAL_SEC:g} s"
+        _logger.warning("The sandbox %s could not be removed, and may remain until its TTL ends. %s", name, reason)
 
 
 async def _find(service: DaytonaService, name: str) -> AsyncSandbox | None:

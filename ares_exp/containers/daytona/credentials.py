@@ -53,8 +53,8 @@ class Credentials:
             )
         if not key and not organization:
             raise PreflightError(
-                f"{_JWT_TOKEN} is set without {_ORGANIZATION_ID}: a token does not say on whose account sandboxes run. "
-                f"Set {_ORGANIZATION_ID} too, or {_API_KEY} in place of both."
+                f"{_JWT_TOKEN} is set without {_ORGANIZATION_ID}. Also set {_ORGANIZATION_ID} to the account on "
+                f"which sandboxes run, or use {_API_KEY} instead of both."
             )
         return cls(
             api_url=_checked_url(_value(_API_URL) or DEFAULT_API_URL),
@@ -74,7 +74,9 @@ def _value(name: str) -> str | None:
     """Returns a variable's value; `None` if it is empty."""
     value = os.environ.get(name, "").strip()
     if value and not _PRINTABLE.fullmatch(value):
-        raise PreflightError(f"{name} has characters that neither a key nor an address has, a space or a line break.")
+        raise PreflightError(
+            f"{name} contains a space, a line break or another character that keys and addresses cannot contain."
+        )
     return value or None
 
 
@@ -98,8 +100,8 @@ def _checked_url(text: str) -> str:
         raise PreflightError(f"Expected {_API_URL} to be an address like {DEFAULT_API_URL}, got {text!r}.")
     if url.scheme == "http" and not _is_loopback(host):
         raise PreflightError(
-            f"{_API_URL} is {text}: over http:// the key would cross the network in the clear. Use https://; http:// "
-            "is for a service on this machine."
+            f"Expected {_API_URL} to start with https://, got {text}. Over http://, the key would be sent "
+            "unencrypted. Use http:// only for a service on this machine."
         )
     return text.rstrip("/")
 

@@ -62,7 +62,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             network: `public` or `no-network`, instead of the task's network in all phases; `None` keeps the task's
                 network.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
-                `no-network` becomes an allow-list.
+                `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, and Debian's reset `PATH`.
             env: Variables of every sandbox. The task's variables override them.
@@ -133,7 +133,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             try:
                 yield from find_all(snapshots=snapshots)
             except (PreflightError, ContainerServiceError) as error:
-                raise ContainerServiceError(f"The Daytona service could not be asked what it has. {error}") from error
+                raise ContainerServiceError(
+                    f"The resources of the Daytona service could not be listed. {error}"
+                ) from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
         return check_spec(spec, self._options)

@@ -44,8 +44,8 @@ _REMEDIES: Mapping[type[ContainerError], str] = {
     ),
     ContainerRateLimitError: "Start fewer episodes at a time (concurrency=…).",
     ContainerAuthorizationError: (
-        "Check DAYTONA_API_KEY (or DAYTONA_JWT_TOKEN and DAYTONA_ORGANIZATION_ID), what the key may do, and that the "
-        "organisation is in good standing."
+        "Check DAYTONA_API_KEY (or DAYTONA_JWT_TOKEN and DAYTONA_ORGANIZATION_ID), the permissions of the key, "
+        "and the status of the organisation."
     ),
     ContainerServiceUnavailableError: "Check DAYTONA_API_URL, the network and the state of the service.",
 }
@@ -144,7 +144,7 @@ def plain(text: object) -> str:
 def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
     said = plain(error.message).rstrip(".") or "nothing"
     if error.status_code is None:
-        answered = f"the Daytona service cannot be asked: {said}" if _is_outage(error) else said
+        answered = f"the Daytona service cannot be reached: {said}" if _is_outage(error) else said
     else:
         code = f", {plain(error.code)}" if error.code else ""
         answered = f"the Daytona service answers {error.status_code}{code}: {said}"

@@ -65,8 +65,8 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     base = changes.delta.base
     if not base.startswith(_BASE):
         raise SnapshotMismatchError(
-            f"The snapshot's files are relative to {base}, from which Daytona makes no sandbox: they were captured on "
-            "another backend. Restore it there."
+            f"The snapshot's files are relative to {base}, and Daytona cannot create a sandbox from it: they "
+            "were captured on another backend. Restore the snapshot on that backend."
         )
     if not _KEPT_NAME.fullmatch(name := base.removeprefix(_BASE)):
         raise SnapshotMismatchError(f"Expected the name of a snapshot that Daytona keeps, found {base!r}.")
@@ -96,7 +96,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
     except ContainerDiedError:
         raise
     except ContainerNotFoundError as error:
-        raise CaptureError(f"{what}: the service made none, and says no reason.") from error
+        raise CaptureError(f"{what} was not created, and the service gives no reason.") from error
     except ContainerError as error:
         raise CaptureError(str(error)) from error
     finally:
@@ -127,8 +127,8 @@ async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float =
             await _wait_until_active(service, name, what)
     except ContainerNotFoundError as error:
         raise SnapshotMismatchError(
-            f"The files are in the snapshot {name} of Daytona, which has none of that name: it was deleted, or "
-            "belongs to another organization than this key."
+            f"Daytona has no snapshot {name}, which contains the files: it was deleted, or belongs to another "
+            "organisation than this key."
         ) from error
     except CaptureError as error:
         raise SnapshotMismatchError(str(error)) from error
@@ -210,7 +210,7 @@ async def _discard(service: DaytonaService, name: str) -> None:
     try:
         await delete_kept(service, name)
     except ContainerError as error:
-        _logger.warning("The snapshot %s of a capture that failed may be left at Daytona. %s", name, error)
+        _logger.warning("The snapshot %s of a failed capture may remain at Daytona. %s", name, error)
 
 
 def _state(snapshot: Any) -> str:

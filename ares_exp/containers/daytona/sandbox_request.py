@@ -29,7 +29,7 @@ TTL_MARGIN_MIN = 10
 """Minutes added to a task's limits, for retries and the time between its phases."""
 
 MAX_DOMAINS, MAX_NETWORKS = 20, 10
-"""The service's bounds on one allow-list."""
+"""The service's bounds on one allowlist."""
 
 _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
@@ -100,7 +100,7 @@ def create_params(
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
     if plan.local is not None:
-        raise ValueError(f"The plan for {spec.name} has not been settled.")
+        raise ValueError(f"Internal error: the sandbox plan for {spec.name} is used before it is computed.")
     network = (
         network_settings(PUBLIC, DaytonaOptions())
         if plan.builds_after_start
@@ -134,9 +134,9 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     if needed is not None and options.ttl_min * 60 <= needed:
         enough = math.ceil(needed / 60) + TTL_MARGIN_MIN
         raise ConfigError(
-            f"Task {spec.name}: expected container.ttl_min to be more than its container may be needed, which is "
-            f"{needed:g} s (start, agent and scoring together), got {options.ttl_min} min. Set "
-            f"container.ttl_min={enough}, or lower the task's limits, as by timeouts.multiplier=…"
+            f"Task {spec.name}: expected container.ttl_min to be longer than its container may be needed "
+            f"({needed:g} s for start, agent and scoring), got {options.ttl_min} min. Set "
+            f"container.ttl_min={enough}, or lower the task's limits, for example with timeouts.multiplier=…"
         )
     return options.ttl_min
 
@@ -147,7 +147,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
     In these settings, an empty string means that there is no list of this kind.
 
     Raises:
-        UnsupportedTaskError: The service does not support the allow-list. The message has the entries and the reason.
+        UnsupportedTaskError: The service does not support the allowlist. The message has the entries and the reason.
     """
     policy = (options.network or policy).with_hosts(options.allowed_hosts)
     is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)
@@ -160,7 +160,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """Splits an allow-list into networks and domains. One of them is empty."""
+    """Splits an allowlist into networks and domains. One of them is empty."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []
@@ -189,7 +189,7 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
 
 def _unsupported(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(
-        f"an allow-list of the Daytona service {what}. Use container=docker for this task, or run it under another "
+        f"an allowlist of the Daytona service {what}. Use container=docker for this task, or run it under another "
         "network by container.network=no-network or public."
     )
 
@@ -226,14 +226,17 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
         asked = {"cpus": cpus, "memory_mb": memory_mb, "storage_mb": storage_mb, "gpus": spec.gpus or None}
         named = ", ".join(f"{key}={value:g}" for key, value in asked.items() if value is not None)
         if named:
-            yield f"{named}: not passed on: a sandbox has what its snapshot says ({options.snapshot})"
+            yield f"{named}: not used, because the snapshot {options.snapshot} sets the resources of the sandbox"
         return
     if cpus is not None and _up(cpus) != cpus:
-        yield f"cpus={cpus:g}: container=daytona gives whole CPUs, {_up(cpus)} here"
+        yield f"cpus={cpus:g}: container=daytona supports only whole CPUs, and uses {_up(cpus)}"
     for key, amount in (("memory_mb", memory_mb), ("storage_mb", storage_mb)):
         whole = _up(amount, _MB_PER_GIB)
         if amount is not None and whole is not None and whole * _MB_PER_GIB != amount:
-            yield f"{key}={amount:g}: container=daytona gives whole GiB, {whole} here ({whole * _MB_PER_GIB} MB)"
+            yield (
+                f"{key}={amount:g}: container=daytona supports only whole GiB, and uses {whole} "
+                f"({whole * _MB_PER_GIB} MB)"
+            )
 
 
 def _built_image(plan: ImagePlan, directory: Path) -> Image:

@@ -383,7 +383,7 @@ class ShellStream:
                         heard = f"{self._number}.{int(mark)}"
                         self._shells.in_background(self._shells.has_heard(self._terminal, heard))
             except ValueError as error:
-                raise OSError(f"Something in the sandbox prints marks of ours: {error}") from error
+                raise OSError(f"A program in the sandbox prints the markers of ares_exp: {error}") from error
         return self._ready.popleft()
 
     async def write(self, data: bytes) -> None:

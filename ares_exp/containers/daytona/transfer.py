@@ -151,8 +151,9 @@ class FileTransfer:
         received = await self._service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
         if received != size:
             raise TransferError(
-                f"Expected {size} bytes in {path} of the sandbox, got {'more' if received > size else received}: "
-                "something there changes it, or has taken the place of its programs."
+                f"Expected {size} bytes in {path} of the sandbox, got "
+                f"{'more' if received > size else received}. A process in the sandbox changes the file, or has "
+                "replaced programs that read it."
             )
 
     def _new_path(self) -> str:

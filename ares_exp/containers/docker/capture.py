@@ -152,7 +152,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     """
     process = proc / str(inspected["State"]["Pid"])
     if not _can_read_overlays(proc):
-        raise SnapshotUnsupportedError("this process is not root with CAP_SYS_ADMIN, as reading overlays needs")
+        raise SnapshotUnsupportedError("reading the overlay needs root with CAP_SYS_ADMIN")
     try:
         table = list(mounts(process))
         ids = (process / "uid_map").read_text().split()
@@ -161,7 +161,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     # The engine mounts files from a directory whose name contains the id.
     if not any(inspected["Id"] in mount.root for mount in table):
         raise SnapshotUnsupportedError(
-            f"process {process.name} is not this container's here: the engine runs elsewhere"
+            f"process {process.name} does not belong to this container: the engine runs elsewhere"
         )
     if ids != _ALL_IDS:
         raise SnapshotUnsupportedError("its user ids are mapped (userns-remap, or a rootless engine)")
@@ -173,7 +173,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
         module = Path("/sys/module/overlay/parameters", feature)
         default = "on" if module.exists() and module.read_text().strip() == "Y" else "off"
         if options.get(feature, default) == "on":
-            raise SnapshotUnsupportedError(f"its overlay uses {feature}")
+            raise SnapshotUnsupportedError(f"its overlay file system uses {feature}, which is not supported")
     told = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     upper = Path(told or options.get("upperdir", ""))
     if not upper.is_absolute() or not upper.is_dir():
@@ -296,7 +296,7 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
             paths.setdefault((inode, names), []).append(path)
     for (_, names), listed in paths.items():
         if len(listed) != int(names):
-            yield f"{listed[0]!r} is captured as a separate file: it is another name of a file of the image."
+            yield (f"{listed[0]!r} is captured as a separate file, although it is a hard link to a file of the image.")
 
 
 def _tells(signature: bytes) -> bool:

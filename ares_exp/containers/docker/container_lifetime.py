@@ -286,7 +286,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
             continue
         return
     assert lost is not None
-    raise AnswerLostError(f"the engine's answer to the creation of the container got lost ({reason(lost)})") from lost
+    raise AnswerLostError(f"the engine's response to the creation of the container was lost ({reason(lost)})") from lost
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
@@ -306,7 +306,7 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
                 raise EngineError(f"the name {name} belongs to a container of another owner", 409)
         time.sleep(_POLL_SEC)
     raise AnswerLostError(
-        f"two requests to create a container had no answer, and none appeared within {APPEARS_WITHIN_SEC:g} s"
+        f"two requests to create a container got no response, and no container appeared within {APPEARS_WITHIN_SEC:g} s"
     )
 
 

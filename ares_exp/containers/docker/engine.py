@@ -237,9 +237,9 @@ def _how_to_reach(host: str, error: BaseException) -> str:
         )
     if isinstance(error, PermissionError):
         return (
-            f"This user may not use the Docker engine's socket {host}: {error.strerror}. Have yourself added to the "
-            "group that owns it (`sudo usermod -aG docker $USER`, then log in again), set DOCKER_HOST to an engine of "
-            "your own, or use container=local."
+            f"This user may not use the Docker engine's socket {host}: {error.strerror}. Join the group that "
+            "owns it (`sudo usermod -aG docker $USER`, then log in again), set DOCKER_HOST to another engine, "
+            "or use container=local."
         )
     return (
         f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that you "

@@ -71,7 +71,7 @@ class DockerContainerFactory(ContainerFactoryBase):
                 HTTP(S) proxy, which the usual environment variables name. The proxy needs root and an engine on this
                 machine.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
-                `no-network` becomes an allow-list.
+                `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, and Debian's reset `PATH`.
             keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
@@ -172,7 +172,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     def check_snapshots(self) -> None:
         if not self._options.keep_image:
             raise ConfigError(
-                "Snapshots hold changes to a container's image, but container.keep_image=false removes the "
+                "Snapshots contain changes to a container's image, but container.keep_image=false removes the "
                 "image with the container. Set container.keep_image=true, or snapshot=none."
             )
 
@@ -182,7 +182,9 @@ class DockerContainerFactory(ContainerFactoryBase):
             engine = asyncio.run(connect(cls.default_host()))
             yield from find(engine.api, cached_images=images)
         except engine_errors() as error:
-            raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
+            raise ContainerServiceError(
+                f"The containers of the Docker engine cannot be listed: {reason(error)}."
+            ) from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
         host, context, warnings = self._options.host, spec.context_dir, list[str]()

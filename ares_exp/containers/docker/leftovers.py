@@ -57,7 +57,10 @@ def remove_stale(engine: Engine) -> int:
     removed = 0
     for count, leftover in enumerate(stale):
         if time.monotonic() > deadline:
-            _logger.warning("%d leftovers of dead runs remain on the engine: too many at once.", len(stale) - count)
+            _logger.warning(
+                "%d leftovers of dead runs remain on the engine, because removing them takes too long.",
+                len(stale) - count,
+            )
             break
         problem = leftover.remove()
         removed += not problem

@@ -72,18 +72,18 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
         Warnings about options without an effect.
 
     Raises:
-        UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be created.
+        UnsupportedTaskError: A policy is an allowlist, and no egress proxy can be created.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
     why = namespace_obstacle(host) if "allowlist" in modes else None
     if why is not None:
         raise UnsupportedTaskError(
-            f"Task {spec.name} asks for a network with allowed_hosts. container=docker enforces that as root on the "
-            f"engine's own machine, over the engine's unix socket, but {why}. Run it there as root, or run the task "
-            "under another network with container.network=no-network or container.network=public."
+            f"Task {spec.name} has a network with allowed_hosts. To enforce it, container=docker needs root on "
+            f"the engine's own machine, and the engine's unix socket, but {why}. Run it there as root, or use "
+            "container.network=no-network or container.network=public."
         )
     if "public" in modes and options.allowed_hosts:
-        return ["container.allowed_hosts adds nothing to a public network"]
+        return ["container.allowed_hosts has no effect on a public network"]
     return []
 
 
@@ -162,8 +162,8 @@ class ContainerNetwork:
                 await proxy.start(await in_thread(lambda: _listener(engine, container)))
             except OSError as error:
                 raise ContainerStartError(
-                    f"The network of {self._spec.name} cannot be enforced: no egress proxy can be put into the "
-                    f"container: {reason(error)}. Run as root on the engine's machine."
+                    f"The network of {self._spec.name} cannot be enforced, because the egress proxy cannot be "
+                    f"started in the container: {reason(error)}. Run as root on the engine's machine."
                 ) from error
 
     async def set(self, policy: NetworkPolicy) -> None:

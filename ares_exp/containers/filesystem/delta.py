@@ -212,9 +212,9 @@ class ChunkWriter:
         if longest := self._known.longest:
             if self._known.found_in(data) or self._known.found_in(self._tail + data[:longest]):
                 raise CaptureError(
-                    f"{self._path!r} holds the value of a sensitive environment variable of this process, or of a "
-                    "protected value. A snapshot would keep it on the disk: remove the file, or keep the secret out of "
-                    "the container."
+                    f"{self._path!r} contains the value of a sensitive environment variable of this process, or "
+                    "of a protected value. A snapshot would store it on disk. Remove the file, or keep the "
+                    "secret out of the container."
                 )
             self._tail = data[-longest:]
         if self._pool is None:
@@ -296,6 +296,6 @@ def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | 
         data = objects.get(digest, max_bytes=CHUNK_BYTES)
         if len(data) != size:
             raise SnapshotCorruptError(
-                f"Expected {objects.file(digest)} to hold {size} bytes of {path!r}, got {len(data)}."
+                f"Expected {objects.file(digest)} to contain {size} bytes of {path!r}, got {len(data)}."
             )
         yield data

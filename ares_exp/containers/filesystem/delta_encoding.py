@@ -78,7 +78,7 @@ def checked_entry(value: Any, room: int) -> dict[str, Any]:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         if kind in ("character", "block", "socket"):
-            unsafe("devices and sockets are refused, found a", kind)
+            unsafe("devices and sockets are not allowed, found a", kind)
         malformed(f"expected a kind of {', '.join(sorted(_KINDS))}, found", kind)
     if unknown := value.keys() - _FIELDS[kind] - {"path", "kind"}:
         malformed(f"a {kind} has no such field", sorted(unknown)[0])
@@ -116,7 +116,7 @@ def _bytes(text: Any, what: str) -> bytes:
     except UnicodeError:
         malformed(f"expected {what}, found an invalid one", ascii(text))
     if os.fsdecode(data) != text:
-        malformed(f"expected {what}, found another spelling of one", ascii(text))
+        malformed(f"expected {what}, found a non-canonical encoding", ascii(text))
     return data
 
 
@@ -253,7 +253,7 @@ def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delt
         links: dict[int, Entry] = {}
         for path, entry in built.items():
             if entry.link is not None and links.setdefault(entry.link, entry) != entry:
-                unsafe("expected the names of one file to agree in everything, found another one", ascii(path))
+                unsafe("expected all names of a file to have equal entries, found a different entry", ascii(path))
     except SnapshotMetadataError as error:
         place = f" (line {number})" if number else ""
         raise type(error)(f"The list of changed files cannot be used{place}: {error}") from None
@@ -299,14 +299,14 @@ def _header(value: Any, limits: DeltaLimits) -> tuple[str, tuple[str, ...]]:
 def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any], limits: DeltaLimits) -> None:
     path = values["path"]
     if path in entries:
-        unsafe("expected each path once, found again", ascii(path))
+        unsafe("expected each path once, found a duplicate", ascii(path))
     if len(entries) >= limits.max_entries:
         raise UnsafeSnapshotError(f"expected at most {limits.max_entries} entries, found more.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
         unsafe("expected the directory of an entry before it, found only", ascii(path))
     if parent and entries[parent]["kind"] != "directory":
-        unsafe("expected an entry to be in a directory, found one below something else", ascii(path))
+        unsafe("expected the parent of an entry to be a directory, found another kind", ascii(path))
     entries[path] = values
 
 

@@ -217,7 +217,7 @@ class _Scan:
                 except FileChangedError:
                     if attempt < _TRIES - 1:
                         continue
-                    raise CaptureError(f"{path!r} cannot be read: it shrinks while it is read.") from None
+                    raise CaptureError(f"{path!r} cannot be read: the file shrinks while it is read.") from None
                 after = os.fstat(file)
                 if _times(before) == _times(after):
                     break
@@ -241,8 +241,8 @@ class _Scan:
                 mark = name.partition("overlay.")[2]
                 if mark in _ELSEWHERE:
                     raise CaptureError(
-                        f"{path!r} cannot be read: the overlay keeps a part of it elsewhere ({name}). Expected a mount "
-                        "without redirect_dir and metacopy."
+                        f"{path!r} cannot be read: the overlay stores a part of the file elsewhere ({name}). "
+                        "Expected a mount without redirect_dir and metacopy."
                     )
                 marks[mark] = os.getxattr(file, name).decode("latin-1") if mark == "opaque" else ""
             elif is_kept_xattr(name):

@@ -64,7 +64,9 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
         if size is None:
             raise damaged(path, "its header has no size")
         if size > max_bytes:
-            raise UnsafeSnapshotError(f"Expected {path} to hold at most {max_bytes} bytes, it says {size}.")
+            raise UnsafeSnapshotError(
+                f"Expected {path} to contain at most {max_bytes} bytes, but its header has {size}."
+            )
         data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory for any frame
     except zstd.ZstdError as error:
         raise damaged(path, str(error)) from None
@@ -151,7 +153,7 @@ class ObjectStore:
         path = self.file(digest)
         data = read_frame(path, max_bytes)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise damaged(path, "its content is not what its name says")
+            raise damaged(path, "its content does not match the digest in its name")
         return data
 
     def size(self, digest: str) -> int:
@@ -195,8 +197,9 @@ class ObjectStore:
             raise ValueError("Expected lines without line ends in them.")
         if known.found_in(data):
             raise CaptureError(
-                "Expected nothing to be kept that holds a secret, got a line with the value of a sensitive environment "
-                "variable or of a protected value. Keep the secret out of the container and of the conversation."
+                "Expected no secrets in a snapshot, got a line with the value of a sensitive environment "
+                "variable or of a protected value. Keep the secret out of the container and of the "
+                "conversation."
             )
         return self.put(data)
 
@@ -214,7 +217,7 @@ class ObjectStore:
             data = self.get(digest, max_bytes=min(max_bytes, MAX_OBJECT_BYTES))
             max_bytes -= len(data)
             if not data.endswith(b"\n"):
-                raise SnapshotCorruptError(f"{self.file(digest)} does not contain lines: the last one has no end.")
+                raise SnapshotCorruptError(f"{self.file(digest)} does not contain lines: the last line has no newline.")
             if len(lines) + data.count(b"\n") > max_lines:
                 raise UnsafeSnapshotError(f"Expected at most {max_lines} lines, got more, in {self.file(digest)}.")
             lines += data[:-1].split(b"\n")

@@ -179,7 +179,7 @@ class _Reader:
             return
         kind = _KINDS.get(member.type)
         if kind is None:
-            self._note(f"{path!r} is not kept: it is a device, or something else that no snapshot has.")
+            self._note(f"{path!r} is not kept: it is a device, or another kind of file that snapshots do not support.")
             return
         if member.type == tarfile.LNKTYPE:
             entry = self._linked(path, member)
@@ -190,7 +190,7 @@ class _Reader:
         self._bytes += entry.size
         self._check_bounds(path)
         if path in self._entries:
-            raise ValueError(f"{path!r} is in it twice")
+            raise ValueError(f"it contains {path!r} twice")
         self._entries[path] = entry
 
     def _path(self, name: str) -> str:
@@ -199,7 +199,7 @@ class _Reader:
         path = "".join(f"/{part}" for part in names)
         data = os.fsencode(self._at + path)
         if ".." in names or b"\0" in data:
-            raise ValueError(f"{name!r} leads out of it")
+            raise ValueError(f"{name!r} points outside of it")
         if len(data) > MAX_PATH_BYTES or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in names):
             raise ValueError(f"a name in it is too long, {name[:80]!r}…")
         return self._at + path
@@ -208,7 +208,7 @@ class _Reader:
         first = self._path(member.linkname)
         entry = self._entries.get(first)
         if entry is None or entry.kind == "directory":
-            raise ValueError(f"{path!r} is another name of {first!r}, which is not a file in it")
+            raise ValueError(f"{path!r} is a hard link to {first!r}, which is not a file in it")
         if entry.kind == "file" and entry.link is None:  # `cp -al` also gives symlinks second names
             entry = self._entries[first] = replace(entry, link=link_number(first))
         return entry
@@ -220,7 +220,7 @@ class _Reader:
         if kind == "symlink":
             target = os.fsencode(member.linkname)
             if not target or b"\0" in target or len(target) > MAX_PATH_BYTES:
-                raise ValueError(f"the link {path!r} points to nothing that has a name")
+                raise ValueError(f"the link {path!r} has an invalid target")
             return replace(entry, mode=0, target=member.linkname)
         if kind == "fifo":
             return entry
@@ -237,7 +237,7 @@ class _Reader:
         self, entry: Entry, path: str, archive: tarfile.TarFile, member: tarfile.TarInfo, pool: Executor
     ) -> Entry:
         if not 0 <= member.size <= self._limits.max_bytes - self._bytes:
-            raise ValueError(f"{path!r} has {member.size} bytes, which is more than is allowed")
+            raise ValueError(f"{path!r} has {member.size} bytes, which is too large")
         content = cast(IO[bytes], archive.extractfile(member))
         writer = ChunkWriter(path, self._objects, pool if member.size > CHUNK_BYTES else None, self._known)
         for start in range(0, member.size, CHUNK_BYTES):

@@ -45,9 +45,9 @@ def write_tree(
         if not f"{path}/".startswith(f"{at}/"):
             raise RestoreError(f"{path!r} cannot be made: it is not in {at}.")
         if path == at and entry.kind != "directory":
-            raise RestoreError(f"{path!r} cannot be made: it has to be a directory here, not a {entry.kind}.")
+            raise RestoreError(f"{path!r} cannot be created: expected a directory, got a {entry.kind}.")
         if opaque_xattr is None and (entry.opaque or entry.kind == "whiteout"):
-            raise RestoreError(f"{path!r} cannot be hidden here: only an overlay hides what the base has.")
+            raise RestoreError(f"{path!r} cannot be hidden: only an overlay can hide files of the base.")
     try:
         root = os.open(directory, DIRECTORY_FLAGS)
     except OSError as error:

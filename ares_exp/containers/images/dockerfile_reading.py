@@ -340,5 +340,5 @@ def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, st
 
     simple = _DEFAULT.sub(replace, text)
     if _TOO_COMPLEX.search(simple):
-        raise ValueError(f"a substitution in {text!r} is not known")
+        raise ValueError(f"the substitution in {text!r} is not supported")
     return simple, known

@@ -136,12 +136,12 @@ def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Pat
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise _lost(f"the name {name!r}, which is no UTF-8,") from error
+        raise _lost(f"the name {name!r}, which is not UTF-8,") from error
     found[name] = path
 
 
 def _lost(what: str) -> UnsupportedTaskError:
-    return UnsupportedTaskError(f"{what} would be lost on the way")
+    return UnsupportedTaskError(f"{what} cannot be sent to the service")
 
 
 def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:

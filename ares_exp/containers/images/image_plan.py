@@ -206,8 +206,8 @@ def _plan_for_image(name: str, image: str) -> ImagePlan:
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@" not in image and tag in ("", "latest"):
         warning = (
-            f"{name}: {image} names no fixed version: Daytona keeps what it once got under this name; a tag or a "
-            "digest says which"
+            f"{name}: {image} has no fixed version, and Daytona keeps the first image that it received under "
+            "this name. Add a tag or a digest"
         )
         return ImagePlan(image=image, warnings=(warning,))
     return ImagePlan(image=image)
@@ -240,12 +240,12 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
         files = find_files(sources, context)
         check_as_read_by_sdk(found)
     except UnsupportedTaskError as error:
-        not_stored = f"its files cannot go through the service's object store: {error}"
+        not_stored = f"its files cannot be stored in the service's object store: {error}"
     try:
         check_sources(read_rest(path, Base(workdir="", built_lines=first - 1)), context)
     except UnsupportedTaskError as error:
         not_after = str(error)
     if not_stored is not None and not_after is not None:
         raise UnsupportedTaskError(f"{path}: {not_stored}; and {not_after}. {_REMEDY}")
-    warnings = (f"{not_after}; it takes Daytona's object store to build it",) if not_after is not None else ()
+    warnings = (f"{not_after}; to build it, Daytona needs an object store",) if not_after is not None else ()
     return replace(plan, local=LocalFiles(first, files, not_stored, not_after), warnings=warnings)

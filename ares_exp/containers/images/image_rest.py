@@ -23,8 +23,8 @@ PLATFORM_ARGS: Mapping[str, str] = {
 """Predefined build arguments, with the values of the service's builder."""
 
 _REFUSAL = (
-    "without the service's object store, the rest of the Dockerfile is done in the running sandbox, where {} cannot be "
-    "done"
+    "without the service's object store, the rest of the Dockerfile is executed in the running sandbox, which "
+    "does not support {}"
 )
 _SHELLS_OWN = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "USER"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

@@ -194,7 +194,7 @@ def oom_kills(directory: Path) -> int:
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
     """Returns a clause about exhausted memory, if the kernel killed processes of the container; otherwise `""`."""
-    memory = "its memory, which holds its files too," if holds_files else "its memory"
+    memory = "its memory, which also contains its files," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 

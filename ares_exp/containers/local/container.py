@@ -245,9 +245,12 @@ class LocalContainer(Container):
             for step in dockerfile.steps:
                 await apply_step(step, context, run, self.upload)
         except ContainerStartError as error:
-            remedy = "container.network=build gives it the host's, and agents none."
+            remedy = "use container.network=build to give it the network of the host."
             if self._build_network:
-                remedy = f"its container has none, and it cannot be applied in another. {UNREADABLE}"
+                remedy = (
+                    "its container has no network, and the Dockerfile cannot be applied in another "
+                    f"container. {UNREADABLE}"
+                )
             note = "" if with_network else f" The Dockerfile was applied without a network: {remedy}"
             cause, before, output = str(error).partition(" Last lines:")  # the fix precedes the output
             raise ContainerStartError(f"{cause}{note}{before}{output}") from error
@@ -305,7 +308,7 @@ class LocalContainer(Container):
             async with asyncio.timeout(TRANSFER_TIMEOUT_SEC):
                 await copy(stream)
         except (OSError, TransferError) as error:
-            broken = f"The {what} broke off: {error or f'over {TRANSFER_TIMEOUT_SEC:.0f} s'}."
+            broken = f"The {what} was interrupted: {error or f'it took more than {TRANSFER_TIMEOUT_SEC:.0f} s'}."
             failure = error if isinstance(error, TransferError) else TransferError(broken)
             raise await self._explained(failure) or failure from error
         finally:
@@ -332,7 +335,7 @@ class LocalContainer(Container):
         try:
             return await self._forwarded_ports.open(lambda: open_listening_port(listen, serve))
         except OSError as error:
-            failure = PortForwardingError(f"No socket can be made inside the container's network: {error}.")
+            failure = PortForwardingError(f"No socket can be created in the container's network: {error}.")
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
@@ -372,7 +375,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
     """
     if spec.gpus:
         raise UnsupportedTaskError(
-            f"{spec.name}: container={backend} has no GPUs, the task asks for {spec.gpus}. Leave this task out."
+            f"{spec.name}: container={backend} has no GPUs, and the task needs {spec.gpus}. Leave this task out."
         )
     if spec.compose_file is not None:
         raise UnsupportedTaskError(f"{spec.compose_file}: container={backend} runs no compose files. {_REMEDY}")

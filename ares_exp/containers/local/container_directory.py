@@ -146,7 +146,7 @@ def _prefix(pid: int, folder: Path) -> str:
     except BaseException as error:
         os.close(ours)
         if isinstance(error, subprocess.SubprocessError):
-            raise OSError(f"the shell that cleans up behind a killed run did not start: {error}") from error
+            raise OSError(f"the shell that cleans up after a killed run did not start: {error}") from error
         raise
     finally:
         os.close(theirs)

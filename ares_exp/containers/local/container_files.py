@@ -86,14 +86,14 @@ def _require_base(recorded: str, ours: str) -> None:
         for base in (recorded, ours)
     )
     differing = [
-        f"{words} ({theirs.get(name, 'unknown')} there, {here[name]} here)"
+        f"{words} ({theirs.get(name, 'unknown')} in the snapshot, {here[name]} here)"
         for name, words in _WORDS.items()
         if theirs.get(name) != here[name]
     ]
     raise SnapshotMismatchError(
-        f"The snapshot's files are changes to another host, {recorded}, and do not apply here. "
-        f"Differences: {', '.join(differing) or 'the format of the description'}. Restore it on that host, as the "
-        "same user, or on an equal one; with container=docker, snapshots depend only on an image."
+        f"The snapshot's files are changes to another host, {recorded}, and cannot be applied here. "
+        f"Differences: {', '.join(differing) or 'the format of the description'}. Restore the snapshot on that "
+        "host or an equal host, as the same user. With container=docker, snapshots depend only on an image."
     )
 
 
@@ -315,7 +315,9 @@ class ContainerFiles:
         """Rejects entries that would redirect a mount, which root creates, to another path of the host."""
         for path in changes:
             if not self._closed.isdisjoint((path, *parents(path))):
-                raise UnsafeSnapshotError(f"A snapshot must not contain {path!r}: it is not the container's.")
+                raise UnsafeSnapshotError(
+                    f"A snapshot must not contain {path!r}, because this path does not belong to the container."
+                )
         for point in self._points:
             for path in (*parents(point), *([point] if point in self._uppers else [])):
                 if path in changes and changes[path].kind != "directory":

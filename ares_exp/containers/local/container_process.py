@@ -285,7 +285,7 @@ class ContainerProcess:
                 self._streams = [one for one in self._streams if not one.is_closed] + [stream]
                 return stream
         except OSError as error:
-            raise ContainerDiedError(f"The local container takes no more commands: {error}.") from error
+            raise ContainerDiedError(f"The local container accepts no more commands: {error}.") from error
         finally:
             self._loop.call_later(_RESERVE_SEC, self._reserve.close)  # the new shell still has to start processes
 

@@ -141,8 +141,8 @@ class LocalContainerFactory(ContainerFactoryBase):
             what = f"container=local cannot start a container on this machine: {error}{container_note()}"
             if container_evidence() and os.geteuid() != 0:
                 raise PreflightError(
-                    f"{what} Without namespaces, commands run in the paths of the machine itself, such as /app, which "
-                    f"only root can make. {WAYS_OUT}"
+                    f"{what} Without namespaces, commands run in the paths of the machine itself, such as /app, "
+                    f"which only root can create. {WAYS_OUT}"
                 ) from error
             raise PreflightError(
                 f"{what} Remedies: run as root; or let ordinary users make user namespaces (Ubuntu 24.04: the "
@@ -175,23 +175,27 @@ class LocalContainerFactory(ContainerFactoryBase):
             return self._host.check(spec)
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: container=local has no allow-list, and gives every phase the same network. Use "
-                "container=docker, or run the task without a network: container.network=build gives it to the "
-                "Dockerfile alone, container.network=no-network to nothing."
+                f"{spec.name}: container=local has no allowlist, and every phase has the same network. Use "
+                "container=docker, or run the task without a network: container.network=build (only "
+                "Dockerfiles have the network) or container.network=no-network."
             )
         if not is_privileged() and (users := {str(user) for user in spec.users}.difference(ROOT_NAMES)):
-            raise UnsupportedTaskError(f"{spec.name}: commands are to run as {', '.join(sorted(users))}. {ONLY_ROOT}")
+            raise UnsupportedTaskError(
+                f"{spec.name}: the task runs commands as {', '.join(sorted(users))}. {ONLY_ROOT}"
+            )
         read_task_dockerfile(spec)
         warnings = [f"{limit}: not enforced by container=local ({why})" for limit, why in _not_enforced(spec)]
         if any(policy.allowed_hosts for policy in spec.networks):
-            warnings.append(f"{spec.name}: container=local gives it no network, its allowed_hosts included")
+            warnings.append(
+                f"{spec.name}: container=local gives the task no network, so it cannot reach its allowed_hosts"
+            )
         return warnings
 
 
 def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
     """Yields the limits of `spec` that are not enforced here, each with the reason."""
     enforced = usable_cgroup_paths()
-    no_groups = "this user may not make cgroups for it here; root usually may"
+    no_groups = "this user may not create cgroups for it. Root usually may"
     if spec.cpus and "cpu" not in enforced:
         yield f"cpus={spec.cpus:g}", no_groups
     if spec.memory_mb and "memory" not in enforced:

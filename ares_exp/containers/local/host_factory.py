@@ -295,14 +295,14 @@ class HostContainerFactory(ContainerFactoryBase):
         """
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: container=host gives every phase the network of this machine, and the task asks for an "
-                "allow-list or for different networks. Use container=docker."
+                f"{spec.name}: every phase has the network of this machine with container=host, but the task "
+                "needs an allowlist or different networks. Use container=docker."
             )
         check_paths(spec, read_task_dockerfile(spec, backend=self.name))
         limits = {"cpus": spec.cpus, "memory_mb": spec.memory_mb, "storage_mb": spec.storage_mb}
         warnings = [f"{name}={value:g}: not enforced by container=host" for name, value in limits.items() if value]
         if spec.networks == {NO_NETWORK}:
-            warnings.append("network: not cut off by container=host, although the task asks for none")
+            warnings.append("network: not disabled by container=host, although the task requires no network")
         return warnings
 
 
@@ -369,8 +369,8 @@ async def _machine_lock() -> AsyncIterator[int]:
                     await asyncio.sleep(_LOOK_EVERY_SEC)
         except TimeoutError as error:
             raise ContainerStartError(
-                "Another episode runs on this machine with container=host, and only one can at a time. Wait until it "
-                "ends, or use container=docker."
+                "Another episode is running on this machine with container=host, and only one can run at a "
+                "time. Wait until it ends, or use container=docker."
             ) from error
         yield descriptor
     finally:

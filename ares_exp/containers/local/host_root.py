@@ -1,6 +1,6 @@
 """The host's files that a local container sees.
 
-It is an allow-list: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
+It is an allowlist: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
 (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty. Every visible
 directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`): writes work
 and disappear with the container.

@@ -142,8 +142,9 @@ class Oracle(OwnModel):
         )
         if self.policy.needs_solution:
             raise ConfigError(
-                f"Expected `env.oracle` to be an LLM client that can answer questions, got {type(client).__name__}, "
-                "which plays the solutions of tasks. Set `env.oracle=null` for the one that answers from bundled facts."
+                "Expected `env.oracle` to be an LLM client that can answer questions, got "
+                f"{type(client).__name__}, which runs the solutions of tasks. Set `env.oracle=null` to answer "
+                "from the bundled facts."
             )
 
 

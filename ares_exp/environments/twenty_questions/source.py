@@ -12,7 +12,7 @@ from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, Oracle, load_objects
-from ares_exp.tasks.selection import select
+from ares_exp.tasks.selection import positions_of, select
 
 Entry = int | str
 
@@ -67,6 +67,7 @@ class TwentyQuestionsEnvironments(SourceBase):
         objects = load_objects()
         if self._answers_by_facts:
             self._oracle.policy = FactsOracle(objects)
+        self.positions = positions_of(objects)
         chosen = select(
             objects,
             tasks_selector=self._selector,

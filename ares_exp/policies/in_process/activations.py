@@ -135,7 +135,7 @@ class StateWatcher:
             max_bytes: Upper bound on the total size of the saved states in bytes.
         """
         if kept and output_dir is None:
-            raise ConfigError("policy.activations needs a directory to keep states in: set policy.output_dir.")
+            raise ConfigError("policy.activations needs a directory for the states: set policy.output_dir.")
         self._kept = kept
         self._hooks = [(hook, import_target(hook.function) if isinstance(hook.function, str) else hook.function)
                        for hook in hooks]  # fmt: skip
@@ -214,8 +214,8 @@ class StateWatcher:
             if not self._is_full:
                 self._is_full = True
                 logger.warning(
-                    f"{self._directory} has reached policy.activations_max_bytes={self._max_bytes}: no more states are "
-                    "kept of responses that do not fit."
+                    f"{self._directory} has reached policy.activations_max_bytes={self._max_bytes:,}. The "
+                    "states of further responses are not stored."
                 )
             return False
         self._left -= size
@@ -359,6 +359,6 @@ def read_activations(run_dir: Path, response: LLMResponse) -> dict[str, np.ndarr
     for name, link in (response.activations or {}).items():
         path = (run_dir / link["file"]).resolve()
         if not path.is_relative_to(run_dir.resolve()) or not path.is_file():
-            raise ConfigError(f"Expected {link['file']} of {name} to be a file of {run_dir}, which it is not.")
+            raise ConfigError(f"Expected {link['file']!r} of {name} to be a file in {run_dir}.")
         found[name] = np.load(path, mmap_mode="r", allow_pickle=False)
     return found

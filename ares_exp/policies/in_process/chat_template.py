@@ -119,7 +119,7 @@ class ChatTemplate:
             )
         except Exception as error:  # an error of jinja2, or of the template's operations on messages
             raise UnsendableRequestError(
-                f"The chat template of the model refuses the request: {type(error).__name__}: {error}"
+                f"The chat template of the model rejects the request: {type(error).__name__}: {error}"
             ) from None
         return text
 
@@ -167,8 +167,8 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
             raise PreflightError(f"policy.chat_template={chat_template} cannot be read: {error}") from None
     if tokenizer.chat_template is None:
         raise PreflightError(
-            f"The tokenizer of {name} has no chat template, so that no request can be put to the model. Take the "
-            "instruction-tuned model, or name a file with policy.chat_template=…"
+            f"The tokenizer of {name} has no chat template, so it cannot format requests. Use the "
+            "instruction-tuned model, or set a file with policy.chat_template=…"
         )
     return tokenizer
 

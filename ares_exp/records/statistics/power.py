@@ -77,7 +77,9 @@ def find_remedy(
     found = abs(mean(differences))
     now = variance(differences) if number > 1 else 0.0
     if now <= NEGLIGIBLE:
-        return Remedy(None, None, Obstacle.NO_DIFFERENCE if found <= NEGLIGIBLE else Obstacle.TOO_FEW_TASKS, None)
+        if found <= NEGLIGIBLE:
+            return Remedy(None, None, Obstacle.NO_DIFFERENCE, None)
+        return Remedy(None, _tasks(found, now, alpha), Obstacle.TOO_FEW_TASKS, None)
     detectable = _quantiles(number, alpha) * math.sqrt(now / number)
     if found <= NEGLIGIBLE:
         return Remedy(None, None, Obstacle.NO_DIFFERENCE, detectable)

@@ -45,9 +45,9 @@ async function view(now) {
   if (now.view === "runs") return { node: runsView(payload.runs) };
   if (now.view === "diff") return diffOf(now);
   if (now.view === "branches" && payload.runs[now.index]) await source.load(now.index);
-  if (now.view === "branches") return { node: branchTree(payload.runs) || el("p", null, "No episode was branched off another.") };
-  if (!payload.runs.length) return { node: el("p", null, "There is no run here yet.") };
-  if (!payload.runs[now.index]) return { node: el("p", null, "There is no such run.") };
+  if (now.view === "branches") return { node: branchTree(payload.runs) || el("p", null, "No episode is a branch.") };
+  if (!payload.runs.length) return { node: el("p", null, "No runs yet.") };
+  if (!payload.runs[now.index]) return { node: el("p", null, "This run does not exist.") };
   const run = await source.load(now.index);
   if (now.view === "episode") return episodeOf(now, run);
   if (now.view === "episodes") return { node: el("div", null, el("h2", null, "Episodes"), episodesTable(now.index, run, now.q)) };
@@ -69,13 +69,13 @@ async function episodeOf(now, run) {
   const left = (run.left_out || []).find((one) => one.id === now.id);
   return { keys, node: el("div", null, el("h2", null, row ? row.task_name : now.id), row ? el("p", null, badge(row, run.results.statistics.threshold), ` attempt ${row.attempt}, reward ${row.reward ?? none}`) : null,
     row && row.error ? el("div", { class: "problem" }, block(`${row.error.type}: ${row.error.message}`)) : null,
-    left ? [el("p", null, `Its steps are not in this file: ${left.why}. This command shows them:`), el("code", null, left.command)] : el("p", null, row ? "Its steps were not recorded." : "There is no such episode here.")) };
+    left ? [el("p", null, `The steps of this episode are not in this file: ${left.why}. Use this command to read them:`), el("code", null, left.command)] : el("p", null, row ? "The steps of this episode were not recorded." : "This episode does not exist.")) };
 }
 
 async function diffOf(now) {
   const sides = [];
   for (const [index, id] of [now.a, now.b]) {
-    if (!payload.runs[index]) return { node: el("p", null, "There is no such run.") };
+    if (!payload.runs[index]) return { node: el("p", null, "This run does not exist.") };
     await source.load(index);
     const episode = source.has(index, id) ? await source.episode(index, id) : null;
     if (!episode) return { node: el("p", null, `The steps of ${id} are not in this file.`) };
@@ -163,7 +163,7 @@ async function refresh(now) {
 function start() {
   try { const theme = localStorage.getItem("ares-exp-theme"); if (theme) document.documentElement.dataset.theme = theme === "dark" ? "dark" : "light"; } catch { /* a file without storage */ }
   put(help, [el("h2", null, "Keys"), el("dl", { class: "facts" }, HELP.map(([key, words]) => el("div", null, el("dt", null, key), el("dd", null, words)))), el("form", { method: "dialog" }, el("button", null, "close"))]);
-  replace(page, bar, main, el("footer", null, `ares_exp ${payload.ares_exp} · ${payload.live ? "live" : "made " + moment(payload.made)}${payload.redacted && payload.redacted.length ? " · redacted: " + payload.redacted.join(", ") : ""}`), help);
+  replace(page, bar, main, el("footer", null, `ares_exp ${payload.ares_exp} · ${payload.live ? "live" : "created " + moment(payload.made)}${payload.redacted && payload.redacted.length ? " · redacted: " + payload.redacted.join(", ") : ""}`), help);
   window.addEventListener("hashchange", () => draw());
   PHONE.addEventListener("change", () => draw({ isRefresh: true }));
   draw().then(() => { if (source.isLive) poll(); });

@@ -70,7 +70,7 @@ function rewardByTask(run, index) {
   });
   const more = tasks.length - rows.length;
   return picture("Reward by task", width, height, parts,
-    `The interval is about the task's own attempts; ≈ is a flaky task${more > 0 ? `; ${number(more)} more tasks are in the table` : ""}.`);
+    `Each line is the confidence interval of one task's mean reward. ≈ marks a flaky task.${more > 0 ? ` The table has ${number(more)} more tasks.` : ""}`);
 }
 
 // Attempts × tasks; a click opens the episode.
@@ -91,7 +91,7 @@ function heatMap(run, index) {
       el("title", null, `${row.task_name}, attempt ${row.attempt}: ${row.outcome}, reward ${row.reward ?? none}`)));
   }
   return put(picture("Attempts", Math.max(left + across * size + 10, 300), top + 8 + down.length * size, parts,
-    "Best tasks first; click an attempt to read it." + (tasks.length > down.length || attempts > across ? " The rest is in the table." : "")), [legend()]);
+    "The best tasks are first. Click an attempt to read it." + (tasks.length > down.length || attempts > across ? " The table has all attempts." : "")), [legend()]);
 }
 
 // pass@k and pass^k with their intervals.
@@ -110,7 +110,7 @@ function passRates(run) {
     const [end, last] = points[points.length - 1];
     parts.push(label(end + 8, y(last.value) + (key === "pass_at_k" ? -2 : 10), name, { class: "axis" }));
   }
-  return picture("pass@k and pass^k", width, height, parts, "Scored attempts; bands are 95 % intervals.");
+  return picture("pass@k and pass^k", width, height, parts, "Only scored attempts. Bands are 95 % intervals.");
 }
 
 // Outcomes of each task, stacked.
@@ -220,7 +220,7 @@ function episodeTimeline(episode, row, onstep) {
   if (spend.verify) bar(1, Math.min(total, steps[steps.length - 1].at) - spend.verify, spend.verify, "series4", `verifier ${seconds(spend.verify)}`, steps.length - 1);
   const told = Object.entries(spend).filter(([, long]) => long > 0).map(([name, long]) => `${name} ${seconds(long)}`).join(" · ");
   return picture("Time", width, 92, [grid(x, 4, 68, ticks(0, total, PHONE.matches ? 4 : 8), seconds, true), lanes.map((name, at) => label(84, 20 + at * 20, name, { class: "axis", "text-anchor": "end" })), bars],
-    (told ? `Seconds by phase: ${told}. ` : "") + "Commands are drawn one after the other: of each only its length is recorded.");
+    (told ? `Seconds by phase: ${told}. ` : "") + "Commands are drawn one after another, because only their durations are recorded.");
 }
 
 // Branches: each recorded episode under the one that it continues.
@@ -252,7 +252,7 @@ function branchTree(runs) {
     return y;
   };
   for (const root of roots) place(root, 0);
-  return picture("Branches", 900, 20 + lines.length * 22, parts, "@n is the step at which a branch starts; rewards are those at the ends.");
+  return picture("Branches", 900, 20 + lines.length * 22, parts, "@n is the step at which a branch starts. Rewards are final rewards.");
 }
 
 // Two runs: a line for each task that both ran, from A's mean reward to B's.
@@ -267,7 +267,7 @@ function pairedDots(tasks) {
       return [label(left - 10, y + 4, oneLine(task.task_name, chars), { class: "name", "text-anchor": "end" }),
         el("line", { x1: x(task.a), x2: x(task.b), y1: y, y2: y, class: "pairing " + name }),
         el("circle", { cx: x(task.a), cy: y, r: 4, class: "hollow " + name }, el("title", null, `A: ${task.a}`)), dot(x(task.b), y, name, `B: ${task.b}`)];
-    })], "The hollow dot is A, the full one B; means with attempts that have no reward as zero.");
+    })], "The hollow dot is A, the filled dot is B. An attempt without a reward counts as zero.");
 }
 
 // A sweep of two keys as a heat map, of others as parallel coordinates.

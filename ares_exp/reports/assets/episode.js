@@ -2,7 +2,7 @@
 // episodes side by side, aligned where they part.
 
 const WINDOW = 50;
-const KINDS = { request: "what was asked", reply: "replies", reasoning: "reasoning", command: "commands", file: "changed files" };
+const KINDS = { request: "requests", reply: "replies", reasoning: "reasoning", command: "commands", file: "changed files" };
 const hiddenKinds = new Set();
 
 function ended(command) {
@@ -14,7 +14,7 @@ function stepNode(episode, position, address) {
   const told = [step.type, ...["reward", "discount"].filter((name) => step[name] !== undefined && (name === "reward" || step.type === "LAST")).map((name) => `${name} ${number(step[name])}`),
     ...["policy", "environment", "container"].filter((name) => step[name + "_sec"] !== undefined).map((name) => `${name} ${seconds(step[name + "_sec"])}`)];
   return el("article", { class: "step", id: `step-${position}`, "data-step": position },
-    el("h3", null, el("a", { href: address ? address(position) : null }, `step ${step.index}`), step.conversation ? el("span", { class: "conversation", title: "conversation of a part of the agent" }, step.conversation) : null,
+    el("h3", null, el("a", { href: address ? address(position) : null }, `step ${step.index}`), step.conversation ? el("span", { class: "conversation", title: "conversation of a sub-agent" }, step.conversation) : null,
       el("span", { class: "dim" }, ` ${step.at < 0 ? `${seconds(-step.at)} before the episode` : seconds(step.at)} · ${told.join(" · ")}`)),
     step.reply ? replyNodes(step.reply) : null,
     (step.commands || []).map(commandNode), (step.background_requests || []).map(backgroundNode),
@@ -137,7 +137,7 @@ function episodeView(index, run, row, episode, position) {
     el("header", null, el("h2", null, episode.task, " ", badge({ outcome: episode.outcome || "running", reward: episode.reward }, threshold)), el("p", { class: "dim id" }, episode.id),
       factList(facts), episode.error ? el("div", { class: "problem" }, block(`${episode.error.type}: ${episode.error.message}`)) : null, row && row.note ? el("p", { class: "problem" }, row.note) : null),
     el("div", { class: "tools" }, Object.entries(KINDS).map(([kind, words]) => el("label", null, el("input", { type: "checkbox", checked: !hiddenKinds.has(kind), onchange: (event) => { hiddenKinds[event.target.checked ? "delete" : "add"](kind); node.className = classOf(); } }), " ", words)), input, found, compareTo),
-    stripPlace, fold("where the time went", () => episodeTimeline(episode, row, show) || el("p", null, "No times are recorded."), true),
+    stripPlace, fold("time by phase", () => episodeTimeline(episode, row, show) || el("p", null, "No times are recorded."), true),
     el("div", { class: "beside" }, list, aside));
   const classOf = () => ["episode", ...[...hiddenKinds].map((kind) => "no-" + kind)].join(" ");
   node.className = classOf();
@@ -160,14 +160,14 @@ function asideOf(episode, row) {
   if (row && row.stages && row.stages.length) nodes.push(fold("stages", () => el("ul", null, row.stages.map((one) => el("li", null, `${one.name}: reward ${one.reward ?? none}, ${count(one.num_steps, "step")}`))), true));
   const more = Object.entries(episode.metadata);
   if (more.length) nodes.push(fold("metadata", () => el("dl", { class: "facts long" }, more.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, oneLine(value, 500)))))));
-  return el("aside", null, el("h3", null, shownFiles.length ? "Why this reward" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
+  return el("aside", null, el("h3", null, shownFiles.length ? "Verifier output" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
 }
 
 // Where two episodes part: the first step of which a mark differs, and what it stands for.
 function parting(a, b) {
-  const names = ["the reply", "a command or its exit code", "the outcome", "the request"];
+  const names = ["the replies differ", "the commands or their exit codes differ", "the outcomes differ", "the requests differ"];
   for (let n = 0; n < Math.max(a.marks.length, b.marks.length); n++) {
-    if (n >= a.marks.length || n >= b.marks.length) return { step: n, what: "one goes on, the other has ended" };
+    if (n >= a.marks.length || n >= b.marks.length) return { step: n, what: "only one episode continues" };
     const which = a.marks[n].findIndex((mark, at) => mark !== b.marks[n][at]);
     if (which >= 0) return { step: n, what: names[which] };
   }
@@ -187,6 +187,6 @@ function sideBySide(left, right) {
   draw();
   const head = (name, one) => el("div", null, el("h3", null, `${name}: `, el("a", { href: episodeAddress(one.index, one.episode.id) }, one.episode.id)),
     factList([["task", one.episode.task], ["outcome", one.episode.outcome || "running"], ["reward", score(one.episode.reward)], ["steps", number(one.episode.steps.length - 1)], ["seconds", seconds(one.episode.seconds)]]));
-  return el("div", null, el("h2", null, "Two attempts"), el("p", { class: "verdict" }, apart ? `${count(apart.step, "time step")} in common; then ${apart.what} differs.` : "Equal: everything that was said and done is the same."),
+  return el("div", null, el("h2", null, "Two attempts"), el("p", { class: "verdict" }, apart ? `${count(apart.step, "time step")} in common, then ${apart.what}.` : "The episodes are equal."),
     el("div", { class: "pair" }, el("div", { class: "row" }, head("A", left), head("B", right))), body);
 }

@@ -67,7 +67,7 @@ function verdict(row, threshold) {
   return ["cancelled", "lost", "abandoned", "closed"].includes(row.outcome) ? "cut" : "broken";
 }
 
-const VERDICTS = { passed: "passed", partly: "some reward", failed: "failed", broken: "error", cut: "cut short",
+const VERDICTS = { passed: "passed", partly: "some reward", failed: "failed", broken: "error", cut: "interrupted",
   running: "running" };
 
 function badge(row, threshold) {

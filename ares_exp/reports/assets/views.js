@@ -173,7 +173,7 @@ function liveBox(index, run) {
 function leftOut(index, run) {
   const rows = run.left_out || [];
   if (!rows.length) return null;
-  return fold(`${count(rows.length, "trajectory").replace("trajectorys", "trajectories")} left out of this file`, () => el("div", null, el("p", null, "Tables and pictures are of all episodes. To read one of these:"),
+  return fold(`${count(rows.length, "trajectory").replace("trajectorys", "trajectories")} left out of this file`, () => el("div", null, el("p", null, "Tables and charts include all episodes. To read an episode that is not in this file, use its command:"),
     el("ul", { class: "commands" }, rows.slice(0, 500).map((one) => el("li", null, el("code", null, one.command), el("span", { class: "dim" }, ` ${one.why}`)))), rows.length > 500 ? el("p", null, `and ${number(rows.length - 500)} more`) : null));
 }
 
@@ -205,11 +205,11 @@ function compareView(pair) {
   return el("div", null, el("h2", null, "B against A"), el("p", { class: "verdict" }, pair.verdict), pair.advice ? el("p", { class: "dim" }, pair.advice) : null,
     el("p", null, "A is ", el("a", { href: "#/0/overview" }, a.name.replace(/^A: /, "")), ", B is ", el("a", { href: "#/1/overview" }, b.name.replace(/^B: /, "")), "."),
     el("div", { class: "cards" }, difference ? card("difference", interval(difference), `${difference.test}, p = ${number(difference.p)}`) : null, card("tasks in common", figure(rows.length)),
-      card("flipped", figure(rows.filter((one) => one.flipped).length), "pass not equally often"), card("mean reward of A", interval(a.results.statistics.errors_as_zero.mean_reward), "errors as zero"), card("mean reward of B", interval(b.results.statistics.errors_as_zero.mean_reward), "errors as zero")),
-    pair.changed_tasks.length ? el("p", { class: "problem" }, `Not the same in both: ${pair.changed_tasks.join(", ")}`) : null,
-    pair.only_a.length || pair.only_b.length ? el("p", { class: "dim" }, `Left out: ${number(pair.only_a.length)} only in A, ${number(pair.only_b.length)} only in B.`) : null,
+      card("flipped", figure(rows.filter((one) => one.flipped).length), "tasks with another pass rate"), card("mean reward of A", interval(a.results.statistics.errors_as_zero.mean_reward), "errors as zero"), card("mean reward of B", interval(b.results.statistics.errors_as_zero.mean_reward), "errors as zero")),
+    pair.changed_tasks.length ? el("p", { class: "problem" }, `Tasks with different files in A and B: ${pair.changed_tasks.join(", ")}`) : null,
+    pair.only_a.length || pair.only_b.length ? el("p", { class: "dim" }, `Not compared: ${count(pair.only_a.length, "task")} only in A, ${count(pair.only_b.length, "task")} only in B.`) : null,
     el("div", { class: "pictures" }, pairedDots(rows)), table("paired", columns, rows, { state: stateOf("pair"), thing: "task", example: "flipped:flipped", sort: { key: "difference", down: false } }),
-    el("h3", null, "What differs in the config"), table("config-difference", [{ key: "key", name: "key", get: (row) => row.key }, { key: "a", name: "A", get: (row) => row.values[0] }, { key: "b", name: "B", get: (row) => row.values[1] }], pair.differing_config, { state: stateOf("pairconfig"), thing: "key", example: "policy" }));
+    el("h3", null, "Differences in the config"), table("config-difference", [{ key: "key", name: "key", get: (row) => row.key }, { key: "a", name: "A", get: (row) => row.values[0] }, { key: "b", name: "B", get: (row) => row.values[1] }], pair.differing_config, { state: stateOf("pairconfig"), thing: "key", example: "policy" }));
 }
 
 function sweepView(sweep) {
@@ -225,7 +225,7 @@ function sweepView(sweep) {
     { key: "lowest", name: "lowest job", isNumber: true, get: (row) => row.lowest, show: (row) => figure(row.lowest) }, { key: "highest", name: "highest job", isNumber: true, get: (row) => row.highest, show: (row) => figure(row.highest) }];
   const best = sweep.jobs.find((one) => one.job === sweep.best);
   return el("div", null, el("h2", null, `Sweep of ${count(sweep.jobs.length, "job")}`), el("p", { class: "dim" }, sweep.path),
-    best ? el("p", { class: "verdict" }, `Best ${sweep.objective} (${sweep.minimize ? "least" : "greatest"}): job ${best.job}, `, interval({ value: best.objective, low: best.low, high: best.high }), `, ${Object.entries(best.overrides).map(([key, value]) => `${key}=${value}`).join(" ")}`) : null,
+    best ? el("p", { class: "verdict" }, `Best ${sweep.objective} (${sweep.minimize ? "lowest" : "highest"}): job ${best.job}, `, interval({ value: best.objective, low: best.low, high: best.high }), `, ${Object.entries(best.overrides).map(([key, value]) => `${key}=${value}`).join(" ")}`) : null,
     sweep.settings.length ? [el("h3", null, `Mean over ${sweep.over}`), table("settings", settings, sweep.settings, { state: stateOf("settings"), thing: "setting", example: "jobs:0", sort: { key: "objective", down: !sweep.minimize } })] : null,
     el("div", { class: "pictures" }, sweepMap(sweep)), table("jobs", spent(columns, sweep.jobs), sweep.jobs, { state: stateOf("sweep"), thing: "job", example: "state:complete", sort: { key: "objective", down: !sweep.minimize }, rowClass: (row) => (row.job === sweep.best ? "best" : null) }));
 }
@@ -268,7 +268,7 @@ function searchView(index, run, words) {
       });
       replace(told, (read < rows.length ? `searched ${number(read)} of ${count(rows.length, "episode")}, ` : "") + `${count(hits, "step")} found` + (read < rows.length ? " so far" : ` in ${count(rows.length, "episode")}`) + (hits > 500 ? "; the first 500 are shown" : ""));
     }
-    if (!rows.length) replace(told, "No trajectories are at hand.");
+    if (!rows.length) replace(told, "No trajectories are available.");
   }
   if (wanted) setTimeout(look, 0);
   return { node, search: input };

@@ -91,7 +91,7 @@ class Order:
         try:
             return cls(id=os.urandom(6).hex(), verb=verb, by=by, at=time.time(), **fields)
         except ValidationError as error:
-            raise ConfigError(f"This order is not valid: {explain_validation(error)}.") from None
+            raise ConfigError(f"This command is invalid: {explain_validation(error)}.") from None
 
     @classmethod
     def parse(cls, data: bytes) -> Order:

@@ -78,7 +78,7 @@ class RunControl:
             self._shared = Inbox(self.sweep_dir / self.run_dir.control.name, is_shared=True)
 
     async def __aenter__(self) -> Self:
-        await self._refuse_all("it was given before this session of the run started")
+        await self._refuse_all("it was sent before this session of the run started")
         await self._look()
         await self._write_status()
         self._task = asyncio.create_task(self._watch())
@@ -129,7 +129,7 @@ class RunControl:
 
     async def _settle(self, order: Order, uid: int | None) -> None:
         why = f", because: {one_line(order.reason)}" if order.reason else ""
-        logger.warning("Order by %s: %s%s.", one_line(order.by), order, why)
+        logger.warning("Command by %s: %s%s.", one_line(order.by), order, why)
         try:
             outcome, says = "done", self._apply(order)
         except UserError as error:
@@ -137,7 +137,7 @@ class RunControl:
         except Exception as error:
             outcome, says = "failed", f"{type(error).__name__}: {error}"
         if outcome != "done":
-            logger.warning("This order was %s: %s", outcome, one_line(says, 300))
+            logger.warning("The command was %s: %s", outcome, one_line(says, 300))
         await self._record(order.settled(outcome, says, uid=uid))
 
     def _apply(self, order: Order) -> str:
@@ -165,7 +165,7 @@ class RunControl:
         now = time.time()
         until = min(now, order.at) + order.for_sec if order.for_sec is not None else None
         if until is not None and until <= now:
-            return "The pause is over already."
+            return "The pause has already ended."
         self._forget_timer()
         self.scheduler.pause()
         (self.gate.close if order.now else self.gate.open)()
@@ -180,7 +180,7 @@ class RunControl:
     def _resume(self) -> str:
         held = self.live.held
         if held is None:
-            return f"No order has paused the run. {self.live.outage}".rstrip()
+            return f"The run is not paused by a command. {self.live.outage}".rstrip()
         self._end_pause()
         return f"Resumed after {format_duration(time.time() - held.since)}."
 
@@ -198,7 +198,7 @@ class RunControl:
         for episode in found:
             episode.is_cancelled = True
             self.scheduler.cancel(episode.planned.episode_id)
-        queued = f", and {count_of(len(dropped), 'attempt')} taken off the queue" if dropped else ""
+        queued = f", and {count_of(len(dropped), 'attempt')} removed from the queue" if dropped else ""
         return f"{count_of(len(found), 'episode')} cancelled{queued}; `resume=` runs the attempts without a reward."
 
     def _end_pause(self) -> None:
@@ -217,7 +217,7 @@ class RunControl:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
         more = f"; and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
-        says = f"{count_of(len(files), 'file')} in {self.run_dir.control.name}/ without an order: {named}{more}."
+        says = f"{count_of(len(files), 'file')} in {self.run_dir.control.name}/ without a valid command: {named}{more}."
         logger.warning("%s", says)
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 

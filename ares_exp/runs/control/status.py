@@ -51,7 +51,7 @@ class EpisodeStatus:
 
     Attributes:
         episode_id, task_name, attempt: Id, task and attempt, as in the episode's row.
-        retry: Number of earlier tries of the attempt.
+        retry: Number of earlier episodes of the attempt.
         waits_for: Phase in which the episode waits: `start`, `policy`, `environment` or `end`.
         since: Start of the wait, in epoch seconds.
         started_at: Start of the episode, in epoch seconds.

@@ -24,6 +24,7 @@ from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_
 from ares_exp.config.schema import GROUPS
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import run_path
+from ares_exp.records.recorded_results import last_attempts
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.runs.resume.recorded_run import (
@@ -31,7 +32,6 @@ from ares_exp.runs.resume.recorded_run import (
     RecordedRun,
     RecordedSweep,
     is_folder_of_runs,
-    last_attempts,
     starts_where_started,
 )
 from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
@@ -184,7 +184,9 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
     if not episodes:
         others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]
-        named = f" One that did not end has to be named: `replay={ref.run.path}/{others[0]}`." if others else ""
+        named = (
+            f"To replay an episode that did not end, name it: `replay={ref.run.path}/{others[0]}`." if others else ""
+        )
         raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
     attempts = Counter(episode.task_name for episode in episodes)
     needed = [

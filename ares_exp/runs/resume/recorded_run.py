@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ares_exp.config.options import PROVIDER, SCHEME
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
 from ares_exp.records.latest_run import run_path
-from ares_exp.records.record_files import broken, read_record, read_yaml
+from ares_exp.records.record_files import broken, read_yaml
 from ares_exp.records.results import Outcome, attempt_of
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
@@ -268,19 +268,6 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
     return {str(key): value for key, value in found.items()}
 
 
-def last_attempts(run_dir: RunDir) -> int | None:
-    """Returns the number of attempts that the last session planned; `None` if not recorded."""
-    last = None
-    try:
-        for text in read_record(run_dir.sessions).splitlines():
-            line = json.loads(text)
-            attempts = line.get("attempts") if isinstance(line, dict) else None
-            last = attempts if isinstance(attempts, int) and attempts > 0 else last
-    except (OSError, ConfigError, ValueError, RecursionError):
-        return last
-    return last
-
-
 def is_recorded_run(path: Path) -> bool:
     """Checks whether `path` is a run directory. Raises `OSError` if the path is not accessible."""
     return is_file(path / EPISODES)
@@ -302,7 +289,7 @@ def no_such_run(path: Path) -> str:
         return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
     if place == path:
         return f"{path} is not a run directory: it has no {EPISODES}."
-    return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."
+    return f"There is no run {path}: expected a run directory, optionally followed by /<episode> or /<episode>@<step>."
 
 
 def _kind(value: object) -> str:

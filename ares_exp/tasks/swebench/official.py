@@ -138,7 +138,7 @@ def _read(found: dict[str, Any], row: SweBenchRow) -> Grade:
     tests = found.get("tests_status")
     if tests is None:
         why = found.get("infra_failure_reason")
-        reason = "The official harness found no trustworthy test run in the log"
+        reason = "The official harness found no valid test run in the log"
         return nothing_to_grade(row, f"{reason} ({why})." if why else f"{reason}.")
     good = {name: frozenset(tests[name]["success"]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     return Grade(

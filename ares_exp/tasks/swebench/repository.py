@@ -158,11 +158,11 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
         BASE=base_commit,
     )
     if result.exit_code != 0 or result.elided_bytes:
-        return AgentPatch(problem=f"The repository that the agent left gives no patch: {told(result)}")
+        return AgentPatch(problem=f"The agent's repository has no readable patch: {told(result)}")
     try:
         return AgentPatch(base64.b64decode("".join(result.output.split()), validate=True))
     except (binascii.Error, ValueError):
-        return AgentPatch(problem="The repository that the agent left gives no patch: its git printed something else.")
+        return AgentPatch(problem=("The agent's repository has no readable patch: its git printed an invalid one."))
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:

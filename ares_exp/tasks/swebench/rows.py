@@ -46,7 +46,7 @@ def _from_json(value: Any) -> Any:
     try:
         return json.loads(value) if value.strip() else None
     except (ValueError, RecursionError):
-        raise ValueError("expected a list, or one as JSON text") from None
+        raise ValueError("expected a list, or a list as JSON text") from None
 
 
 Text = Annotated[
@@ -154,7 +154,7 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
         where = f"{source}: row {number}"
         row = parse_row(data, where)
         if row.instance_id in rows:
-            raise TaskError(f"{where}: the name {row.instance_id!r} is taken by a row before it. Remove one of them.")
+            raise TaskError(f"{where}: an earlier row also has the name {row.instance_id!r}. Remove one of them.")
         if len(rows) == MAX_ROWS:
             raise TaskError(f"{source}: expected at most {MAX_ROWS:,} rows, found more.")
         rows[row.instance_id] = row

@@ -136,16 +136,16 @@ class SweBenchTask:
             TaskError: The row has no test script, or the required fix is missing.
         """
         if self.row.is_multimodal:
-            raise UnsupportedTaskError(f"{self.name}: it is of the multimodal SWE-bench, which is not supported.")
+            raise UnsupportedTaskError(f"{self.name}: the multimodal SWE-bench is not supported.")
         if not self.row.eval_script.strip():
             raise TaskError(
-                f"{self.name}: expected a row with an `eval_script`, found none: it is of an old copy of a data set. "
-                "Load the data set by its name (env.dataset=verified)."
+                f"{self.name}: expected a row with an `eval_script`, found none, because the copy of the data "
+                "set is old. Load the data set by its name (env.dataset=verified)."
             )
         if official_version() is None:
             raise UnsupportedTaskError(
-                f"{self.name}: it is graded by the official harness, the package swebench (5 or newer), which is not "
-                "installed: `pip install 'ares-exp[swebench]'`."
+                f"{self.name}: grading needs the official harness, the package swebench (5 or newer), which is "
+                "not installed: `pip install 'ares-exp[swebench]'`."
             )
         if needs_solution:
             self.stages[0].check_solution()

@@ -83,7 +83,7 @@ class TaskCache:
             directory = OwnedDirectory(f"{name_prefix(_PURPOSE)}{os.getpid()}-", self.folder.resolve())
         except OSError as error:
             raise PreflightError(
-                f"Expected to write fetched tasks to {self.folder}: {error.strerror}. Set another "
+                f"Cannot write fetched tasks to {self.folder}: {error.strerror}. Choose another directory with "
                 "`env.cache_dir=<folder>`."
             ) from error
         try:

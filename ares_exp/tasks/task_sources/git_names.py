@@ -41,7 +41,7 @@ def check_git_url(url: str) -> str:
             return url
         raise ValueError(
             f"expected the address of a git repository ({', '.join(f'{one}://' for one in GIT_PROTOCOLS)} or "
-            f"user@host:path), got {url!r:.100}. That of a local one is file:///…"
+            f"user@host:path), got {url!r:.100}. For a local repository, use file:///…"
         )
     if scheme not in GIT_PROTOCOLS:
         raise ValueError(f"expected one of the protocols {', '.join(GIT_PROTOCOLS)}, got {scheme!r:.100}")

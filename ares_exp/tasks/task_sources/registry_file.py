@@ -46,9 +46,9 @@ class DatasetName:
         name, at, version = text.partition("@")
         if "/" in name:
             raise ValueError(
-                f"{text!r} is a package: these are given out by Harbor's hosted service, which is not supported. A "
-                "data set of Harbor's registry has no slash (`env.dataset=terminal-bench@2.0`). Or download the "
-                "package as a folder of tasks (`env.path=<folder>`), or name its repository (`env.repo=org/name`)"
+                f"{text!r} is a package of Harbor's hosted service, which is not supported. A data set of "
+                "Harbor's registry has no slash (`env.dataset=terminal-bench@2.0`). Or download the package as "
+                "a folder of tasks (`env.path=<folder>`), or name its repository (`env.repo=org/name`)"
             )
         if not name or (at and not version):
             raise ValueError(f"expected name or name@version, got {text!r}")

@@ -281,7 +281,7 @@ def _references(
     """Returns the tasks of a data set. Tasks without an address are in the repository `url`, if given."""
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
-        raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, it has none.")
+        raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, found none.")
     return [_reference(task, where, url, commit) for task in dataset.tasks]
 
 
@@ -295,7 +295,7 @@ def _reference(task: RegisteredTask, where: str, url: str | None, commit: str | 
     elsewhere = task.git_url is not None and task.git_url != url
     if url is not None and elsewhere and str(task.git_url).startswith("file:") and not url.startswith("file:"):
         raise ConfigError(
-            f"{where}: task {task.name!r:.100}: expected an address, got {task.git_url!r:.100}: a remote list must not "
-            "name repositories of this machine."
+            f"{where}: task {task.name}: expected a remote URL, got {task.git_url}: a remote list must not "
+            "refer to repositories on this machine."
         )
     return GitTask(task.git_url or str(url), task.git_commit_id or (None if elsewhere else commit), path)

@@ -178,7 +178,9 @@ class ArtifactCollection:
         if (first := self._places.take(artifact)) is not None:
             if isinstance(first, str) or not covers(first, artifact):
                 owner = first if isinstance(first, str) else first.source
-                _logger.warning("The artifact %s is left out: its place on the host belongs to %s.", source, owner)
+                _logger.warning(
+                    "The artifact %s is left out, because its path on the host belongs to %s.", source, owner
+                )
             return guess, "skipped"
         kind = guess
         try:
@@ -231,7 +233,7 @@ def _make_way(place: Path, folder: Path) -> None:
     """Makes the directory for `place` in `folder`. Links from the container must not lead elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
-        raise TransferError(f"Expected {place} to be inside of {folder}: a link leads out of it.")
+        raise TransferError(f"Expected {place} to be inside {folder}, but a link points outside of it.")
     if place != folder:
         place.parent.mkdir(parents=True, exist_ok=True)
 

@@ -150,8 +150,7 @@ def find_solution(root: Path, folder: Path) -> Path:
     script = (own if own.is_dir() else root / "solution") / SOLVE_SCRIPT
     if not script.exists():
         raise TaskError(
-            f"{script}: expected the task's solution, found no file. Write one; only "
-            "policies other than `oracle` do without."
+            f"{script}: expected the task's solution, found no file. Write one, or use another policy than `oracle`."
         )
     require_uploaded(script, UploadFilter(root))
     return script.parent

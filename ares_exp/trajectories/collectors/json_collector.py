@@ -116,4 +116,4 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
 
 def _taken(episode_id: str, path: Path | str) -> FileExistsError:
-    return FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")
+    return FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} already exists.")

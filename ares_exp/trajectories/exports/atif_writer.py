@@ -59,14 +59,17 @@ from ares_exp.trajectories.records import (
 
 ATIF_SUFFIX = ".atif.json"
 MAX_CONTEXT_CHARS = 10_000
-REWRITTEN = "The agent rewrote its history: the document says so and shows what it kept, long texts cut"
-NO_CHAT = "Observations or actions that are no chat requests and answers became JSON text"
-OTHER_CONVERSATIONS = (
-    "Steps of sub-agents and background requests stand among those of the main conversation: `conversation` names the "
-    "conversation of each"
+REWRITTEN = (
+    "The agent rewrote its history: the document marks this and contains the remaining messages, with "
+    "long texts shortened"
 )
-PARTS = "Parts of messages that ATIF has no place for became text that names them"
-SURROGATES = "Half surrogate pairs, which no JSON text can hold, became replacement characters"
+NO_CHAT = "Observations or actions that are not chat requests and responses became JSON text"
+OTHER_CONVERSATIONS = (
+    "Steps of sub-agents and background requests are among the steps of the main conversation: `conversation` "
+    "names the conversation of each step"
+)
+PARTS = "Parts of messages that ATIF does not support became text that names them"
+SURROGATES = "Lone surrogates, which JSON text cannot contain, became replacement characters"
 
 _HEAD = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "metadata")
 _RECORD = ("step_index", "step_type", "reward", "discount", "timestamp")
@@ -242,7 +245,7 @@ class _AtifWriter:
         what = (
             "The agent rewrote its history"
             if conversation is None
-            else f"The agent goes on in its conversation {conversation}"
+            else f"The agent continues its conversation {conversation}"
         )
         self._emit(
             {

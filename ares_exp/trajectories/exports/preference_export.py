@@ -117,7 +117,7 @@ def _pairs_of_task(
         if isinstance(alternatives, str):
             report.left_out[f"pairs {alternatives}"] += 1
         elif (text := dump_json(alternatives)) in made:
-            report.left_out["pairs that the task has already"] += 1
+            report.left_out["pairs that the task already has"] += 1
         else:
             made.add(text)
             yield alternatives | {

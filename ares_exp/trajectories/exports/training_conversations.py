@@ -92,7 +92,7 @@ def conversations(
     for asked, answered in zip(trajectory.steps, trajectory.steps[1:], strict=False):
         request = reader.request(asked.observation)
         if request is None:
-            report.left_out["steps whose observation is no chat request"] += 1
+            report.left_out["steps whose observation is not a chat request"] += 1
         elif (reply := reader.reply(answered.action)) is None:
             report.left_out["steps whose action has neither text nor a tool call"] += 1
         else:

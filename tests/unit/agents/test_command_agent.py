@@ -181,7 +181,7 @@ def test_failed_background_request_is_a_policy_error() -> None:
     row = execute(*replies("TITLE a greeting"), "agent.background_requests=answer")
     assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
     assert row.error is not None
-    assert "the agent asks for one more (request 2)" in row.error.message
+    assert "the agent requests another one (request 2)" in row.error.message
 
 
 @pytest.mark.slow

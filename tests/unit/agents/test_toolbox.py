@@ -100,7 +100,7 @@ def test_failed_download_is_retried_a_few_times(registry: NpmRegistry, monkeypat
 def test_archives_cannot_escape_or_contain_links(registry: NpmRegistry, tmp_path: Path) -> None:
     outside, link = tarfile.TarInfo("package/../../../evil"), tarfile.TarInfo("package/bin/inner")
     link.type, link.linkname = tarfile.SYMTYPE, "tiny"
-    for member, problem in ((outside, "leads out of it"), (link, "a link where a file was expected")):
+    for member, problem in ((outside, "points outside of it"), (link, "a link where a file was expected")):
         registry.data = tgz({"bin/tiny": PROGRAM, "evil": member})
         with pytest.raises(ToolboxError, match=problem):
             install(replace(BUILD, parts=(pinned(registry.data),)), say=print)
@@ -257,7 +257,7 @@ async def test_unsupported_container_is_refused_by_name() -> None:
                 await fitting_build(box, package, builds)
         with pytest.raises(AgentInstallError, match=r"It needs glibc 2.99 or newer; the container has glibc 2\."):
             await check_runs(box, package, build("glibc"), "false")
-        with pytest.raises(AgentInstallError, match="runs its commands by nosh, and this container has none of them"):
+        with pytest.raises(AgentInstallError, match="needs nosh to run commands, and this container has none of them"):
             await check_runs(box, replace(package, shells=("nosh",)), build("glibc"), "echo 1.2.3")
         await check_runs(box, replace(package, shells=("nosh", "sh")), build("glibc"), "echo 1.2.3")
         minor = (await box.exec("python3 -c 'import sys; print(*sys.version_info[:2], sep=\".\")'")).output.strip()

@@ -81,7 +81,7 @@ def test_significant_difference_is_reported(tmp_path: Path, capsys: pytest.Captu
     assert "mean reward +0.47 [+0.26, +0.68], p = 0.016 (sign-flip test)" in text
     assert "per attempt: tokens 1,000 -> 1,500 (+50%), $ 0.01 -> 0.01 (+50%), seconds 2.00 -> 2.00 (+0%)" in text
     assert "B is better than A (p = 0.016)." in text
-    assert "would settle it" not in text
+    assert "To detect" not in text
     assert "t0 0/4 3/4 t1 1/4 4/4 t2 0/4 2/4 t3 2/4 4/4 t4 1/4 3/4 t6 2/4 4/4 t5 0/4 1/4 attempts that passed" in text
     assert "scored" not in text
 
@@ -98,29 +98,29 @@ def test_advice_shows_the_needed_attempts_or_tasks(tmp_path: Path, capsys: pytes
     b = _run(tmp_path / "b", _tasks([3, 2, 3, 2, 2, 1, 3, 3, 2, 3]))
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
-    assert "Not settled: chance can explain a difference of this size (p = 0." in text
+    assert "): chance can explain a difference of this size." in text
     pair = _document(capsys, a, b)["pairs"][0]
     attempts, tasks = pair["remedy"]["attempts"], pair["remedy"]["tasks"]
     assert attempts > 4
     assert tasks > 10
     assert (
-        f"If the true difference is the observed one (power 80%), {attempts} attempts at each of these 10 tasks in "
-        f"either run would settle it, or about {tasks} tasks like these, with as many attempts as now."
+        f"To detect a difference of this size (power 80%), run {attempts} attempts at each of these 10 tasks in both "
+        f"runs, or about {tasks} similar tasks with as many attempts as now."
     ) in text
 
 
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        ([0, 4, 0, 4, 0, 2, 0], [4, 0, 4, 0, 4, 2, 2], "the difference varies too much from task to task. If the true"),
-        ([0, 1, 0], [2, 3, 4], "More attempts at these 3 tasks cannot settle it. If the true difference is"),
+        ([0, 4, 0, 4, 0, 2, 0], [4, 0, 4, 0, 4, 2, 2], "because it varies too much from task to task. To detect a"),
+        ([0, 1, 0], [2, 3, 4], "these 3 tasks cannot make the difference significant. Compare at least 6 tasks."),
         ([2, 2, 2], [2, 2, 2], "No difference was observed."),
         (
             [2, 4, 0, 1, 2, 2],
             [4, 2, 1, 0, 2, 2],
-            "No difference was observed. On these 6 tasks, a difference of 0.50 or more would show (power 80%).",
+            "No difference was observed. These 6 tasks can detect a difference of 0.50 or more (power 80%).",
         ),
-        ([2], [3], "More attempts at the one task cannot settle it"),
+        ([2], [3], "More attempts at this task cannot make the difference significant. Compare at least 6 tasks."),
     ],
 )
 def test_advice_explains_if_attempts_cannot_settle_it(
@@ -128,7 +128,7 @@ def test_advice_explains_if_attempts_cannot_settle_it(
 ) -> None:
     text = _compare(capsys, _run(tmp_path / "a", _tasks(a)), _run(tmp_path / "b", _tasks(b)))[1]
     few = len(a) < 6
-    assert ("Cannot be settled with so few pairs (p = " in text, "Not settled" in text) == (few, not few)
+    assert ("no p-value can be below" in text, "chance can explain" in text) == (few, not few)
     assert said in text
 
 
@@ -139,13 +139,10 @@ def test_five_tasks_cannot_settle_a_comparison(
     a, b = _run(tmp_path / "a", _tasks([0] * 5)), _run(tmp_path / "b", _tasks(passed))
     text = _compare(capsys, a, b)[1]
     assert ", +1.00] (from the p-value), p = 0.062 (sign-flip test)" in text
-    assert (
-        "Cannot be settled with so few pairs (p = 0.062): no p-value of 5 pairs of tasks is below 0.05, whatever"
-        in text
-    )
+    assert "Not significant (p = 0.062): with 5 tasks, no p-value can be below 0.05, whatever" in text
     [pair] = _document(capsys, a, b)["pairs"]
     assert pair["errors_as_zero"]["low"] < 0 < pair["errors_as_zero"]["high"] == 1.0
-    assert pair["advice"].startswith("More attempts at these 5 tasks cannot settle it")
+    assert pair["advice"].startswith("More attempts at these 5 tasks cannot make")
 
 
 def test_single_attempts_get_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +150,10 @@ def test_single_attempts_get_a_hint(tmp_path: Path, capsys: pytest.CaptureFixtur
         _run(tmp_path / "a", _tasks([0, 1, 0, 1, 0, 1, 0], 1)),
         _run(tmp_path / "b", _tasks([1, 1, 0, 0, 1, 1, 0], 1)),
     )
-    assert "Whether more attempts at these 7 tasks would, two or more at each would tell." in _compare(capsys, a, b)[1]
+    assert (
+        "whether more attempts at these 7 tasks would also be enough, run at least two attempts"
+        in _compare(capsys, a, b)[1]
+    )
 
 
 def test_tasks_of_only_one_run_are_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_tasks_of_only_one_run_are_excluded(tmp_path: Path, capsys: pytest.Captu
     c = _run(tmp_path / "c", {"other": [1.0]})
     text = _compare(capsys, a, c)[1]
     assert "on 0 tasks that both have" in text
-    assert "A and B have no task in common: nothing can be said." in text
+    assert "A and B have no task in common, so they cannot be compared." in text
 
 
 def test_changed_tasks_are_compared_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +216,7 @@ def test_sweep_jobs_are_compared_by_their_overrides(tmp_path: Path, capsys: pyte
     assert document["differing_config"] == {"agent.style": [str(job) for job in range(11)]}
     code, text, _ = _compare(capsys, sweep, "--all-pairs")
     assert code == 0
-    assert "p-values of verdicts are adjusted for 55 comparisons (Holm); intervals are each of one." in text
+    assert "p-values of verdicts are adjusted for 55 comparisons (Holm); intervals are not adjusted." in text
     assert "K against J, on 4 tasks" in text
     assert "task A B C D E F G H I J K" in text
 
@@ -277,7 +277,7 @@ def test_killed_run_is_compared_with_a_note(tmp_path: Path, capsys: pytest.Captu
         file.write('{"episode_id": "half')
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
-    assert "A: the last line of its episodes.jsonl is torn, and left out" in text
+    assert "A: the last line of its episodes.jsonl is incomplete, and is ignored" in text
     assert "A: it has no summary: it is running, or was killed" in text
     assert "B: only 8 of its 12 attempts have ended" in text
 
@@ -293,7 +293,7 @@ def test_alpha_widens_the_intervals(tmp_path: Path, capsys: pytest.CaptureFixtur
     runs = [_run(tmp_path / name, _tasks(passed)) for name, passed in (("a", [0, 1, 0, 2]), ("b", [3, 4, 2, 4]))]
     wide, narrow = (_document(capsys, *runs, "--alpha", alpha)["pairs"][0] for alpha in (0.01, 0.2))
     assert wide["errors_as_zero"]["low"] < narrow["errors_as_zero"]["low"]
-    assert "Cannot be settled" in wide["verdict"]
+    assert "no p-value can be below" in wide["verdict"]
     assert "B is better" in narrow["verdict"]
 
 

@@ -128,7 +128,7 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "expected a time such as 90s, 10m or 1h30m" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main()
-    assert "the following arguments are required: RUN|SWEEP, ORDER\n" in capsys.readouterr().err
+    assert "the following arguments are required: RUN|SWEEP, COMMAND\n" in capsys.readouterr().err
 
 
 def test_sweep_stores_commands_for_its_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_atif_has_a_file_per_episode(run: Path, capsys: pytest.CaptureFixture[st
         validate_atif(json.loads(path.read_text()))
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "4 episodes."
-    assert said[2].startswith("In 1 episode: Observations or actions that are no chat requests")
+    assert said[2].startswith("In 1 episode: Observations or actions that are not chat requests")
 
 
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", ".hidden", "a b", "x" * 300, "\udc80", ".."])

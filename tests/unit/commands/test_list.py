@@ -50,7 +50,8 @@ def test_everything_selectable_is_listed(listed: Any, capsys: pytest.CaptureFixt
 
 def test_tasks_are_listed_with_their_metadata(listed: Any) -> None:
     [row] = listed("tasks", "env=harbor", "env.tasks=fix-*")["tasks"]
-    assert (row["index"], row["name"], row["image"]) == (0, "fix-moving-average", "Dockerfile")
+    assert (row["index"], row["name"], row["image"]) == (2, "fix-moving-average", "Dockerfile")
+    assert [one["index"] for one in listed("tasks", "env=twenty_questions", "env.tasks=5")["tasks"]] == [5]
     assert row["stages"] == [{"name": "", "agent_timeout_sec": 600.0, "verifier_timeout_sec": 60.0}]
 
 

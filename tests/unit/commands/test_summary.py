@@ -140,7 +140,7 @@ def test_last_retry_is_the_result(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (first, last)), tmp_path)
     assert _cells(text)[1:] == [["a", "1", "1.00", "completed", "2", "1.5"]]
     assert "over 1 scored · 1 of 1 episodes finished" in text
-    assert "\n1 of 1 attempt ran again; earlier tries: 1 AgentError\n" in text
+    assert "\n1 of 1 attempt ran again; earlier episodes: 1 AgentError\n" in text
     assert "Without a reward" not in text
 
 
@@ -191,7 +191,9 @@ def test_named_rewards_are_columns(tmp_path: Path) -> None:
     alone = replace(_result("a", 1.0), rewards={"reward": 1.0})
     assert "verifier" not in _render(RunSummary(1, (alone,)), tmp_path), "it is the reward"
     many = replace(_result("a", 1.0), rewards={"reward": 1.0} | {f"r{n}": 0.5 for n in range(6)})
-    assert "and 2 more rewards, in episodes.jsonl" in _render(RunSummary(1, (many,)), tmp_path)
+    assert "episodes.jsonl has 2 more named rewards" in _render(RunSummary(1, (many,)), tmp_path)
+    rare = replace(_result("a", 1.0), rewards={"style": 1.0})
+    assert "named" not in _render(RunSummary(3, (rare, _result("b", 1.0), _result("c", 1.0))), tmp_path)
 
 
 def test_equal_reasons_are_shown_once(tmp_path: Path) -> None:
@@ -287,7 +289,7 @@ def test_cancelled_attempts_are_not_errors(tmp_path: Path) -> None:
     assert not any(line.startswith("errors") for line in lines), "there is one, listed below"
     at = lines.index("Without a reward:")
     assert lines[at + 1 : at + 4] == [
-        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts cut short", "  1 attempt never started",
+        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts interrupted", "  1 attempt never started",
     ]  # fmt: skip
 
 

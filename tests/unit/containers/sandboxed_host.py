@@ -132,7 +132,7 @@ class TestHostPaths:
     async def test_second_container_is_refused_while_one_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ares_exp.containers.local.host_factory._LOCK_SEC", 0.2)
         async with HostContainerFactory()(ContainerSpec("one")):
-            with pytest.raises(ContainerStartError, match="only one can at a time"):
+            with pytest.raises(ContainerStartError, match="only one can run at a time"):
                 await HostContainerFactory()(ContainerSpec("two")).start()
         async with HostContainerFactory()(ContainerSpec("three")):
             pass

@@ -151,7 +151,7 @@ def test_recorded_groups_are_counted_and_removed(tmp_path: Path) -> None:
     (container / "memory.events").write_text("low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert oom_kills(directory) == 2
     killed = "was used up, and the kernel killed 2 of its processes"
-    assert lack_of_memory(directory, holds_files=True) == f"its memory, which holds its files too, {killed}"
+    assert lack_of_memory(directory, holds_files=True) == f"its memory, which also contains its files, {killed}"
     assert lack_of_memory(directory, holds_files=False) == f"its memory {killed}"
     assert lack_of_processes(directory) == ""
     (container / "memory.events").unlink()

@@ -148,7 +148,7 @@ def excess(folder: Path, text: str) -> str:
     try:
         check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), options())
     except UnsupportedTaskError as error:
-        return str(error).partition("allowed here: ")[2].partition(". Raise the named option")[0]
+        return str(error).partition("limits of this run: ")[2].partition(". Raise the named option")[0]
     return ""
 
 
@@ -296,7 +296,9 @@ def test_unsupported_options_are_refused_before_the_start(tmp_path: Path, tools:
         DockerContainerFactory().check(danger)
     assert DockerContainerFactory(compose_trusted=True).check(danger) == []
     large = spec(tmp_path, "services: {a: {scale: 17, mem_limit: 9g, ports: ['80:80']}}")
-    told = r"asks for more.*18 containers.*compose_max_containers.*; services\.a\.mem_limit .*compose_max_memory_mb"
+    told = (
+        r"exceeds the limits.*18 containers.*compose_max_containers.*; services\.a\.mem_limit .*compose_max_memory_mb"
+    )
     with pytest.raises(UnsupportedTaskError, match=told):
         DockerContainerFactory().check(large)
     [warning] = DockerContainerFactory(compose_max_containers=18, compose_max_memory_mb=9 * 1024).check(large)
@@ -304,7 +306,7 @@ def test_unsupported_options_are_refused_before_the_start(tmp_path: Path, tools:
     assert "(docker-compose.yaml: services a)" in warning
     assert DockerContainerFactory(compose_trusted=True).check(large) == [warning]
     mixed = spec(tmp_path, network=PUBLIC, phase_networks=frozenset({NO_NETWORK}))
-    with pytest.raises(UnsupportedTaskError, match="a public network in one phase and for less in another"):
+    with pytest.raises(UnsupportedTaskError, match="a public network in one phase and a closed network in another"):
         DockerContainerFactory().check(mixed)
     assert DockerContainerFactory(network="no-network").check(mixed) == []
 

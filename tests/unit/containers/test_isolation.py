@@ -151,7 +151,7 @@ def test_host_warns_of_limits_and_networks() -> None:
     assert HostContainerFactory().check(spec) == [
         "cpus=2: not enforced by container=host",
         "memory_mb=512: not enforced by container=host",
-        "network: not cut off by container=host, although the task asks for none",
+        "network: not disabled by container=host, although the task requires no network",
     ]
 
 

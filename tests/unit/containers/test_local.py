@@ -225,11 +225,13 @@ MIXED = [
 @pytest.mark.parametrize("networks", MIXED)
 async def test_unenforceable_networks_are_refused(networks: dict[str, Any]) -> None:
     spec = ContainerSpec("task", **networks)
-    with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allow-list.*=no-network"):
+    with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allowlist.*=no-network"):
         LocalContainerFactory(network="public").check(spec)
     # None at all is less than any of them asks for; but who lists hosts will miss them.
     told = (
-        ["task: container=local gives it no network, its allowed_hosts included"] if spec.network.allowed_hosts else []
+        ["task: container=local gives the task no network, so it cannot reach its allowed_hosts"]
+        if spec.network.allowed_hosts
+        else []
     )
     assert LocalContainerFactory().check(spec) == told
     async with LocalContainerFactory()(spec) as container:
@@ -247,5 +249,7 @@ def test_unsupported_users_are_refused_before_start(users: set[str | int], refus
     if is_privileged() or not refused:
         assert LocalContainerFactory().check(spec) == []
     else:
-        with pytest.raises(UnsupportedTaskError, match=rf"task: commands are to run as {refused}\. .*container=docker"):
+        with pytest.raises(
+            UnsupportedTaskError, match=rf"task: the task runs commands as {refused}\. .*container=docker"
+        ):
             LocalContainerFactory().check(spec)

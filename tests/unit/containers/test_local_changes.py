@@ -212,7 +212,9 @@ async def test_mismatch_of_hosts_names_the_difference(objects: ObjectStore) -> N
     base = delta.base.replace(fields["system"], "plan-9")
     with pytest.raises(SnapshotMismatchError) as caught:
         await local_container(changes=StoredChanges(replace(delta, base=base), objects)).start()
-    assert f"Differences: the operating system (plan-9 there, {fields['system']} here). Restore" in str(caught.value)
+    assert f"Differences: the operating system (plan-9 in the snapshot, {fields['system']} here). Restore" in str(
+        caught.value
+    )
     image = f"sha256:{'0' * 64}"
     with pytest.raises(SnapshotMismatchError, match=rf"changes to {image}.*container=docker"):
         await local_container(changes=StoredChanges(replace(delta, base=image), objects)).start()
@@ -221,6 +223,6 @@ async def test_mismatch_of_hosts_names_the_difference(objects: ObjectStore) -> N
 async def test_snapshot_containing_a_new_secret_is_refused(objects: ObjectStore) -> None:
     delta, before = await after("echo secret-since-then-0815 >/key", objects), directories()
     protect(["secret-since-then-0815"])
-    with pytest.raises(RestoreError, match=r"cannot be read back: '/key' holds the value of"):
+    with pytest.raises(RestoreError, match=r"cannot be read back: '/key' contains the value of"):
         await local_container(changes=StoredChanges(delta, objects)).start()
     assert directories() == before

@@ -125,7 +125,9 @@ async def test_build_and_task_have_separate_networks(
 
 async def test_build_without_network_suggests_a_remedy(tmp_path: Path, port: int) -> None:
     task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(port)}\n")
-    with pytest.raises(ContainerStartError, match=r"without a network: container\.network=build gives it the host's"):
+    with pytest.raises(
+        ContainerStartError, match=r"without a network: use container\.network=build to give it the network of the host"
+    ):
         await local_container(task, network=NO_NETWORK).start()
     closed = ContainerSpec("t", context_dir=context(tmp_path / "2", "FROM x\nRUN exit 3\n"), network=NO_NETWORK)
     with pytest.raises(ContainerStartError, match="exit code 3") as caught:

@@ -111,7 +111,7 @@ async def test_files_count_as_memory() -> None:
 @limited_by("memory")
 async def test_exhausted_memory_is_reported_as_the_cause() -> None:
     async with small(memory_mb=16) as container:
-        with pytest.raises(ContainerDiedError, match="its memory, which holds its files too, was used up"):
+        with pytest.raises(ContainerDiedError, match="its memory, which also contains its files, was used up"):
             # The kernel chooses whom it ends: the first process, and not `head`, without which the box lives on.
             await run(container, "echo 1000 >/proc/1/oom_score_adj; head -c 60M /dev/zero >/tmp/x")
 

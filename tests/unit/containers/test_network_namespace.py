@@ -36,7 +36,7 @@ def test_process_outside_the_container_is_refused() -> None:
         listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))
     with pytest.raises(FileNotFoundError):
         listen_inside(2**22 + 1, "f" * 64, ("127.0.0.1", 0))
-    with pytest.raises(ProcessLookupError, match="another one by now"):
+    with pytest.raises(ProcessLookupError, match="is now another process"):
         listen_in_namespace(os.getpid(), 1, ("127.0.0.1", 0))
 
 
@@ -45,5 +45,5 @@ def test_ordinary_user_gets_a_reason() -> None:
     code = "from ares_exp.containers.network_namespace import obstacle; print(obstacle())"
     done = as_ordinary_user("-c", code)
     assert done.stdout.strip() == (
-        "this process may not enter the network of a container (Operation not permitted), as root may"
+        "this process may not enter the network of a container (Operation not permitted), which needs root"
     ), done.stderr

@@ -306,8 +306,8 @@ class Stateless:
 @pytest.mark.parametrize(
     ("kind", "error", "told"),
     [
-        (Newer, SnapshotMismatchError, "a state of version 1 .* takes version 2"),
-        (Picky, SnapshotMismatchError, "does not take the state that the snapshot has: I want more"),
+        (Newer, SnapshotMismatchError, "version 1 of the agent's state, but .* supports version 2"),
+        (Picky, SnapshotMismatchError, "cannot load the state in the snapshot: I want more"),
         (Different, DivergenceError, "given its state, asks its LLM something else"),
         (Stateless, SnapshotMismatchError, r"Stateless has no set_state\(\)"),
     ],

@@ -118,7 +118,7 @@ async def test_agent_with_changed_requests_is_refused(make_environment: Any, sto
     found = await env.export_state(store)
     await env.close()
     prompt[0] = "Good day."
-    told = "message 1 of 1 of an LLM request is not the recorded one: now it is .*Good day.*written under Python 3"
+    told = "message 1 of 1 of an LLM request differs from the recording: now it is .*Good day.*written under Python 3"
     error = await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
     assert isinstance(error, DivergenceError)
     assert (error.step, error.entry) == (0, 0)
@@ -139,14 +139,14 @@ async def test_failing_agent_is_refused(make_environment: Any, store: Path) -> N
     found = await env.export_state(store)
     await env.close()
     broken.append(True)
-    told = "recorded was an LLM request with 1 messages; now it ended"
+    told = "expected an LLM request with 1 messages as in the recording, but it ended"
     await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
 
 
 async def test_changed_step_count_is_refused(snapshot: Path) -> None:
     path = snapshot / "snapshot.json"
     path.write_text(path.read_text().replace('"step_count": 2', '"step_count": 1'))
-    await refused(snapshot, SnapshotCorruptError, "not the one of its `checksum`: it was changed or damaged")
+    await refused(snapshot, SnapshotCorruptError, "does not match its `checksum`, so it was changed or damaged")
 
 
 async def test_damaged_messages_are_refused(snapshot: Path) -> None:

@@ -158,11 +158,11 @@ async def test_broken_code_resolves_no_tests(player: Player) -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("rm -rf .git", "The repository that the agent left gives no patch"),
-        ("printf 'import os, sys\\nos._exit(0)\\n' > calc.py", "no trustworthy test run"),
+        ("rm -rf .git", "The agent's repository has no readable patch"),
+        ("printf 'import os, sys\\nos._exit(0)\\n' > calc.py", "no valid test run"),
         (
             "printf 'import os\\nprint(\"test_add (a) ... ok\", flush=True)\\nos._exit(3)\\n' > calc.py",
-            "no trustworthy test run",
+            "no valid test run",
         ),
     ],
 )

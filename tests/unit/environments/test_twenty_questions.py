@@ -154,7 +154,7 @@ async def test_same_seed_gives_same_objects_in_order() -> None:
 def test_invalid_games_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one object"):
         TwentyQuestionsEnvironment([], oracle=FACTS)
-    with pytest.raises(ConfigError, match="got OraclePolicy, which plays the solutions"):
+    with pytest.raises(ConfigError, match="got OraclePolicy, which runs the solutions"):
         game(OraclePolicy())
 
 
@@ -281,7 +281,7 @@ async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> 
             failing("perhaps", ValueError("x")),
             r"could not answer: ValueError: x \(asked again: expected yes, no or don't know, got 'perhaps'\)",
         ),
-        (failing(7), "Expected the oracle to answer with an LLMResponse, got 7"),
+        (failing(7), "Expected the oracle to return an LLMResponse, got 7"),
         (Oracle(Waiting(), timeout_sec=0.01), r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"),
     ],
 )

@@ -233,7 +233,7 @@ def test_reasoning_is_read_from_content_parts() -> None:
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]
     assert list(response_from_body(respond(message={"content": parts})).data) == [ThinkingData("hm"), TextData("hi")]
     parts[0] = {"type": "thinking", "thinking": 7}
-    with pytest.warns(UserWarning, match="reasoning that are no text"):
+    with pytest.warns(UserWarning, match="reasoning that are not text"):
         assert response_from_body(respond(message={"content": parts}), strict=False).text == "hi"
 
 
@@ -312,8 +312,8 @@ def test_dropped_fields_of_written_response_are_named() -> None:
     [
         (respond() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the response"),
         (respond(stop_reason="END"), "`stop_reason` of the response's choice"),
-        (respond(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is no text"),
-        (respond(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are no list"),
+        (respond(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is not text"),
+        (respond(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are not a list"),
         (respond(message={"content": "hi", "reasoning_details": [{"type": ["x"]}]}), "`reasoning_details` of type"),
         (respond(message={"content": "hi", "reasoning_details": [[]]}), "`reasoning_details` of type None"),
         (respond(message={"content": "hi", "audio": {"id": "a"}}), "`audio` of the response's message"),

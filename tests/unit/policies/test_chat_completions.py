@@ -35,7 +35,7 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
 async def test_missing_settings_are_reported_together(make: Make) -> None:
     with pytest.raises(PreflightError, match=r"(?s)`policy\.model` is required.*\n.*environment variable NO_SUCH_KEY"):
         await make(model=None, api_key_env="NO_SUCH_KEY").preflight()
-    with pytest.raises(PreflightError, match=r"preflight\(\) comes first"):
+    with pytest.raises(PreflightError, match=r"Call preflight\(\) first"):
         await make(model=None)(HI)
 
 
@@ -95,7 +95,7 @@ async def test_unknown_response_field_warns_once(
     policy = make()
     assert [(await policy(HI)).text for _ in range(3)] == ["x"] * 3
     assert caplog.text.count("`audio`") == 1
-    assert caplog.text.count("`reasoning` that is no text") == 1
+    assert caplog.text.count("`reasoning` that is not text") == 1
 
 
 def conversation(*turns: str) -> LLMRequest:
@@ -225,7 +225,7 @@ async def test_responses_without_usage_are_a_warning(
     policy = make(prices=prices)
     assert [(await policy(HI)).cost for _ in range(2)] == [0.0, 0.0]
     assert caplog.text.count("reports no token usage") == 1
-    assert "no limit on tokens (`limits.tokens`, `budget.tokens`)" in caplog.text
+    assert "Limits on tokens (`limits.tokens`, `budget.tokens`)" in caplog.text
 
 
 @pytest.mark.parametrize(

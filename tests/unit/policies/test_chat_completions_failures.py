@@ -84,7 +84,7 @@ async def test_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint
 async def test_retries_are_bounded(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(503, "model is loading")
     with pytest.raises(
-        ServerError, match=r"answered 503: model is loading\. Gave up after 3 tries \(policy\.max_retries=2\)"
+        ServerError, match=r"answered 503: model is loading\. Gave up after 3 requests \(policy\.max_retries=2\)"
     ) as raised:
         await make(max_retries=2)(HI)
     assert raised.value.status == 503
@@ -115,7 +115,7 @@ async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoi
 async def test_refused_connection_is_an_unreachable_endpoint(endpoint: LoopbackEndpoint, make: Make) -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
-        with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 tries") as raised:
+        with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 requests") as raised:
             await make(base_url=url, max_retries=1)(HI)
     assert url in str(raised.value)
     assert "refused" in str(raised.value) or "Connect call failed" in str(raised.value)
@@ -132,7 +132,7 @@ async def test_outage_is_not_a_failed_try(make: Make) -> None:
     with closed_port() as port:
         policy = make(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
         client = policy.for_episode(EpisodeSpec("t", until_reachable=until_reachable))
-        with pytest.raises(EndpointUnreachableError, match="Gave up after 1 try"):
+        with pytest.raises(EndpointUnreachableError, match="Gave up after 1 request"):
             await client(HI)
     assert outages == []
 
@@ -440,7 +440,7 @@ async def test_temporary_error_is_retried_with_its_class(
     raised = await failure(endpoint, max_retries=1)
     assert type(raised) is kind
     assert (raised.status, raised.code) == (status, "busy")
-    assert "Gave up after 2 tries" in str(raised)
+    assert "Gave up after 2 requests" in str(raised)
     assert len(endpoint.requests) == 2
 
 

@@ -161,7 +161,7 @@ async def test_engine_without_tokens_is_a_warning(
     assert (await policy(ask())).text == "ab"
     await policy.close()
     (message,) = caplog.messages
-    assert "gives no token ids" in message
+    assert "returns no token ids" in message
 
 
 async def test_both_versions_of_changing_weights_are_recorded(endpoint: LoopbackEndpoint, engine: str) -> None:
@@ -178,7 +178,7 @@ async def test_update_loads_new_weights(engine: str, endpoint: LoopbackEndpoint,
     policy = policy_of(engine, endpoint)
     assert isinstance(policy, UpdatablePolicy)
     await policy.update("1")
-    with pytest.raises(ConfigError, match="directory" if engine == "sglang" else "own way"):
+    with pytest.raises(ConfigError, match="directory" if engine == "sglang" else "with your trainer"):
         await policy.update("2", {})
     if engine == "sglang":
         endpoint.then(json_body({"success": True, "message": "Succeeded", "num_paused_requests": 0}))

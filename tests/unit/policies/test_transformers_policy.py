@@ -400,7 +400,7 @@ async def test_hidden_states_are_saved_with_the_trajectory(tokenizer: Any, model
     await again.close()
     assert resumed.activations != responses[0].activations, "what is there is not written over"
     outside = LLMResponse((), activations={"layer": {"file": "../elsewhere.npy"}})
-    with pytest.raises(ConfigError, match="to be a file of"):
+    with pytest.raises(ConfigError, match="to be a file in"):
         read_activations(tmp_path / "activations", outside)
 
 
@@ -414,7 +414,7 @@ async def test_hidden_states_are_bounded(
     assert [response.usage.generated_tokens for response in responses] == [6] * 4
     assert [response.activations is None for response in responses] == [False, False, True, True]
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 2
-    assert ["no more states are kept" in message for message in caplog.messages] == [True]
+    assert ["further responses are not stored" in message for message in caplog.messages] == [True]
 
 
 async def test_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:

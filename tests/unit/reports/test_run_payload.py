@@ -69,7 +69,8 @@ def test_payload_has_facts_and_command_line(tmp_path: Path, argv: list[str] | No
     assert ShownRun(run).payload()["facts"] == ["attempts=1"]
     choices = {"tracker": "none", "policy": "openai", "env": "harbor"}
     (run / "provenance.json").write_text(json.dumps({"argv": argv, "choices": choices}))
-    (run / "config.yaml").write_text("policy: {model: tiny}\nattempts: 2\nseed: 3\n")
+    (run / "config.yaml").write_text("policy: {model: tiny}\nattempts: 1\nseed: 3\n")
+    (run / "sessions.jsonl").write_text('{"attempts": 1}\n{"attempts": 2}\n')  # the second session raised them
     payload = ShownRun(run).payload()
     assert payload["facts"] == ["env=harbor", "policy=openai", "model=tiny", "attempts=2", "seed=3"]
     assert payload["argv"] == shown

@@ -85,7 +85,7 @@ async def test_lasting_outage_ends_the_run() -> None:
     service = Service(away_until=float("inf"))
     await service.run(3)
     assert service.now == MAX_OUTAGE_SEC
-    assert (service.ran, service.ended) == ([], ["The engine does not answer. It did not answer for 5 min 00 s."])
+    assert (service.ran, service.ended) == ([], ["The engine does not answer. It did not respond for 5 min 00 s."])
     with pytest.raises(UnreachableError):  # also for who asks later
         await service.outages.wait(service.check)
 
@@ -130,5 +130,5 @@ async def test_run_ends_when_an_outage_lasts(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(OpenAIPolicy, "preflight", Ready.preflight)
         summary = await execute(experiment(tmp_path, count=3, **parts), tmp_path)
     assert (summary.exit_code, summary.interrupted) == (exit_codes.INCOMPLETE, False)
-    assert str(summary.ended_by).endswith("It did not answer for 0.3 s.")
+    assert str(summary.ended_by).endswith("It did not respond for 0.3 s.")
     assert [row["outcome"] for row in rows(tmp_path)] == (["cancelled"] if lost == "endpoint" else [])

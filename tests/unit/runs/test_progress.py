@@ -123,7 +123,7 @@ def test_cancelled_episode_is_not_done() -> None:
     state = State(4, "a", "b", "c", clock=clock)
     state.end(1.0)
     state.end(None, Outcome.CANCELLED)
-    assert _line(state, io.StringIO(), clock) == "1/4 done | 1 cut short | 1 running | reward 1.00 | 0.0 s"
+    assert _line(state, io.StringIO(), clock) == "1/4 done | 1 interrupted | 1 running | reward 1.00 | 0.0 s"
 
 
 def test_job_prints_no_last_line() -> None:

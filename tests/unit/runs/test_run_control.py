@@ -174,12 +174,12 @@ async def test_outage_of_the_endpoint_is_shown_and_bounded(tmp_path: Path, monke
             await policy._endpoint.check_reachable()
         async with controlled(tmp_path, count=9, policy=policy, policy_timeout_sec=2) as run:
             await run.until(lambda: run.status is not None and run.status.outage)
-            assert "No order has paused the run. GET " in (await run.order("resume"))["says"]
+            assert "The run is not paused by a command. GET " in (await run.order("resume"))["says"]
             await run.until(lambda: run.status is not None and run.status.state == "paused")
     *_, row = rows(tmp_path)
     assert len(rows(tmp_path)) < 9
     assert (row["outcome"], row["error"]["type"]) == ("policy_error", "EndpointUnreachableError")
-    assert row["error"]["message"].endswith("It did not answer within timeouts.policy=2 seconds.")
+    assert row["error"]["message"].endswith("It did not respond within timeouts.policy=2 seconds.")
 
 
 async def test_timed_pause_ends_automatically(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ async def test_invalid_order_warns_and_the_run_continues(tmp_path: Path, caplog:
             (inbox / f"{number:02}.json").symlink_to("/etc/passwd")
         await run.until(lambda: not any(inbox.iterdir()) and run.noted())
         assert len((await run.end()).scored) == 1
-    told = [record.message for record in caplog.records if "without an order" in record.message]
+    told = [record.message for record in caplog.records if "without a valid command" in record.message]
     assert 1 <= len(told) <= 3
     assert "expected a regular file" in told[0]
     assert len(run.noted()) == len(told)
@@ -333,7 +333,7 @@ async def test_cancel_affects_only_its_task(tmp_path: Path) -> None:
         await run.until(lambda: sorted(run.policy.asked) == ["task-0", "task-1"])
         assert "no running or queued episode of nobody" in (await run.order("cancel", what="nobody"))["says"]
         assert (await run.order("cancel", what="task-0"))["outcome"] == "done"
-        assert "1 attempt taken off the queue" in (await run.order("cancel", what="task-3"))["says"]
+        assert "1 attempt removed from the queue" in (await run.order("cancel", what="task-3"))["says"]
         await run.until(lambda: "task-2" in run.policy.asked)
         assert [(row["task_name"], row["outcome"]) for row in rows(tmp_path)] == [("task-0", "cancelled")]
         summary = await run.end()
@@ -364,7 +364,7 @@ async def test_queued_tries_are_cancellable_and_respect_pauses(tmp_path: Path) -
         noted = await run.order("cancel", what="task-1")
         assert (noted["outcome"], noted["says"].partition(";")[0]) == (
             "done",
-            "0 episodes cancelled, and 1 attempt taken off the queue",
+            "0 episodes cancelled, and 1 attempt removed from the queue",
         )
         await run.order("pause")
         rooms.free.set()

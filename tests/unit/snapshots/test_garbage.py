@@ -197,7 +197,7 @@ def test_chunk_of_wrong_length_is_found(store: SnapshotStore) -> None:
     entries = {**changes(store.objects, 3), "/app/log.txt": type(log)("file", size=10, chunks=(short,))}
     add(store, step=3, entries=entries)
     [problem] = store.verify(f"{EPISODE}@3").problems
-    assert problem.endswith("to hold 10 bytes of a file, got 9.")
+    assert problem.endswith("to contain 10 bytes of a file, got 9.")
 
 
 def test_compression_bomb_is_found(store: SnapshotStore) -> None:

@@ -157,10 +157,10 @@ def test_changed_value_is_refused(store: SnapshotStore, name: str, value: object
     snapshot = add(store, step=3)
     path = snapshot.snapshot_dir / "snapshot.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(SnapshotCorruptError, match="not the one of its `checksum`: it was changed or damaged"):
+    with pytest.raises(SnapshotCorruptError, match="does not match its `checksum`, so it was changed or damaged"):
         EnvironmentSnapshot.load_from_file(path)
     [problem] = store.verify(snapshot.snapshot_id).problems
-    assert problem.startswith(f"{path}: its content is not the one of its `checksum`")
+    assert problem.startswith(f"{path}: its content does not match its `checksum`")
 
 
 def test_document_without_checksum_is_rejected(store: SnapshotStore) -> None:

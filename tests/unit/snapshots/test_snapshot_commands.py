@@ -105,7 +105,7 @@ Snapshot {EPISODE}@2
   episode      tokens=10  cost=0.5
   lineage      root={EPISODE}@0  parent={EPISODE}@0  step=0  branch=2
   written by   ares_exp=0.1.0  python=3.11.0  platform=linux
-Not captured, and so not there after restoring
+Not in the snapshot, so missing after a restore
   process      sleep 60
                /dev/shm
 Waits for a response to 5 messages, the last of which is
@@ -172,7 +172,7 @@ def test_verify_reports_damaged_snapshots(run_dir: Path, capsys: pytest.CaptureF
     assert main(["verify", str(run_dir), "--quick"]) == 1
     output = capsys.readouterr().out
     assert f"{EPISODE}@1  DAMAGED\n  {broken} is damaged" in output
-    assert output.endswith("2 of 3 snapshots are whole.\n")
+    assert output.endswith("2 of 3 snapshots are undamaged.\n")
     assert main(["verify", str(run_dir / f"{EPISODE}@2")]) == 0
 
 

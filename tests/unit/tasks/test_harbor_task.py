@@ -49,7 +49,7 @@ def test_linked_task_is_listed_once_by_its_name(make_task: MakeTask) -> None:
     tasks, skipped = scan_tasks(folder)
     assert [task.name for task in tasks] == ["zebra"]
     assert skipped[0].name == "zebra"
-    assert "is taken" in skipped[0].reason
+    assert "is already used by" in skipped[0].reason
 
 
 def test_path_is_a_task_or_directory_of_tasks(make_task: MakeTask, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: 
     task = load_task(make_task(toml=toml, files=files))
     task.check_runnable(supported=frozenset({need}))
     task.check_runnable(supported=None)
-    with pytest.raises(UnsupportedTaskError, match=rf"gives its agent {need}, which this agent cannot use"):
+    with pytest.raises(UnsupportedTaskError, match=rf"needs features that this agent does not support: {need}"):
         task.check_runnable(supported=frozenset({"messages", "skills_dir", "mcp_servers"} - {need}))
 
 
@@ -194,7 +194,7 @@ def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: 
 )
 def test_services_need_a_compose_file(make_task: MakeTask, toml: str) -> None:
     files = {"steps/a/instruction.md": ""}
-    with pytest.raises(TaskError, match=r"name the services db, and there is no environment/docker-compose\.yaml"):
+    with pytest.raises(TaskError, match=r"name the services db, but no environment/docker-compose\.yaml"):
         load_task(make_task(toml=toml, files=files)).check_runnable()
     task = load_task(make_task("composed", toml, {**files, "environment/docker-compose.yaml": "services: {db: {}}"}))
     task.check_runnable()

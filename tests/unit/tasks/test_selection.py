@@ -69,12 +69,12 @@ def test_names_are_case_sensitive() -> None:
     ("selector", "said"),
     [
         ("10", "expected an index below 10, got 10"),
-        (-1, "none of it negative, got '-1'"),
-        ("-3:", "none of it negative, got '-3:'"),
+        (-1, "without negative numbers, got '-1'"),
+        ("-3:", "without negative numbers, got '-3:'"),
         ("1:2:3:4", "expected an index 5, a slice 0:10"),
         ("::0", "a step of at least 1"),
-        ("5:5", "expected a slice that holds something"),
-        ("50:", "expected a slice that holds something, got none of 10"),
+        ("5:5", "expected a slice with at least one item"),
+        ("50:", "expected a slice with at least one item, got no item of 10"),
         ("@", "a shard @2/8"),
         ("@2", "a shard @2/8"),
         ("@3/3", "i from 0 to n - 1"),
@@ -94,7 +94,7 @@ def test_unknown_selector_lists_the_tasks(selector: Entries, said: str) -> None:
 def test_empty_selection_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"`env\.exclude` '\*' leaves none of 10"):
         chosen(None, exclude=["*"])
-    with pytest.raises(ConfigError, match="it has none"):
+    with pytest.raises(ConfigError, match="found none"):
         select([])
 
 

@@ -109,7 +109,9 @@ async def test_failed_copy_is_removed(make_task: MakeTask, tmp_path: Path, monke
 def test_script_cannot_be_excluded(make_task: MakeTask, folder: str) -> None:
     files = {f"{folder}/.harborignore": "*.sh", "steps/a/instruction.md": "", f"{folder}/test.sh": ""}
     root = make_task(toml="" if folder == "tests" else "[[steps]]\nname = 'a'", files=files)
-    with pytest.raises(TaskError, match=rf"{folder}/test\.sh: expected this script to be uploaded, a \.harborignore"):
+    with pytest.raises(
+        TaskError, match=rf"{folder}/test\.sh: expected this script to be uploaded, but a \.harborignore"
+    ):
         load_task(root)
 
 

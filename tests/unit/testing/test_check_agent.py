@@ -61,23 +61,23 @@ FOUND_AT = r"^Step 2: |^The replayed agent differs from its recording after 2 LL
 """While it runs, or when it is run again."""
 
 MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
-    (careless.ObjectId, DivergenceError, r"tmux new -s agent-\d+.*now .*agent-\d+"),
+    (careless.ObjectId, DivergenceError, r"tmux new -s agent-\d+.*got .*agent-\d+"),
     (careless.Now, DivergenceError, r"it was .*It is 2.*now it is .*It is 2"),
     (careless.Entropy, DivergenceError, r"it was .*, now it is "),
     (careless.TimeByName, DivergenceError, r"it was .*\d\.\d+.*, now it is .*\d\.\d+"),
     (careless.OwnGenerator, DivergenceError, r"it was .*0\.\d+.*, now it is .*0\.\d+"),
     (careless.SharedState, DivergenceError, r"it was .*I am agent 1\..* now it is .*I am agent 2\."),
-    (careless.ExtraCall, DivergenceError, r"recorded was an LLM request.*now a call for exec .*once more"),
-    (careless.SkippedCall, DivergenceError, r"recorded was a call for exec .*only once.*now an LLM request"),
-    (careless.ReturnsEarly, DivergenceError, r"recorded was an LLM request.*now it ended without"),
-    (careless.AnotherTimer, DivergenceError, r"recorded was a call for timer 0\.001, now 0\.002"),
+    (careless.ExtraCall, DivergenceError, r"expected an LLM request.*got a call for exec .*once more"),
+    (careless.SkippedCall, DivergenceError, r"expected a call for exec .*only once.*got an LLM request"),
+    (careless.ReturnsEarly, DivergenceError, r"expected an LLM request.*but it ended without"),
+    (careless.AnotherTimer, DivergenceError, r"expected a call for timer 0\.001 as in the recording, got 0\.002"),
     (careless.Socket, NondeterministicCallError, r"`create_connection`"),
     (careless.SocketInSecret, NondeterministicCallError, r"`create_connection`"),
     (careless.ThreadThatCalls, NondeterministicCallError, r"`call_soon_threadsafe`"),
     (careless.Subprocess, NondeterministicCallError, r"`subprocess_exec`"),
-    (careless.Swallower, DivergenceError, r"echo \d+.*now .*echo \d+"),
-    (careless.RunsAway, AgentError, r"runs on and on"),
-    (careless.NeverWakes, AgentError, r"waits for something that never comes"),
+    (careless.Swallower, DivergenceError, r"echo \d+.*got .*echo \d+"),
+    (careless.RunsAway, AgentError, r"keeps running without waiting"),
+    (careless.NeverWakes, AgentError, r"is waiting, but not for its LLM or its container"),
 ]
 
 
@@ -97,7 +97,7 @@ async def test_careless_agent_is_found(
 
 async def test_changed_request_settings_are_found_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.OtherSettings, "made", 0)
-    told = r"after 0 LLM responses.*settings of an LLM request .* are not the recorded ones"
+    told = r"after 0 LLM responses.*settings of an LLM request .* differ from the recording"
     with pytest.raises(DivergenceError, match=told):
         await check_agent(careless.OtherSettings, replies=["yes"])
 

@@ -97,7 +97,7 @@ def test_atif_steps_name_their_conversation() -> None:
     assert dropped == [OTHER_CONVERSATIONS]
     told = [step["message"] for step in document["steps"] if "context_management" in step.get("extra", {})]
     assert [text.split(":")[0] for text in told] == [
-        f"The agent goes on in its conversation {conversation}" for conversation in CONVERSATIONS[1:]
+        f"The agent continues its conversation {conversation}" for conversation in CONVERSATIONS[1:]
     ]
     assert [step["extra"]["ares_exp"]["action"]["policy_version"] for step in acted] == ["1", "2", "3", "4"]
 

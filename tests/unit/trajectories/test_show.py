@@ -98,6 +98,10 @@ def test_show_ends_with_output_of_verifier(tmp_path: Path, name: str) -> None:
     assert shown(tmp_path).endswith(end)
     assert shown(tmp_path, "--fold", "--step", "-1").endswith(end)
     assert "oops" not in shown(tmp_path, "--step", "1")
+    listed = shown(tmp_path, "--failed")
+    assert listed.splitlines()[3].endswith("   expected 12, found oops\\x1b ")
+    assert listed.endswith("1 episode\n")
+    assert shown(tmp_path, "--failed", "--fold").endswith(end)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
     rows, report = sft_rows([game, ran([[user("1")]], [""])])
     assert list(rows) == []
     assert report.left_out == {
-        "steps whose observation is no chat request": 1,
+        "steps whose observation is not a chat request": 1,
         "steps whose action has neither text nor a tool call": 1,
     }
 

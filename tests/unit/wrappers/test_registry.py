@@ -144,7 +144,7 @@ def test_preset_with_wrong_options_is_reported(site: Site) -> None:
     site.install("wrong", {"wrong": "wrong.conf"}, {"wrong/conf/env/wrong.yaml": env, "wrong/conf/env/a-b.yaml": env})
     assert "wrong" in list_presets()
     assert "a-b" not in list_presets(), "it could not be told from a pair"
-    with pytest.raises(LookupError, match="`env=a-b` is no preset"):
+    with pytest.raises(LookupError, match="`env=a-b` is not a preset"):
         make("a-b:0")
     with pytest.raises(ConfigError, match="`env` has no argument `limitt`"):
         make("wrong")

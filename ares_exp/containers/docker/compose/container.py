@@ -52,9 +52,9 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     not_done = check_file(spec, options)
     if len({is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
-            f"Task {spec.name} asks for a public network in one phase and for less in another, but container=docker "
-            f"cannot switch the networks of several services ({spec.compose_file}). Run it under one network with "
-            "container.network=no-network or container.network=public, or leave it out."
+            f"Task {spec.name} has a public network in one phase and a closed network in another, but "
+            f"container=docker cannot switch the networks of several services ({spec.compose_file}). Run it "
+            "with one network: container.network=no-network or container.network=public."
         )
     return not_done
 

@@ -221,7 +221,9 @@ class ComposeProject:
             arguments += ["--format", "json"] if tool.says_json else []
             answer = await tool.run(arguments, env=env, directory=self._file.parent)
         if answer.exit_code != 0:
-            raise UnsupportedTaskError(f"{self._file}: Docker Compose {tool.version} refuses it: {answer.complaint}")
+            raise UnsupportedTaskError(
+                f"{self._file}: Docker Compose {tool.version} rejects this file: {answer.complaint}"
+            )
         document = await asyncio.to_thread(_parse, answer.output)
         if not tool.says_json:  # version 1 also prints services of inactive profiles
             document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}

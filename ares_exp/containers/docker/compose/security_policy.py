@@ -100,12 +100,12 @@ def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOp
             )
         if excesses := list(_excesses(document, options)):
             raise UnsupportedTaskError(
-                f"{path}: it asks for more than is allowed here: {'; '.join(excesses)}. Raise the named option. {trust}"
+                f"{path}: it exceeds the limits of this run: {'; '.join(excesses)}. Raise the named option. {trust}"
             )
     except TaskError:
         raise
     except (AttributeError, TypeError, ValueError) as error:
-        raise TaskError(f"{path}: expected a compose file, but a part of it has another form: {error}.") from error
+        raise TaskError(f"{path}: a part of this compose file is invalid: {error}.") from error
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
@@ -115,7 +115,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
-            raise TaskError(f"{path}: expected a compose file of at most {_MAX_FILE_BYTES} bytes, got a longer one.")
+            raise TaskError(f"{path}: expected a compose file of at most {_MAX_FILE_BYTES} bytes, got a larger file.")
         found: object = yaml.safe_load(data)
     except TaskError:
         raise
@@ -124,7 +124,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     services = found.get("services") if isinstance(found, dict) else None
     are_tables = isinstance(services, dict) and all(one is None or isinstance(one, dict) for one in services.values())
     if not isinstance(found, dict) or not are_tables:
-        raise TaskError(f"{path}: expected a compose file, found no table `services` of tables.")
+        raise TaskError(f"{path}: expected a compose file with a table `services`.")
     return data.decode("utf-8", "replace"), found
 
 

@@ -199,7 +199,7 @@ def test_changed_body_is_read_or_refused(wire: Wire, data: st.DataObject) -> Non
         (b"{", "a JSON body"),
         (b"\xff", "a JSON body"),
         (b'{"a": NaN}', "not a JSON number"),
-        (b'{"a": 1e999}', "numbers that a double holds"),
+        (b'{"a": 1e999}', "numbers that fit into a double"),
         (b'{"a": ' + b"1" * 5000 + b"}", "a JSON body"),
         (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "levels"),
         (b"[" * 100_000, "a JSON body"),

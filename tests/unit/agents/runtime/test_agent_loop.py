@@ -260,7 +260,7 @@ async def test_other_arguments_diverge() -> None:
 
     message = await divergence(other, await recorded())
     assert "after 0 LLM responses (entry 1 of 6 of its journal)" in message
-    assert """recorded was a call for exec {"command": "b"}, now {"command": "c"}""" in message
+    assert """expected a call for exec {"command": "b"} as in the recording, got {"command": "c"}""" in message
 
 
 async def test_other_kind_of_call_diverges() -> None:
@@ -269,7 +269,10 @@ async def test_other_kind_of_call_diverges() -> None:
         await w.exec("question")
 
     message = await divergence(other, await recorded())
-    assert 'recorded was an LLM request with 1 messages, now a call for exec {"command": "question"}' in message
+    assert (
+        'expected an LLM request with 1 messages as in the recording, got a call for exec {"command": "question"}'
+        in message
+    )
 
 
 async def test_extra_or_missing_call_diverges() -> None:
@@ -279,8 +282,12 @@ async def test_extra_or_missing_call_diverges() -> None:
     async def less(w: World) -> None:
         await asyncio.gather(w.exec("a"), asyncio.Event().wait())
 
-    assert 'it made one call more: a call for exec {"command": "c"}' in await divergence(more, await recorded())
-    assert 'recorded was a call for exec {"command": "b"}; now it waited' in await divergence(less, await recorded())
+    assert 'it made a call that is not in the recording: a call for exec {"command": "c"}' in await divergence(
+        more, await recorded()
+    )
+    assert 'expected a call for exec {"command": "b"} as in the recording, but it waited' in await divergence(
+        less, await recorded()
+    )
 
 
 async def test_early_or_late_end_diverges() -> None:
@@ -291,9 +298,11 @@ async def test_early_or_late_end_diverges() -> None:
         await twice(w)
         await w.exec("late")
 
-    assert "recorded was an LLM request with 1 messages; now it ended" in await divergence(early, await recorded())
+    assert "expected an LLM request with 1 messages as in the recording, but it ended" in await divergence(
+        early, await recorded()
+    )
     message = await divergence(late, await recorded())
-    assert "after 1 LLM responses (entry 6 of 6 of its journal): it made one call more" in message
+    assert "after 1 LLM responses (entry 6 of 6 of its journal): it made a call that is not in the recording" in message
 
 
 async def test_cancelling_an_awaited_call_diverges() -> None:
@@ -303,7 +312,7 @@ async def test_cancelling_an_awaited_call_diverges() -> None:
         for task in tasks:
             task.cancel()
 
-    assert "it had given up call" in await divergence(gives_up, await recorded())
+    assert "it cancelled call" in await divergence(gives_up, await recorded())
 
 
 async def test_other_message_or_settings_diverge() -> None:
@@ -313,7 +322,7 @@ async def test_other_message_or_settings_diverge() -> None:
 
     journal = await recorded(asks)
     message = await divergence(lambda w: asks(w, "1" * 1000), journal)
-    assert 'message 2 of 2 of an LLM request is not the recorded one: now it is {"content": "111' in message
+    assert 'message 2 of 2 of an LLM request differs from the recording: now it is {"content": "111' in message
     assert len(message) < 900
     message = await divergence(lambda w: asks(w, [{"type": "text", "text": "in parts"}]), journal)
     assert "message 2 of 2" in message
@@ -326,7 +335,7 @@ async def test_more_messages_than_recorded_diverge() -> None:
         await w.runtime.call("llm", LLMRequest([{"role": "user", "content": "same"}] * count))
 
     message = await divergence(lambda w: asks(w, 2), await recorded(asks))
-    assert "recorded was an LLM request with 1 messages, now an LLM request with 2 messages" in message
+    assert "expected an LLM request with 1 messages as in the recording, got an LLM request with 2 messages" in message
 
 
 async def test_divergence_shows_the_recorded_message() -> None:
@@ -373,5 +382,5 @@ async def test_journal_ending_during_a_call_is_refused() -> None:
     journal = await recorded()
     first_done = next(place for place, entry in enumerate(journal.entries) if isinstance(entry, DoneEntry))
     journal.entries = journal.entries[:first_done]
-    with pytest.raises(JournalError, match="call for exec was being carried out"):
+    with pytest.raises(JournalError, match="The journal ends before the agent's call for exec ends"):
         await again(twice, journal)

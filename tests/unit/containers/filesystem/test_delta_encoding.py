@@ -184,12 +184,12 @@ UNSAFE = [
     ([{**F, "xattrs": {"security.selinux": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"system.posix_acl_access": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"user.a": "00" * 70_000}}], "bytes of attributes"),
-    ([{**F, "kind": "block"}], "devices and sockets are refused"),
-    ([{**F, "kind": "character"}], "devices and sockets are refused"),
-    ([{**F, "kind": "socket"}], "devices and sockets are refused"),
+    ([{**F, "kind": "block"}], "devices and sockets are not allowed"),
+    ([{**F, "kind": "character"}], "devices and sockets are not allowed"),
+    ([{**F, "kind": "socket"}], "devices and sockets are not allowed"),
     ([{**F, "kind": "symlink", "target": ""}], "fits a file system"),
     ([{**F, "kind": "symlink", "target": "a\0b"}], "fits a file system"),
-    ([{**F, "link": 1}, {**F, "path": "/g", "link": 1, "mode": 0o4755}], "agree in everything"),
+    ([{**F, "link": 1}, {**F, "path": "/g", "link": 1, "mode": 0o4755}], "all names of a file to have equal entries"),
 ]  # fmt: skip
 MALFORMED = [
     ([5], "expected an entry, found: '5'"),

@@ -296,7 +296,7 @@ def test_file_with_a_secret_is_refused(
     monkeypatch.setenv("SERVICE_API_KEY", KEY)
     (upper / "d").mkdir()
     (upper / "d/notes.txt").write_bytes(b"x" * offset + KEY.encode() + b"y" * (4 * CHUNK_BYTES))
-    with pytest.raises(CaptureError, match=r"'/d/notes\.txt' holds the value of a sensitive") as error:
+    with pytest.raises(CaptureError, match=r"'/d/notes\.txt' contains the value of a sensitive") as error:
         scanned(upper, objects)
     assert KEY not in str(error.value)
     assert not any(KEY.encode() in objects.get(digest) for digest in objects.digests())
@@ -362,7 +362,7 @@ def test_endlessly_shrinking_file_is_refused(upper: Path, objects: ObjectStore) 
                 os.truncate(file, file.stat().st_size // 3)
             return super().put(data)
 
-    with pytest.raises(CaptureError, match="'/log' cannot be read: it shrinks"):
+    with pytest.raises(CaptureError, match="'/log' cannot be read: the file shrinks"):
         scan(upper, Shrinking(objects.path), ScanCache(), notes=[])
 
 

@@ -97,7 +97,7 @@ def test_missing_object_is_named(out: Path, objects: ObjectStore) -> None:
 @pytest.mark.parametrize("size", [3, 5, CHUNK_BYTES])
 def test_object_of_wrong_size_is_refused(out: Path, objects: ObjectStore, size: int) -> None:
     entry = Entry("file", size=size, chunks=(objects.put(b"four"),))
-    with pytest.raises(SnapshotCorruptError, match=f"to hold {size} bytes of '/f', got 4"):
+    with pytest.raises(SnapshotCorruptError, match=f"to contain {size} bytes of '/f', got 4"):
         write_tree({"/f": entry}, objects, out)
 
 

@@ -213,7 +213,7 @@ def test_stricter_limit_needs_more() -> None:
 
 def test_one_task_settles_no_comparison() -> None:
     found = find_remedy(_varied([(1, 3)], 4), alpha=0.05)
-    assert (found.attempts, found.tasks, found.obstacle) == (None, None, Obstacle.TOO_FEW_TASKS)
+    assert (found.attempts, found.tasks, found.obstacle) == (None, 6, Obstacle.TOO_FEW_TASKS)
 
 
 def test_advice_exceeds_the_current_number() -> None:

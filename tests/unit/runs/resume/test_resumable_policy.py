@@ -247,7 +247,7 @@ async def test_invalid_response_is_neither_logged_nor_paid(tmp_path: Path) -> No
 
     events = Told()
     policy, _ = resumed(tmp_path, Talker(), start_at=3, events=events)
-    with pytest.raises(PolicyError, match="Expected the policy to answer with an LLMResponse, got str"):
+    with pytest.raises(PolicyError, match="Expected the policy to return an LLMResponse, got str"):
         await policy(request("q3"))
     assert (logged(tmp_path), events.responses) == (["a0", "a1", "a2"], [])
 

@@ -52,7 +52,7 @@ def test_null_column_becomes_its_default(row: Row) -> None:
         ("problem_statement", 3.5j, "problem_statement: "),
         ("problem_statement", "\ud800", "UTF-8"),
         ("patch", "x" * (16 * 2**20 + 1), "patch: "),
-        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or one as JSON text, got '['"),
+        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or a list as JSON text, got '['"),
         ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
         ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS.0: "),
         ("PASS_TO_PASS", [""], "PASS_TO_PASS.0: "),

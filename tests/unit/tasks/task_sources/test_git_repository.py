@@ -353,7 +353,7 @@ def test_killed_process_leaves_no_partial_task(cache_dir: Path) -> None:
 def test_unwritable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(PreflightError, match=r"Expected to write fetched tasks .*env\.cache_dir"),
+        pytest.raises(PreflightError, match=r"Cannot write fetched tasks .*env\.cache_dir"),
         TaskCache(tmp_path / "file").workspace(),
     ):
         pass
