@@ -165,7 +165,7 @@ def test_control_characters_are_escaped(run_dir: Path, capsys: pytest.CaptureFix
 
 
 def test_verify_reports_damaged_snapshots(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "verify", run_dir).endswith("3 of 3 snapshots are whole.\n")
+    assert told(capsys, "verify", run_dir).endswith("3 of 3 snapshots are undamaged.\n")
     store = SnapshotStore(run_dir / "snapshots")
     broken = store.objects.file(store.get(f"{EPISODE}@1").journal[0])
     broken.write_bytes(b"x")

@@ -115,7 +115,7 @@ async def test_agent_that_waits_instead_of_ending_is_found(monkeypatch: pytest.M
 
 
 async def test_agent_without_requests_is_refused() -> None:
-    with pytest.raises(AgentError, match=r"^Step 0: .*without a single LLM request"):
+    with pytest.raises(AgentError, match=r"^Step 0: .*without an LLM request"):
         await check_agent(careless.AsksNothing, replies=["yes"])
 
 

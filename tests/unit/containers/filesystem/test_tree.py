@@ -79,13 +79,13 @@ def test_path_outside_the_root_is_refused(out: Path, objects: ObjectStore, path:
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "whiteout"])
 def test_root_must_be_a_directory(out: Path, objects: ObjectStore, kind: EntryKind) -> None:
-    with pytest.raises(RestoreError, match=f"'/usr' cannot be made: it has to be a directory here, not a {kind}"):
+    with pytest.raises(RestoreError, match=f"'/usr' cannot be created: expected a directory, got a {kind}"):
         write_tree({"/usr": Entry(kind)}, objects, out, at="/usr")
 
 
 @pytest.mark.parametrize("entry", [Entry("whiteout"), Entry("directory", opaque=True)], ids=["whiteout", "opaque"])
 def test_deletions_need_an_overlay(out: Path, objects: ObjectStore, entry: Entry) -> None:
-    with pytest.raises(RestoreError, match="'/x' cannot be hidden here: only an overlay"):
+    with pytest.raises(RestoreError, match="'/x' cannot be hidden: only an overlay"):
         write_tree({"/x": entry}, objects, out, root_ids=(os.geteuid(), os.getegid()))
 
 

@@ -104,7 +104,7 @@ async def test_unreadable_response_is_requested_again() -> None:
     assert [one["role"] for one in twice.asked[1].messages] == ["user", "assistant", "user"]
     never = Saying("very good")
     with pytest.raises(
-        JudgeResponseError, match=r"the judge `q` to respond with lines of the form `Score: N`, got 'very"
+        JudgeResponseError, match=r"the judge `q` to answer with lines of the form `Score: N`, got 'very"
     ):
         await check_scorer(Judge(policy=never, tries=3), name="q")
     assert len(never.asked) == 3

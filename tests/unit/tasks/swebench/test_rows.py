@@ -132,7 +132,7 @@ def test_missing_file_and_directory_are_reported(tmp_path: Path) -> None:
 
 
 def test_duplicate_name_is_refused(row: Row, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="row 2: the name 'demo__calc-1' is taken"):
+    with pytest.raises(TaskError, match="row 2: an earlier row also has the name 'demo__calc-1'"):
         load(write_rows(tmp_path / "rows.jsonl", row, row))
 
 

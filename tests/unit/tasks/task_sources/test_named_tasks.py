@@ -116,7 +116,7 @@ def references(url: str) -> Any:
 
 
 def test_remote_list_cannot_name_local_repositories() -> None:
-    with pytest.raises(ConfigError, match="task 'a': expected an address, got 'file:///home/somebody/tasks'"):
+    with pytest.raises(ConfigError, match="task a: expected a remote URL, got file:///home/somebody/tasks"):
         references(REMOTE)
     assert [task.url for task in references(LOCAL)] == ["file:///home/somebody/tasks"]
 
