@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ares_exp.errors import UserError
+from ares_exp.errors import AresExpError, UserError
 from ares_exp.policies.in_process.generation import as_it_generates
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.training.client import BlockingClient, Client, Episode, Request, Response
 
-BATCH_WAIT_SEC = 0.005
-"""Time in seconds that the first request of a batch waits for others."""
 LEASE_SEC = 60.0
 """Time in seconds after which the service cancels the rollouts of a trainer that was killed."""
 
@@ -67,9 +66,7 @@ class RolloutFunc:
 
     def __init__(self, url: str, *, key_env: str | None = None, **submission: Any) -> None:
         """Stores the arguments of the client, and other fields of each submission, such as `limits`."""
-        self._url = url
-        self._key_env = key_env
-        self._submission = submission
+        self._url, self._key_env, self._submission = url, key_env, submission
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """Runs one episode for each prompt, and returns the rows. Blocking."""
@@ -77,7 +74,8 @@ class RolloutFunc:
 
     async def _episodes(self, prompts: Sequence[str], trainer: Any) -> list[Episode]:
         step = trainer.state.global_step
-        sampling = {"temperature": trainer.args.temperature, "max_tokens": trainer.args.max_completion_length}
+        sampling = {**NEUTRAL_SAMPLING, "temperature": trainer.args.temperature}
+        sampling["max_tokens"] = trainer.args.max_completion_length
         name = trainer.processing_class.name_or_path
         model = str(Path(name).absolute()) if Path(name).is_dir() else name  # the service has another working directory
         policy = {"mode": "relay", "model": model, "sampling": sampling}
@@ -100,7 +98,7 @@ class _Sampler:
         self._waiting.append(request)
         async with self._turns:
             while request.request_id not in self._sampled:
-                await asyncio.sleep(BATCH_WAIT_SEC)
+                await asyncio.sleep(0.005)  # others join the batch
                 size = self._trainer.args.per_device_train_batch_size
                 batch, self._waiting = self._waiting[:size], self._waiting[size:]
                 responses = await asyncio.to_thread(generate, self._trainer, batch)
@@ -130,8 +128,8 @@ def _sample(trainer: Any, requests: Sequence[Request], context: int) -> Iterator
     pad, own = tokenizer.pad_token_id, model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
     temperature = requests[0].sampling["temperature"]
-    limits = [min(one.sampling["max_tokens"], context - len(one.prompt_ids)) for one in requests]
     width = max(len(one.prompt_ids) for one in requests)
+    limits = [min(one.sampling["max_tokens"], context - width) for one in requests]
     padding = [width - len(one.prompt_ids) for one in requests]
     ids = [[pad] * left + [*one.prompt_ids] for left, one in zip(padding, requests, strict=True)]
     mask = [[0] * left + [1] * (width - left) for left in padding]
@@ -196,5 +194,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UserError as error:
+    except AresExpError as error:
         sys.exit(str(error))
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error}. Run `pip install 'ares-exp[train]'`.")

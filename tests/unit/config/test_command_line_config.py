@@ -23,7 +23,7 @@ from ares_exp.config.hydra_setup import is_decided_by_flags, mode_from_flags, se
 from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.overrides import dotted_items, parse_overrides, with_home
-from ares_exp.config.schema import GROUPS, KEYS, TRAINER, ExperimentConfig, keys, validate, value_of
+from ares_exp.config.schema import GROUPS, KEYS, ExperimentConfig, keys, validate, value_of
 from ares_exp.config.targets import SCORER, added_defaults, constructor_defaults, instantiate_group, instantiate_several
 from ares_exp.errors import ConfigError
 
@@ -327,7 +327,7 @@ def test_option_of_wrong_type_is_refused(group: str) -> None:
 def test_experiment_composes(name: str) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", overrides=[f"experiment={name}"])
-    assert set(config) == {*GROUPS, TRAINER, *KEYS}
+    assert set(config) == {*GROUPS, *KEYS}
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,15 @@ def episode(**more: Any) -> Episode:
     row |= {"logprobs": [0, 0, -0.5, -1.0], "steps": [0], "starts": [2], "versions": ["1"], "finish_reason": "stop"}
     made: dict[str, Any] = dict.fromkeys(Episode.model_fields)
     made |= {"cursor": 1, "rollout_id": "r1", "submission_id": "s1", "task": "apple", "attempt": 0, "losses": []}
-    made |= {"state": "finished", "reward": 1.0, "rewards": {}, "trainable": True, "versions": ["1"], "rows": [row]}
+    forked = {**row, "made": "forked", "ids": [1, 2, 8], "mask": [0, 0, 1], "logprobs": [0, 0, -0.2]}
+    made |= {"state": "finished", "reward": 1.0, "rewards": {}, "trainable": True, "versions": ["1"]}
+    made["rows"] = [forked, row]
     made |= {"times": dict.fromkeys(("queue", "start", "engine", "tools", "verify"), 0.0), "metadata": {}}
     return Episode.model_validate(made | {"encoding": "json", "tokens": {"prompt": 2, "sampled": 2}} | more)
 
 
-def test_failed_episode_has_no_reward_and_no_trained_tokens() -> None:
+def test_each_episode_is_one_row() -> None:
+    """A forked episode gives its longest row, and a failed one a row without trained tokens."""
     error = {"stage": "agent", "type": "AgentError", "message": "broken", "transient": False}
     lost = {"state": "failed", "reward": None, "trainable": False, "rows": None, "error": error}
     columns = columns_of([episode(), episode(**lost)], pad=9)
