@@ -28,13 +28,13 @@ class Counted:
     started = 0
 
     def __init__(self, task_name: str, *, forgets: bool) -> None:
-        self._forgets = forgets
+        self._forgets, self._is_open = forgets, False
+        self._file = OPEN / uuid.uuid4().hex
         self._right: list[bool] = []
         self._messages: list[Any] = [{"role": "user", "content": task_name}]
 
     async def reset(self) -> TimeStep[Any]:
-        Counted.open_ += 1
-        self._file = OPEN / uuid.uuid4().hex
+        Counted.open_, self._is_open = Counted.open_ + 1, True
         if OPEN.exists():
             self._file.touch()
         Counted.started += 1
@@ -55,7 +55,8 @@ class Counted:
         return transition(LLMRequest(list(self._messages)))
 
     async def close(self) -> None:
-        Counted.open_ -= 1
+        Counted.open_ -= self._is_open
+        self._is_open = False
         self._file.unlink(missing_ok=True)
 
 
