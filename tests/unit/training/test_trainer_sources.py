@@ -1,7 +1,6 @@
 """Fields of trainers and the places that read them, in the sources of the installed packages, without importing them.
 
-Run it with the packages on the path: `pip install --no-deps verl==0.9.1 skyrl==0.4.0 trl==1.16.0`, and a checkout of
-slime 0.3.1.
+Needs the packages, without their dependencies, and a checkout of slime on the path: see `nightly.yml`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ def nodes(module: str) -> Iterator[ast.AST]:
     """The nodes of a module, or of all modules of a folder."""
     package, _, path = module.partition("/")
     spec = importlib.util.find_spec(package)
-    assert spec is not None
+    if spec is None:
+        pytest.skip(f"{package} is not installed")
     for folder in map(Path, spec.submodule_search_locations or ()):
         place = folder / path
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
@@ -120,10 +120,7 @@ CASES: list[tuple[Callable[[str, str], set[str]], str, str, set[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("extract", "module", "name", "expected"),
-    [pytest.param(*case, marks=pytest.mark.train(case[1].partition("/")[0])) for case in CASES],
-)
+@pytest.mark.parametrize(("extract", "module", "name", "expected"), CASES)
 def test_the_sources_of_trainers_are_as_expected(
     extract: Callable[[str, str], set[str]], module: str, name: str, expected: set[str]
 ) -> None:
