@@ -305,7 +305,7 @@ class ServedRollouts:
         """Returns a submission.
 
         Raises:
-            UnknownError: There is no submission with this id.
+            UnknownError: The submission does not exist.
         """
         if (found := self.submissions.get(submission_id)) is None:
             raise UnknownError(f"There is no submission {submission_id!r:.200}.")
@@ -315,7 +315,7 @@ class ServedRollouts:
         """Returns a rollout.
 
         Raises:
-            UnknownError: There is no rollout with this id.
+            UnknownError: The rollout does not exist.
         """
         if (found := self.rollouts.get(rollout_id)) is None:
             raise UnknownError(f"There is no rollout {rollout_id!r:.200}.")
