@@ -23,7 +23,7 @@ __all__ = ["Greetings", "GreetingsHarness"]
 """
 
 
-def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_verifiers_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(ConfigError, match="pip install 'verifiers"):
@@ -57,7 +57,7 @@ def vf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.train("verifiers")
-async def test_an_episode_becomes_a_rollout_with_calls(vf: Any) -> None:
+async def test_episode_becomes_a_rollout_with_calls(vf: Any) -> None:
     with LoopbackEndpoint() as endpoint:
         endpoint.then(respond(GREET), respond(SUBMIT))
         ran = await rollout(endpoint, vf)
@@ -69,7 +69,7 @@ async def test_an_episode_becomes_a_rollout_with_calls(vf: Any) -> None:
 
 
 @pytest.mark.train("verifiers")
-async def test_an_episode_without_response_is_a_failed_rollout(vf: Any) -> None:
+async def test_episode_without_response_is_a_failed_rollout(vf: Any) -> None:
     with LoopbackEndpoint(otherwise=error(400, "no such model")) as endpoint:
         ran = await rollout(endpoint, vf)
     assert not ran.ok
