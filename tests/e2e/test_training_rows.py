@@ -10,7 +10,7 @@ import pytest
 
 import ares_exp
 from ares_exp.errors import UntrainableError
-from ares_exp.policies.token_endpoint import NEUTRAL_SAMPLING
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.runs.rollouts import FinishedEpisode
 from ares_exp.training.recorded_sequences import RecordedSequences
 from ares_exp.training.sequences import TrainingSequence, sequences_of
