@@ -20,7 +20,7 @@ from ares_exp.training.service import served_rollouts
 from ares_exp.training.service.bodies import Episode
 from ares_exp.training.service.serving import ServeOptions, Service
 from tests.loopback_endpoint import LoopbackEndpoint, Received, error, respond
-from tests.unit.training.counted_tasks import OPEN, options
+from tests.unit.training.counted_tasks import OPEN, Counted, options
 
 BOUND_SEC = 60.0
 
@@ -125,7 +125,7 @@ class ServiceContract:
         options(tmp_path / "options")
         OPEN.mkdir()
         yield
-        assert open_episodes() == 0
+        assert (open_episodes(), Counted.open_) == (0, 0)
 
     @pytest.fixture
     def endpoint(self) -> Any:

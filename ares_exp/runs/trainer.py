@@ -37,7 +37,6 @@ class TrainedRun(Protocol):
         run_dir: Directory of the run.
         seed: Seed of all random choices.
         limits: Limits of an episode.
-        concurrency: Maximum number of concurrent episodes.
         earlier: Records of earlier sessions of the run.
     """
 
@@ -47,8 +46,12 @@ class TrainedRun(Protocol):
     run_dir: RunDir
     seed: int
     limits: EpisodeLimits
-    concurrency: int
     earlier: PreviousSessions
+
+    @property
+    def concurrency(self) -> int:
+        """The maximum number of concurrent episodes."""
+        ...
 
     @property
     def is_ending(self) -> bool:
@@ -127,7 +130,6 @@ class RunOnRequest(TrainedRun):
         self.run_dir = run_dir
         self.seed = settings.seed
         self.limits = settings.limits
-        self.concurrency = settings.concurrency
         self.earlier = earlier
         self._scheduler = scheduler
         self._on_run = on_run
@@ -142,6 +144,11 @@ class RunOnRequest(TrainedRun):
     def is_ending(self) -> bool:
         """Whether the run was interrupted."""
         return self._scheduler.interrupted
+
+    @property
+    def concurrency(self) -> int:
+        """The maximum number of concurrent episodes, which a user can change during the run."""
+        return self._scheduler.concurrency
 
     def running(self) -> Mapping[Slot, RunningEpisode]:
         """Returns the running episodes by attempt."""

@@ -144,10 +144,13 @@ def _free_port() -> int:
 
 async def train(url: str, ledger: Path, wanted: Path, endpoint: str) -> None:
     """Submits one group after the other, until the file `wanted` exists. Repeats every request that fails."""
-    known = _lines(ledger) if ledger.exists() else []
-    number = max((int(one["group_id"]) for one in known), default=0)
+    last = ledger.with_name("group")
+    number, is_complete = int(last.read_text()) if last.exists() else 0, False
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-        while not wanted.exists() or len({one["rollout_id"] for one in known}) % GROUP:
+        while not (is_complete and wanted.exists()):
+            is_complete = False
+            last.with_suffix(".tmp").write_text(str(number))
+            last.with_suffix(".tmp").replace(last)
             ids = [f"{number}-{one}" for one in range(GROUP)]
             body = {
                 "tasks": [{"name": "write-greeting"}],
@@ -160,13 +163,13 @@ async def train(url: str, ledger: Path, wanted: Path, endpoint: str) -> None:
                 async with session.post(f"{url}/v1/rollouts", json=body) as response:
                     assert response.status == 202, await response.text()
                     submission = (await response.json())["submission_id"]
-                if await _took(session, url, submission, ledger, known):
-                    number += 1
+                is_complete = await _took(session, url, submission, ledger)
+                number += is_complete
             except (aiohttp.ClientError, TimeoutError):
                 await asyncio.sleep(0.1)
 
 
-async def _took(session: aiohttp.ClientSession, url: str, submission: str, ledger: Path, known: list[Any]) -> bool:
+async def _took(session: aiohttp.ClientSession, url: str, submission: str, ledger: Path) -> bool:
     """Takes and acknowledges episodes. Returns whether the submission is complete."""
     async with session.get(f"{url}/v1/episodes?submission={submission}&wait=20") as response:
         assert response.status == 200, await response.text()
@@ -174,7 +177,6 @@ async def _took(session: aiohttp.ClientSession, url: str, submission: str, ledge
             line = json.loads(text)
             if "complete" in line:
                 return True
-            known.append(line)
             with ledger.open("a") as file:
                 file.write(text.decode())
             body = {"submission_id": submission, "cursor": line["cursor"]}

@@ -229,7 +229,7 @@ class PauseBody(Body):
     """A pause of calls to endpoints, or of starts of episodes.
 
     Attributes:
-        scope: What is paused. The clocks of episodes that wait for a paused call stop.
+        scope: Calls or starts. The clocks of episodes that wait for a paused call stop.
         drain_sec: Maximum time to wait until no call is in flight.
         for_sec: Time after which the service resumes by itself.
     """

@@ -167,7 +167,8 @@ class HttpService:
         return _json(bodies.TaskPage(tasks=tasks, next=page[-1] if has_more else None))
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
-        submission = await self._rollouts.submit(await _body(request, bodies.SubmissionBody))
+        body = await _body(request, bodies.SubmissionBody)
+        submission = await asyncio.shield(self._rollouts.submit(body))  # a client that leaves must not cut it in half
         ids = [one.rollout_id for one in submission.rollouts]
         return _json(bodies.Submitted(submission_id=submission.submission_id, rollout_ids=ids), status=202)
 

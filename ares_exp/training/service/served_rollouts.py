@@ -190,7 +190,7 @@ class ServedRollouts:
         self._most_unacked = unacknowledged
         self._lease_sec = lease_sec
         self._submitting, self._publishing = asyncio.Lock(), asyncio.Lock()
-        self._cursor = 0
+        self._cursor, self._is_closing = 0, False
         self._indices: dict[str, int] = {}
         self._pauses: dict[PauseScope, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -305,7 +305,7 @@ class ServedRollouts:
         """Returns a submission.
 
         Raises:
-            UnknownError: There is no submission with this id.
+            UnknownError: The submission does not exist.
         """
         if (found := self.submissions.get(submission_id)) is None:
             raise UnknownError(f"There is no submission {submission_id!r:.200}.")
@@ -315,7 +315,7 @@ class ServedRollouts:
         """Returns a rollout.
 
         Raises:
-            UnknownError: There is no rollout with this id.
+            UnknownError: The rollout does not exist.
         """
         if (found := self.rollouts.get(rollout_id)) is None:
             raise UnknownError(f"There is no rollout {rollout_id!r:.200}.")
@@ -442,7 +442,10 @@ class ServedRollouts:
         return running, left - running, sum(len(one.ready) for one in self.submissions.values())
 
     async def close(self) -> None:
-        """Waits for episodes that are being stored. Call it after the driver has cancelled all episodes."""
+        """Cancels running episodes, which a resumed run continues, and waits for episodes that are being stored."""
+        self._is_closing = True
+        for rollout in [one for one in self.rollouts.values() if one.is_given]:
+            self._driver.run.cancel(rollout.slot)
         for timer in self._pauses.values():
             timer.cancel()
         if self._tasks:
@@ -523,7 +526,8 @@ class ServedRollouts:
             rollout.is_given = False
             await self._policies.remove(rollout.slot)
             is_unfinished = episode is None or episode.result.outcome in UNFINISHED
-            if is_unfinished and rollout.cancelled_by is None and self._driver.run.is_ending:
+            is_ending = self._is_closing or self._driver.run.is_ending
+            if is_unfinished and rollout.cancelled_by is None and is_ending:
                 return  # a resumed run continues it
             state = self._state(rollout, episode)
             if self._is_replaced(rollout, state):
@@ -540,6 +544,8 @@ class ServedRollouts:
         except Exception as error:
             if not self.failure.done():
                 self.failure.set_exception(error)
+            elif not self._is_closing:
+                logger.warning("The end of %s could not be stored: %s", rollout.rollout_id, error)
 
     def _state(self, rollout: Rollout, episode: DrivenEpisode | None) -> State:
         if episode is None:

@@ -1,13 +1,10 @@
 """An environment source without containers, for trainings: two steps, and a reward that the responses decide.
 
-Where there is a file `kill` with a number, the process is killed when so many episodes of it have started. Where there
-is a folder `open`, it has one file per open episode.
+Where there is a folder `open`, it has one file per open episode.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,28 +15,24 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.llms.request import LLMRequest
 
 TASKS = ("apple", "bread", "cider")
-KILL, OPEN = Path("kill"), Path("open")
+OPEN = Path("open")
 
 
 class Counted:
     """Asks twice; its reward is the share of responses with `yes`. Counts its open episodes."""
 
     open_ = 0
-    started = 0
 
     def __init__(self, task_name: str, *, forgets: bool) -> None:
-        self._forgets = forgets
+        self._forgets, self._is_open = forgets, False
+        self._file = OPEN / uuid.uuid4().hex
         self._right: list[bool] = []
         self._messages: list[Any] = [{"role": "user", "content": task_name}]
 
     async def reset(self) -> TimeStep[Any]:
-        Counted.open_ += 1
-        self._file = OPEN / uuid.uuid4().hex
+        Counted.open_, self._is_open = Counted.open_ + 1, True
         if OPEN.exists():
             self._file.touch()
-        Counted.started += 1
-        if KILL.exists() and Counted.started == int(KILL.read_text()):
-            os.kill(os.getpid(), signal.SIGKILL)
         return restart(LLMRequest(list(self._messages)))
 
     async def step(self, action: Any) -> TimeStep[Any]:
@@ -55,7 +48,8 @@ class Counted:
         return transition(LLMRequest(list(self._messages)))
 
     async def close(self) -> None:
-        Counted.open_ -= 1
+        Counted.open_ -= self._is_open
+        self._is_open = False
         self._file.unlink(missing_ok=True)
 
 

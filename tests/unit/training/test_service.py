@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import errno
+import json
+import threading
 from array import array
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from ares_exp.commands.serve import serve_options
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.training.service.openapi import openapi
+from ares_exp.training.service.service_record import ServiceRecord
 from ares_exp.training.service.serving import ServeOptions, Service
 from tests.loopback_endpoint import LoopbackEndpoint, completion, json_body
-from tests.service_contract import ServiceContract, calling
+from tests.service_contract import BOUND_SEC, ServiceContract, calling
 from tests.token_engine import TokenEngine
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -89,6 +96,44 @@ class TestService(ServiceContract):
             [episode] = await service.episodes(made["submission_id"])
         assert (episode["state"], episode["reward"], episode["trainable"]) == ("finished", 1.0, False)
         assert (episode["error"]["stage"], episode["rows"]) == ("rows", None)
+
+    async def test_client_that_leaves_cuts_no_submission(
+        self, endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append, writing, may_go_on = ServiceRecord.append, threading.Event(), threading.Event()
+
+        def slowly(record: ServiceRecord, *lines: Any) -> None:
+            writing.set()
+            assert may_go_on.wait(BOUND_SEC)
+            append(record, *lines)
+
+        monkeypatch.setattr(ServiceRecord, "append", slowly)
+        async with self.served() as service:
+            leaving = asyncio.create_task(service.submit(endpoint.url, rollout_ids=["x"]))
+            assert await asyncio.to_thread(writing.wait, BOUND_SEC)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+            again = asyncio.create_task(service.submit(endpoint.url, rollout_ids=["x"]))
+            may_go_on.set()
+            assert len(await service.episodes((await again)["submission_id"])) == 1
+        lines = (Path("run/service") / "record.jsonl").read_text().splitlines()
+        assert sum("body" in json.loads(line) for line in lines) == 1
+
+    async def test_failed_write_ends_the_service(
+        self, endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any) -> None:
+            raise OSError(errno.EIO, "wrong", "run/service/1.json")
+
+        monkeypatch.setattr(ServiceRecord, "add_episode", full)
+
+        async def submit() -> None:
+            async with self.served("concurrency=1") as service:
+                made = await service.submit(endpoint.url, n=3)
+                await service.lines(made["submission_id"])
+
+        with pytest.raises((OSError, aiohttp.ClientError)):
+            await submit()
 
     async def test_limits_and_aborts_of_a_rollout(self, endpoint: LoopbackEndpoint) -> None:
         aborted = completion("ye", model="m")
