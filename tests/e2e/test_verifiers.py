@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,8 +20,10 @@ from aiohttp import web
 
 from ares_exp.errors import ConfigError
 from ares_exp.training.verifiers import make_plugin
+from tests.conftest import Cli
 from tests.e2e.conftest import SUBMIT
 from tests.e2e.test_training_rows import GREET
+from tests.installed_package import python_with
 from tests.leaks import wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, error, respond
 
@@ -134,3 +137,21 @@ def containers() -> list[str]:
     """The local containers of this process."""
     found = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=False)
     return found.stdout.split()
+
+
+LOADS = """
+from verifiers import v1 as vf
+
+environment = vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "my-org/my-env"}))
+harness = vf.load_harness(environment._default_harness)
+print([task.key for task in environment.taskset], type(harness).__name__)
+"""
+
+
+@pytest.mark.train("verifiers")
+def test_verifiers_loads_a_new_package(cli: Cli, tmp_path: Path) -> None:
+    assert cli("task", "new", "my-env", "--for", "verifiers").returncode == 0
+    python = python_with(tmp_path / "my-env", tmp_path / "installed")
+    shutil.rmtree(tmp_path / "my-env")
+    done = subprocess.run([python, "-c", LOADS], cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert "['my-task'] EpisodeHarness" in done.stdout, done.stderr
