@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,23 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
+WITHOUT_TORCH = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+from ares_exp.policies.in_process.chat_template import load_tokenizer
+load_tokenizer(sys.argv[1], chat_template=None, trust_remote_code=False)
+"""
+
+
+@pytest.mark.train
+def test_a_tokenizer_loads_silently_without_torch(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
+    assert done.stdout + done.stderr == ""
+
+
 class Sampler:
     """An engine that responses ids with ids: what it says, and its end token."""
 
@@ -224,7 +243,6 @@ class Sampler:
         return web.json_response(body)
 
 
-@pytest.mark.train
 @pytest.mark.train
 async def test_a_conversation_continues_from_its_ids(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
@@ -269,7 +287,6 @@ async def test_a_conversation_continues_from_its_ids(
 
 
 @pytest.mark.train
-@pytest.mark.train
 async def test_calls_of_tools_are_read_here(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -287,7 +304,6 @@ async def test_calls_of_tools_are_read_here(
     await policy.close()
 
 
-@pytest.mark.train
 @pytest.mark.train
 @pytest.mark.parametrize(
     ("changed", "said"),
