@@ -30,7 +30,13 @@ from ares_exp.policies.in_process.chat_template import (
     with_template,
 )
 from ares_exp.policies.in_process.generation import LoadedModel
-from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
+from ares_exp.policies.in_process.sampling import (
+    DEFAULT_MAX_OUTPUT_TOKENS,
+    PROCESSED_LOGPROBS,
+    Row,
+    Sampling,
+    cut_at_stop,
+)
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 from ares_exp.policies.waiting import nobody_waits
 
@@ -237,7 +243,7 @@ class TransformersPolicy(Policy):
             finish_reason="tool_calls" if any(isinstance(one, ToolCallData) for one in pieces) else row.finish,
             model=self.model_name,
             latency_sec=time.perf_counter() - started,
-            sampling=sampling.to_dict() | ({} if seed is None else {"seed": seed}),
+            sampling={**sampling.to_dict(), **PROCESSED_LOGPROBS, **({} if seed is None else {"seed": seed})},
             policy_version=ended.version,
             activations=ended.kept,
         )
