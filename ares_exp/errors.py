@@ -84,6 +84,7 @@ AresExpError
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is running
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 │   └── TrajectoryVersionError
+├── ServiceError                  the rollout service rejected a call, or cannot be reached: `status`, `code`
 └── UntrainableError (ValueError)  an episode's calls are not tokens sampled from the policy
 ```
 
@@ -530,6 +531,20 @@ class TrajectoryFormatError(AresExpError, ValueError):
 
 class TrajectoryVersionError(TrajectoryFormatError):
     """A trajectory file has another schema version than the current one."""
+
+
+class ServiceError(AresExpError):
+    """The rollout service rejected a call, or cannot be reached.
+
+    Attributes:
+        status: HTTP status; `None` without a response.
+        code: The service's name for the error, if it sent one.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 class UntrainableError(AresExpError, ValueError):

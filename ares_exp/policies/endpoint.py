@@ -45,6 +45,8 @@ REACHED_WITHIN_SEC = 10.0
 DRAIN_SEC = 1.0
 """Time in seconds to wait for the end of a stream after a complete response, so that the connection can be reused."""
 
+VERSION_HEADER = "X-Policy-Version"
+"""Header with the version of the weights, for servers that cannot add `policy_version` to the body."""
 _STREAMED = "X-Stainless-Raw-Response"
 """Header that makes the client return a response as it arrives."""
 
@@ -82,7 +84,12 @@ class _Connection:
 
 
 class Endpoint:
-    """One endpoint. The first request opens the client, on the current event loop."""
+    """One endpoint. The first request opens the client, on the current event loop.
+
+    Attributes:
+        base_url: URL including the version.
+        key: API key that replaces the key of the environment variable; `None` for no replacement.
+    """
 
     def __init__(
         self,
@@ -105,6 +112,7 @@ class Endpoint:
             stream_idle_sec: Maximum time in seconds between two events of a streamed response.
         """
         self.base_url = base_url.rstrip("/")
+        self.key: str | None = None
         self._wire = wire
         self._api_key_env = api_key_env
         self._max_concurrency = max_concurrency
@@ -144,7 +152,9 @@ class Endpoint:
         if self._connection is not None:
             self._connection.slots.resize(max_concurrency)
 
-    async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
+    async def post(
+        self, body: Mapping[str, Any], *, timeout_sec: float, headers: Mapping[str, str] | None = None
+    ) -> Any:
         """Posts a request once. Returns the parsed JSON body, or the assembled body of a streamed response.
 
         Raises:
@@ -156,7 +166,7 @@ class Endpoint:
         client = self._connect().client
         try:
             async with asyncio.timeout(timeout_sec):
-                llm_response = await self._read(client, body)
+                llm_response = await self._read(client, body, headers or {})
             failure: PolicyError | None = self._failure_in(llm_response)
             if failure is None:
                 return llm_response
@@ -269,7 +279,7 @@ class Endpoint:
         )
 
     def _key(self) -> str:
-        key = os.environ.get(self._api_key_env, "").strip() if self._api_key_env else ""
+        key = self.key or (os.environ.get(self._api_key_env, "").strip() if self._api_key_env else "")
         if self._api_key_env and not key:
             raise PreflightError(
                 f"Expected the API key of {self.base_url} in the environment variable {self._api_key_env}, which is "
@@ -277,13 +287,16 @@ class Endpoint:
                 "policy.api_key_env=null if the endpoint needs no key."
             )
         if not (key.isascii() and key.isprintable()):
-            raise PreflightError(f"The API key in {self._api_key_env} has characters that no HTTP header can hold.")
+            raise PreflightError(
+                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}has characters that no HTTP "
+                "header can hold."
+            )
         return key
 
-    async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> Any:
+    async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any], more: Mapping[str, str]) -> Any:
         # `post` bypasses the client's typed arguments, because their conversion of messages takes milliseconds of CPU
         # time.
-        headers = {**self._headers, _STREAMED: "stream"}
+        headers = {**self._headers, **more, _STREAMED: "stream"}
         response: Any = await client.post(
             f"/{self._wire.path}", cast_to=cast("Any", object), body=body, options={"headers": headers}
         )
@@ -294,7 +307,11 @@ class Endpoint:
         finally:
             await response.close()
         with suppress(ValueError, RecursionError):
-            return json.loads(llm_response)
+            body = json.loads(llm_response)
+            version = response.headers.get(VERSION_HEADER)
+            if version is not None and isinstance(body, dict) and self._wire.answered_in == "choices":
+                body.setdefault("policy_version", version)
+            return body
         shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
         raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
 

@@ -223,6 +223,22 @@ class EndpointPolicy(Policy):
 
         return change
 
+    def use_key(self, key: str) -> None:
+        """Uses a key instead of the key in `api_key_env`. Only for keys that no config contains."""
+        self._endpoint.key = key
+
+    def check_settings(self) -> None:
+        """Checks that the model, the client and the key are set.
+
+        Raises:
+            PreflightError: A setting is missing. The message lists all missing settings and suggests fixes.
+        """
+        model = (
+            [] if self.model is not None else ["`policy.model` is required and has no default. Set `policy.model=…`."]
+        )
+        if missing := [*model, *self._endpoint.missing()]:
+            raise PreflightError("\n".join(missing))
+
     async def preflight(self) -> None:
         """Checks that the model, the client and the key are set, and that the endpoint responds and accepts the key.
 
@@ -230,11 +246,7 @@ class EndpointPolicy(Policy):
             PreflightError: A setting is missing, or the endpoint cannot be used. The message lists all missing settings
                 and suggests fixes.
         """
-        model = (
-            [] if self.model is not None else ["`policy.model` is required and has no default. Set `policy.model=…`."]
-        )
-        if missing := [*model, *self._endpoint.missing()]:
-            raise PreflightError("\n".join(missing))
+        self.check_settings()
         listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
         stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers spell the same name differently
         if listed and not any(stem in name for name in listed):
@@ -372,7 +384,9 @@ class EndpointPolicy(Policy):
                     if episode.may_ask is not None:
                         await episode.may_ask()
                     started = started or time.perf_counter()
-                    llm_response = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
+                    llm_response = await self._endpoint.post(
+                        body, timeout_sec=self.timeout_sec, headers=episode.headers
+                    )
                 return llm_response, time.perf_counter() - started
             except EndpointError as error:
                 if (

@@ -41,6 +41,7 @@ class EpisodeSpec:
         normalisers: Patterns for the parts of the agent's requests that differ in every run: name → pattern and
             replacement.
         earlier: Responses that a branch has from its parent episode, in order.
+        headers: HTTP headers to add to each request to an endpoint.
     """
 
     task_name: str
@@ -54,6 +55,7 @@ class EpisodeSpec:
     )
     normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
     earlier: Sequence[LLMResponse] = field(default=(), compare=False, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Policy(LLMClient):

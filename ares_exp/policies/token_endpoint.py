@@ -352,6 +352,9 @@ def _version_of(body: Any) -> str | None:
 
     SGLang's `default` counts as no version, because it means that no name was set.
     """
+    stated = body.get("policy_version") or body.get("weight_version") if isinstance(body, Mapping) else None
+    if stated is not None:
+        return str(stated)
     metadata = body.get("metadata") if isinstance(body, Mapping) else None
     if not isinstance(metadata, Mapping):
         return None

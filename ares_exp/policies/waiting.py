@@ -47,23 +47,30 @@ def reported(on_wait: OnWait) -> Iterator[None]:
 
 
 class Gate:
-    """A gate for requests, initially open. Closing it does not affect requests that have passed."""
+    """A gate for requests, initially open. Closing it does not affect requests that have passed.
+
+    Several holders can close the gate. It opens when all of them have opened it.
+    """
 
     def __init__(self) -> None:
         self._opened = asyncio.Event()
         self._opened.set()
+        self._holders: set[object] = set()
 
     @property
     def is_open(self) -> bool:
         """Whether requests may pass."""
         return self._opened.is_set()
 
-    def open(self) -> None:
-        """Opens the gate for all requests."""
-        self._opened.set()
+    def open(self, by: object = "order") -> None:
+        """Opens the gate for all requests, unless another holder has closed it."""
+        self._holders.discard(by)
+        if not self._holders:
+            self._opened.set()
 
-    def close(self) -> None:
+    def close(self, by: object = "order") -> None:
         """Closes the gate for all requests."""
+        self._holders.add(by)
         self._opened.clear()
 
     async def passed(self, on_wait: OnWait) -> None:

@@ -366,6 +366,7 @@ class RunDir:
         self.tensorboard = path / "tensorboard"
         self.training = path / "training.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.service = path / "service"
         self.log = path / "run.log"
         self.status = path / "status.json"
         self.control = path / "control"
@@ -411,7 +412,7 @@ class RunDir:
         """
         folders = (
             *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
-            *(self.checkpoints, self.control, self.scores),
+            *(self.checkpoints, self.control, self.scores, self.service),
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(

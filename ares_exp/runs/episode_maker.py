@@ -13,7 +13,7 @@ from ares_exp import __version__
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.episode_limits import limited
+from ares_exp.environments.episode_limits import EpisodeLimits, limited
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import PolicyError, SnapshotError
 from ares_exp.llms.request import LLMClient
@@ -106,7 +106,7 @@ class EpisodeMaker:
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
-            limits=self._settings.limits,
+            limits=self._limits(planned),
             seed=seed,
             provide_solution=self._parts.policy.needs_solution,
             output_dir=output_dir,
@@ -115,6 +115,10 @@ class EpisodeMaker:
             attempt=planned.attempt if planned is not None else 0,
             background_client=background_client,
         )
+
+    def _limits(self, planned: PlannedEpisode | None) -> EpisodeLimits:
+        own = planned.limits if planned is not None else None
+        return own or self._settings.limits
 
     def _background_client(self) -> BackgroundClient | None:
         is_asked = self._parts.source.needs_container and self._parts.effective_agent.responds_in_background
@@ -137,7 +141,7 @@ class EpisodeMaker:
             background_client=background_client,
         )
         made = episode.place.make(self._parts.source, planned.task_name, parts)
-        environment = limited(made, self._settings.limits, episode.usage)
+        environment = limited(made, self._limits(planned), episode.usage)
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,

@@ -210,6 +210,8 @@ class Experiment:
             earlier,
             self._warn,
             self._live.expect_another,
+            self._running.values,
+            self._gate,
         )
         try:
             await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
@@ -375,7 +377,7 @@ class Experiment:
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
             await self._scheduler.starts(planned, self._until_containers_answer)
             episode = self._running[planned.episode_id] = RunningEpisode(
-                planned=planned, place=place, recorder=self, limits=self._settings.limits
+                planned=planned, place=place, recorder=self, limits=planned.limits or self._settings.limits
             )
             failure = await self._maker.run(
                 episode,

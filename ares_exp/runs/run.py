@@ -86,7 +86,8 @@ class Run:
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         self._group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
         self._job = job_label(sweep_dir, hydra.job.num, overrides) if sweep_dir is not None else None
-        self._choices = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
+        chosen = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
+        self._choices = {one: option for one, option in chosen.items() if one not in (given or {})}
         self._components = Components.of(config, given or {})
         self._experiment = Experiment(
             self._components, Settings.of(values, sweep_dir=sweep_dir), self.run_dir, quiet=quiet

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.trajectories.response_log import LoggedEpisode
 
 
@@ -26,6 +27,7 @@ class PlannedEpisode:
         retry: Number of earlier tries of the attempt.
         earlier: Earlier try whose responses are replayed; `None` to start from the beginning.
         use_snapshots: Whether the try may continue from a snapshot of the earlier try.
+        limits: Limits of the episode; `None` for the limits of the run.
     """
 
     episode_id: str
@@ -35,6 +37,7 @@ class PlannedEpisode:
     retry: int = 0
     earlier: LoggedEpisode | None = field(default=None, repr=False)
     use_snapshots: bool = True
+    limits: EpisodeLimits | None = None
 
     @property
     def slot(self) -> tuple[str, int]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ares_exp.policies.policy import Policy
+from ares_exp.policies.waiting import Gate
 from ares_exp.records.run_dir import RunDir
 from ares_exp.runs.scheduler import Execute, PlannedEpisode, Retry, Scheduler
 
 if TYPE_CHECKING:
+    from ares_exp.environments.episode_limits import EpisodeLimits
     from ares_exp.runs.components import Components, Settings
     from ares_exp.runs.resume.session import PreviousSessions
     from ares_exp.runs.running_episode import RunningEpisode
 
 OnEnd = Callable[["RunningEpisode | None"], None]
 Slot = tuple[str, int]
+PauseScope = Literal["requests", "starts"]
+TRAINER = "trainer"
+"""Holder of a pause by a trainer."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +33,31 @@ class TrainedRun(Protocol):
     Attributes:
         policy: Policy of the run.
         task_names: Names of the selected tasks.
+        agent_name: Name of the agent.
         run_dir: Directory of the run.
         seed: Seed of all random choices.
+        limits: Limits of an episode.
         concurrency: Maximum number of concurrent episodes.
         earlier: Records of earlier sessions of the run.
     """
 
     policy: Policy
     task_names: Sequence[str]
+    agent_name: str
     run_dir: RunDir
     seed: int
+    limits: EpisodeLimits
     concurrency: int
     earlier: PreviousSessions
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run was interrupted."""
+        ...
+
+    def running(self) -> Mapping[Slot, RunningEpisode]:
+        """Returns the running episodes by attempt."""
+        ...
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Runs and records an attempt when a slot is available.
@@ -54,6 +72,14 @@ class TrainedRun(Protocol):
 
     def cancel(self, slot: tuple[str, int]) -> None:
         """Cancels an attempt. If the attempt has not started, it is never run. Has no effect after its end."""
+        ...
+
+    def pause(self, scope: PauseScope) -> None:
+        """Holds requests to the policy, or starts of episodes, until `resume`. The clocks of held episodes stop."""
+        ...
+
+    def resume(self, scope: PauseScope) -> None:
+        """Ends a pause. A pause by an order of a user continues."""
         ...
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
@@ -101,21 +127,36 @@ class RunOnRequest(TrainedRun):
         earlier: PreviousSessions,
         warn: Callable[[str], None],
         on_run: Callable[[], None],
+        running: Callable[[], Iterable[RunningEpisode]],
+        gate: Gate,
     ) -> None:
         self.policy: Policy = parts.policy
         self.task_names = task_names
+        self.agent_name = parts.effective_agent.name
         self.run_dir = run_dir
         self.seed = settings.seed
+        self.limits = settings.limits
         self.concurrency = settings.concurrency
         self.earlier = earlier
         self._tracker = parts.tracker
         self._scheduler = scheduler
         self._warn = warn
         self._on_run = on_run
+        self._running = running
+        self._gate = gate
         self._on_end: dict[Slot, OnEnd] = {}
         self._last: dict[Slot, RunningEpisode] = {}
         self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
         self._cancelled: set[Slot] = set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run was interrupted."""
+        return self._scheduler.interrupted
+
+    def running(self) -> Mapping[Slot, RunningEpisode]:
+        """Returns the running episodes by attempt."""
+        return {one.planned.slot: one for one in self._running()}
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Runs an attempt when a slot is available."""
@@ -137,6 +178,20 @@ class RunOnRequest(TrainedRun):
         """Ends the attempt of a try that another component removed from the queue."""
         if planned.slot in self._on_end:
             self._end(planned.slot)
+
+    def pause(self, scope: PauseScope) -> None:
+        """Holds requests to the policy, or starts of episodes."""
+        if scope == "requests":
+            self._gate.close(TRAINER)
+        else:
+            self._scheduler.pause(TRAINER, "The trainer has paused the starts of episodes.")
+
+    def resume(self, scope: PauseScope) -> None:
+        """Ends a pause."""
+        if scope == "requests":
+            self._gate.open(TRAINER)
+        else:
+            self._scheduler.resume(TRAINER)
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Logs metrics of the training to the trackers."""

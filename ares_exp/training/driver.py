@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError, close_matches
@@ -220,21 +220,32 @@ class EpisodeDriver:
             ConfigError: The run has no task with this name.
             UserError: The driver is closed.
         """
-        finished, owed = [], []
-        for slot in slots:
-            planned = plan_attempt(*slot, seed=self.run.seed)
-            self._check(slot[0])
-            self._numbers[slot[0]] = max(self._numbers.get(slot[0], 0), slot[1] + 1)
-            due = self.run.earlier.owed([planned], run_seed=self.run.seed)
-            episode = await asyncio.to_thread(self._recorded, slot) if not due else None
-            if episode is not None:
-                finished.append(episode)
-            else:
-                owed += due or [planned.anew(retry=self._results[slot].retry + 1, seed=planned.seed)]
-        submission = self._submitted(owed)
-        for episode in finished:
-            submission.give(episode)
+        found = [await self.plan_again(slot) for slot in slots]
+        submission = self._submitted([one for one in found if isinstance(one, PlannedEpisode)])
+        for episode in found:
+            if isinstance(episode, DrivenEpisode):
+                submission.give(episode)
         return submission
+
+    async def plan_again(self, slot: Slot, *, seed: int | None = None) -> PlannedEpisode | DrivenEpisode:
+        """Plans an attempt of an earlier session, or returns its recorded episode if it is finished.
+
+        Args:
+            slot: The attempt. Later plans use larger numbers.
+            seed: Seed of the attempt if it has not started; `None` derives it from the run's seed.
+
+        Raises:
+            ConfigError: The run has no task with this name.
+        """
+        self.check(slot[0])
+        planned = plan_attempt(*slot, seed=self.run.seed)
+        planned = planned if seed is None else replace(planned, seed=seed)
+        self._numbers[slot[0]] = max(self._numbers.get(slot[0], 0), slot[1] + 1)
+        if due := self.run.earlier.owed([planned], run_seed=self.run.seed):
+            return due[0]
+        if (episode := await asyncio.to_thread(self._recorded, slot)) is not None:
+            return episode
+        return planned.anew(retry=self._results[slot].retry + 1, seed=planned.seed)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
@@ -279,7 +290,7 @@ class EpisodeDriver:
         Raises:
             ConfigError: The run has no task with this name.
         """
-        self._check(task_name)
+        self.check(task_name)
         number = self._numbers.get(task_name, 0)
         self._numbers[task_name] = number + 1
         return plan_attempt(task_name, number, seed=self.run.seed)
@@ -311,7 +322,8 @@ class EpisodeDriver:
         self._open.add(submission)
         return submission
 
-    def _check(self, task_name: str) -> None:
+    def check(self, task_name: str) -> None:
+        """Raises `ConfigError` if the run has no task with this name."""
         if task_name not in self.run.task_names:
             close = close_matches(task_name, self.run.task_names)
             raise ConfigError(f"There is no task {task_name!r} in this run.{close}")

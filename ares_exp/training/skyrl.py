@@ -1,10 +1,10 @@
-"""Training sequences as SkyRL's generators return them.
+"""SkyRL: a generator that runs episodes in the rollout service, and training sequences as generators return them.
 
 ```
-class OurEpisodes(GeneratorInterface):                 # skyrl.train.generators.base
-    async def generate(self, input_batch):
-        reports = [sequences_of(episode) for episode in await run(input_batch)]
-        return generator_output(reports, trajectory_ids=input_batch["trajectory_ids"])
+class Experiment(BasePPOExp):                          # skyrl.train.entrypoints.main_base
+    def get_generator(self, cfg, tokenizer, inference_engine_client):
+        model = resolve_policy_model_name(cfg)
+        return EpisodeGenerator("http://127.0.0.1:8300", inference_engine_client, model=model)
 ```
 
 The keys match `GeneratorOutput` of SkyRL 0.4. This module does not import SkyRL. If an episode has several rows, they
@@ -13,11 +13,64 @@ become the steps of a trajectory, for `generator.step_wise_trajectories=true`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ares_exp.errors import UntrainableError
+from ares_exp.training.client import Client, sampling_of
 from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport
+
+
+class EpisodeGenerator:
+    """Has the method of `GeneratorInterface`. Each prompt has the name of its task in the column `task`."""
+
+    def __init__(
+        self,
+        url: str,
+        engine: Any,
+        *,
+        model: str,
+        key_env: str | None = None,
+        lost: Lost = "group",
+        step_wise: bool | None = None,
+        **submission: Any,
+    ) -> None:
+        """Stores the arguments.
+
+        Args:
+            url: URL of the rollout service.
+            engine: Client of SkyRL's inference engine.
+            model: Name of the model in requests to the engine.
+            key_env: Environment variable with the service's key.
+            lost: Use of episodes without a reward, as for `generator_output`.
+            step_wise: Whether the trainer is configured for step-wise training, as for `generator_output`.
+            submission: Other fields of the submissions, such as `limits`. Fields of `policy` are added.
+        """
+        self._url, self._engine, self._key_env = url, engine, key_env
+        self._lost, self._step_wise = lost, step_wise
+        policy = {"base_url": f"{engine.get_endpoint_url()}/v1", "headers": {"X-Session-ID": "{rollout_id}"}}
+        self._policy = {**policy, "model": model, **submission.pop("policy", {})}
+        self._submission = submission
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs an episode for each prompt."""
+        policy = {"sampling": sampling_of(input_batch["sampling_params"] or {}), **self._policy}
+        async with Client(self._url, key_env=self._key_env) as client, asyncio.TaskGroup() as group:
+            tasks = [extras["task"] for extras in input_batch["env_extras"]]
+            running = [group.create_task(self._report(client, task, policy)) for task in tasks]
+        reports = [task.result() for task in running]
+        ids = input_batch["trajectory_ids"]
+        return generator_output(reports, trajectory_ids=ids, step_wise=self._step_wise, lost=self._lost)
+
+    async def _report(self, client: Client, task: str, policy: Mapping[str, Any]) -> SequenceReport:
+        rollout_id = uuid.uuid4().hex
+        try:
+            [episode] = await client.run([task], rollout_ids=[rollout_id], policy=policy, **self._submission)
+            return episode.report
+        finally:
+            await self._engine.finish_session(rollout_id)
 
 
 def generator_output(

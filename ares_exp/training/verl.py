@@ -1,21 +1,84 @@
-"""Training sequences as verl's agent loops return them.
+"""verl: an agent loop that runs episodes in the rollout service, and training sequences as agent loops return them.
 
 ```
-class OurEpisodes(AgentLoopBase):                      # verl.experimental.agent_loop
-    async def run(self, sampling_params, **kwargs):
-        report = sequences_of(await run(kwargs["task"]))
-        return [AgentLoopOutput(**fields) for fields in agent_loop_outputs(report)]
+- name: ares_exp                                       # a file for rollout.agent.agent_loop_config_path
+  _target_: ares_exp.training.verl.EpisodeAgentLoop
+  url: http://127.0.0.1:8300
+  model: /models/policy
 ```
 
-The fields match `AgentLoopOutput` of verl 0.9.1. This module does not import verl.
+The fields match `AgentLoopOutput` of verl 0.9.1. Importing this module does not import verl.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from ares_exp.errors import UntrainableError
+from ares_exp.training.client import Client, Request, Response, sampling_of
 from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport, TrainingSequence
+
+ABORTED = ("aborted", "abort")
+"""Stop reasons of verl for a response that a weight update interrupted."""
+
+
+class EpisodeAgentLoop:
+    """Has the method of `AgentLoopBase`. Samples the tokens of an episode with verl's own server manager.
+
+    Each row of the data set has the name of its task in the column `task`.
+    """
+
+    def __init__(
+        self,
+        server_manager: Any,
+        url: str,
+        model: str,
+        *,
+        key_env: str | None = None,
+        lost: Lost = "mask",
+        submission: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Stores the arguments. verl passes the server manager, and others that are not needed.
+
+        Args:
+            server_manager: Client of verl's inference servers.
+            url: URL of the rollout service.
+            model: Directory or hub name of the model, whose tokenizer the service uses.
+            key_env: Environment variable with the service's key.
+            lost: Use of an episode without a reward, as for `agent_loop_outputs`.
+            submission: Other fields of the submissions, such as `limits`.
+        """
+        self._server_manager = server_manager
+        self._url, self._key_env, self._lost = url, key_env, lost
+        self._model = model
+        self._submission: Any = OmegaConf.to_container(OmegaConf.create(dict(submission or {})))
+
+    async def run(self, sampling_params: Mapping[str, Any], **row: Any) -> list[Any]:
+        """Runs an episode, and returns one output per row."""
+        from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+        async def sample(request: Request) -> Response:
+            output = await self._server_manager.generate(
+                request.rollout_id,
+                prompt_ids=list(request.prompt_ids),
+                sampling_params={**request.sampling, **sampling_params, "logprobs": True},
+            )
+            steps = [output.extra_fields.get(f"{name}_global_steps") for name in ("min", "max")]
+            versions = dict.fromkeys(str(step) for step in steps if step is not None)
+            is_long = not output.token_ids or len(output.token_ids) >= request.sampling["max_tokens"]
+            stop = "abort" if output.stop_reason in ABORTED else "length" if is_long else "stop"
+            return Response(output.token_ids, output.log_probs, "+".join(versions) or None, stop)
+
+        policy = {"mode": "relay", "model": self._model, "sampling": sampling_of(sampling_params)}
+        async with Client(self._url, key_env=self._key_env) as client:
+            [episode] = await client.run([str(row["task"])], sample=sample, policy=policy, **self._submission)
+        step = row.get("global_steps")
+        outputs = agent_loop_outputs(episode.report, lost=self._lost, global_step=None if step is None else int(step))
+        return [AgentLoopOutput(**fields) for fields in outputs]
 
 
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
@@ -71,7 +134,8 @@ def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
         "num_turns": 2 * len(row.steps),
         "metrics": {},
         "extra_fields": {
-            "reward_extra_info": dict(row.rewards),
+            "reward_extra_info": {"scored": float(row.reward is not None)},  # the same keys in all rows; not `reward`
+            "rewards": dict(row.rewards),
             "policy_versions": list(row.policy_versions),
             "conversation": row.conversation,
             "min_global_steps": min(steps),

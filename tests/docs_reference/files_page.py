@@ -37,6 +37,8 @@ NAMED: Mapping[str, str] = {
     "optimizer step",
     "checkpoints": "`checkpoint-<step>/` of a training: weights, tokenizer, optimizer, and what the curriculum knew; "
     "the last ones",
+    "service": "of `ares-exp serve`: `record.jsonl`, with a line per submission, end and acknowledgement, and "
+    "`<cursor>.json`, an episode that is not acknowledged",
     "log": "the log, with tracebacks",
     "status": "the state of a running run: what episodes wait for, what is spent ([control.md](../control.md))",
     "control": "orders of `ares-exp ctl` that the run has not taken yet",

@@ -10,7 +10,7 @@ from ares_exp.commands.cli.run_command import parser_of
 from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS, conf_dir
 from ares_exp.config.schema import KEYS
 
-MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 15, 70
+MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 16, 70  # 15 when `serve` has replaced `train`
 GROUPS = {
     "env": "ares harbor swebench terminal_bench twenty_questions",
     "agent": "claude_code codex command mini_swe_agent opencode qwen_code shell terminal tools",
@@ -39,6 +39,7 @@ SUBCOMMANDS = {
     "merge": [],
     "wandb": ["sync", "dashboard"],
     "clean": [],
+    "serve": [],
     "train": [],
 }
 """In the order of the help; a run has no name."""

@@ -1,12 +1,14 @@
 """An environment source without containers, for trainings: two steps, and a reward that the responses decide.
 
-Where there is a file `kill` with a number, the process is killed when so many episodes of it have started.
+Where there is a file `kill` with a number, the process is killed when so many episodes of it have started. Where there
+is a folder `open`, it has one file per open episode.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.llms.request import LLMRequest
 
 TASKS = ("apple", "bread", "cider")
-KILL = Path("kill")
+KILL, OPEN = Path("kill"), Path("open")
 
 
 class Counted:
@@ -32,6 +34,9 @@ class Counted:
 
     async def reset(self) -> TimeStep[Any]:
         Counted.open_ += 1
+        self._file = OPEN / uuid.uuid4().hex
+        if OPEN.exists():
+            self._file.touch()
         Counted.started += 1
         if KILL.exists() and Counted.started == int(KILL.read_text()):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,6 +56,7 @@ class Counted:
 
     async def close(self) -> None:
         Counted.open_ -= 1
+        self._file.unlink(missing_ok=True)
 
 
 class CountedTasks(SourceBase):

@@ -276,7 +276,8 @@ def test_an_episode_is_one_output_of_a_verl_agent_loop() -> None:
     output = TypeAdapter(AgentLoopOutput).validate_python(agent_loop_output(LINEAR), strict=True)
     assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1, 2, 3], RESPONSE, MASK)
     assert (output.response_logprobs, output.reward_score, output.num_turns) == (LOGPROBS, 1.0, 4)
-    assert output.extra_fields["reward_extra_info"] == {"reward": 1.0}
+    assert output.extra_fields["reward_extra_info"] == {"scored": 1.0}
+    assert output.extra_fields["rewards"] == {"reward": 1.0}
     assert output.extra_fields["policy_versions"] == ["16", "17"]
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (16, 17)
     assert agent_loop_output(LINEAR).keys() <= AgentLoopOutput.model_fields.keys()
@@ -331,6 +332,7 @@ def test_verl_masks_lost_episodes_or_drops_groups(report: SequenceReport) -> Non
     output = AgentLoopOutput(**agent_loop_output(report))
     assert (set(output.response_mask), output.reward_score) == ({0}, 0.0)
     assert isinstance(output.extra_fields["min_global_steps"], int)
+    assert output.extra_fields["reward_extra_info"] == {"scored": 0.0}
     with pytest.raises(UntrainableError, match="has no reward"):
         agent_loop_output(report, lost="group")
 

@@ -1,0 +1,104 @@
+"""The command `serve`: a run whose episodes are submitted over HTTP by trainers in other processes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ares_exp.commands.cli.run_command import EXIT_INTERRUPTED, EXIT_OK
+from ares_exp.errors import ConfigError, UserError, close_matches
+
+if TYPE_CHECKING:
+    from ares_exp.training.service.serving import ServeOptions
+
+PREFIX = "serve."
+NAME = "name=serve"
+"""The run directory is outputs/serve/<date>_<time>."""
+NO_EFFECT = ("policy", "attempts", "branch_from", "replay")
+DESCRIPTION = """\
+Runs episodes for trainers in other processes. Trainers submit rollouts over HTTP, and the agents' LLM calls go to the
+endpoint of their trainer. You can set the same options and keys as for a run, except for `policy` and `attempts`.
+Ctrl-C ends the service. To continue its rollouts, start it again with `resume=RUN`.
+"""
+EPILOG = """\
+Options of the service:
+  serve.host=127.0.0.1       address to listen on; other addresses require serve.key_env
+  serve.port=8300            port to listen on; 0 selects a free port
+  serve.key_env=null         environment variable with the key of requests: `Authorization: Bearer KEY`
+  serve.queue=1024           maximum number of rollouts that run or wait
+  serve.unacknowledged=4096  maximum number of rollouts without an acknowledgement
+  serve.lease_sec=900        seconds without a call of a trainer after which its rollouts are cancelled
+
+Examples:
+  %(prog)s env=harbor env.path=tasks agent=tools container=docker concurrency=64
+  %(prog)s env=harbor agent=claude_code executor=ray serve.host=0.0.0.0 serve.key_env=SERVICE_KEY
+  %(prog)s resume=outputs/serve/2026-01-01_12-00-00
+
+Exit codes: 130 ended by Ctrl-C; 1 a record could not be written; 2 the command line or the config is wrong.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run, and serve.* (see below)")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command until it is interrupted; returns its exit code."""
+    from ares_exp.records.terminal_text import print_error
+    from ares_exp.runs.composing import compose_job, run_log
+    from ares_exp.runs.from_python import checked_overrides
+    from ares_exp.runs.run import run_attended
+    from ares_exp.runs.steady_loop import run_steadily
+    from ares_exp.training.service.serving import Service
+
+    own = [one for one in arguments.overrides if one.startswith(PREFIX)]
+    overrides = checked_overrides([one for one in arguments.overrides if one not in own])
+    keys = {one.lstrip("+~").partition("=")[0] for one in overrides}
+    for key in NO_EFFECT:
+        if any(one.partition(".")[0] == key for one in keys):
+            raise ConfigError(f"`{key}` has no effect on a service, whose trainers set it. Leave `{key}=…` out.")
+    if not keys & {"name", "resume"}:
+        overrides = [NAME, *overrides]
+    service = Service(serve_options(own))
+    folders = [] if arguments.config_dir is None else [arguments.config_dir]
+    job = compose_job(overrides, folders, quiet=False, given={"trainer": service, "policy": service.policy})
+    with run_log(job.logging, overrides):
+        try:
+            summary = run_steadily(run_attended(job.run))
+        except UserError as error:
+            job.run.run_dir.discard()
+            print_error(str(error))
+            return 2
+    return EXIT_INTERRUPTED if summary.interrupted else EXIT_OK
+
+
+def serve_options(overrides: Sequence[str]) -> ServeOptions:
+    """Reads the options of the service.
+
+    Raises:
+        ConfigError: An option does not exist, or its value is invalid.
+    """
+    import yaml
+    from pydantic import ValidationError
+
+    from ares_exp.records.validation import explain_validation
+    from ares_exp.training.service.serving import ServeOptions
+
+    values = {}
+    for one in overrides:
+        name, _, value = one.removeprefix(PREFIX).partition("=")
+        if name not in ServeOptions.model_fields:
+            known = [f"{PREFIX}{field}" for field in ServeOptions.model_fields]
+            raise ConfigError(f"There is no option `{PREFIX}{name}`.{close_matches(PREFIX + name, known)}")
+        try:
+            values[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            values[name] = value
+    try:
+        return ServeOptions.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"Cannot use `serve`: {explain_validation(error)}.") from None

@@ -1,0 +1,546 @@
+"""A client of the rollout service (`ares-exp serve`), for trainers.
+
+```
+async with Client("http://127.0.0.1:8300") as client:
+    submission = await client.submit(["write-greeting"], n=8, policy={"mode": "endpoint", "base_url": engine})
+    async for episode in client.episodes(submission):
+        learn_from(episode.rows)
+```
+
+`BlockingClient` has the same methods for code without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import inspect
+import itertools
+import json
+import logging
+import os
+import random
+import sys
+import time
+import uuid
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ares_exp.backoff import backoff_sec, retry_after_sec
+from ares_exp.errors import ConfigError, ServiceError
+from ares_exp.records.validation import explain_validation
+from ares_exp.training.sampled_calls import SampledCall
+from ares_exp.training.sequences import SequenceReport, TrainingSequence
+from ares_exp.training.service import bodies
+from ares_exp.training.service.bodies import Submitted
+from ares_exp.wrappers.loop_thread import LoopThread
+
+POLL_SEC = 20.0
+"""Time in seconds that the service holds a poll without news."""
+CANCEL_LIMIT_SEC = 60.0
+"""Time limit in seconds for cancelling a submission whose consumer stopped."""
+
+FULL = 429
+RETRIED = (None, FULL, 502, 503, 504)
+"""HTTP statuses of a service that is full or restarting; `None` is a service that cannot be reached."""
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
+"""Sampling parameters that trainers set."""
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+
+
+class Episode(bodies.Episode):
+    """A finished rollout. Fields that this version of the client does not know are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @property
+    def report(self) -> SequenceReport:
+        """The rows, for the functions of `ares_exp.training.verl` and `skyrl`. Without a reward if not trainable."""
+        rows = tuple(self._sequence(row) for row in self.rows or ())
+        return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
+
+    @property
+    def sampled_calls(self) -> list[SampledCall]:
+        """The LLM calls with their tokens, if they were requested."""
+        return [
+            SampledCall(
+                step=call.step,
+                conversation=call.conversation,
+                prompt=tuple(_values(call.prompt_ids, "i")),
+                completion=tuple(_values(call.ids, "i")),
+                logprobs=tuple(_values(call.logprobs, "f")),
+                policy_version=call.version,
+                finish_reason=call.finish_reason,
+            )
+            for call in self.calls or ()
+        ]
+
+    def _sequence(self, row: bodies.Row) -> TrainingSequence:
+        return TrainingSequence(
+            ids=tuple(_values(row.ids, "i")),
+            mask=tuple(_values(row.mask, "B")),
+            logprobs=tuple(_values(row.logprobs, "f")),
+            reward=self.reward if self.trainable else None,
+            rewards=self.rewards,
+            conversation=row.conversation,
+            task=self.task,
+            attempt=self.attempt,
+            episode_id=self.episode_id or self.rollout_id,
+            policy_versions=tuple(row.versions),
+            steps=tuple(row.steps),
+            starts=tuple(row.starts),
+            made=row.made,
+            finish_reason=row.finish_reason,
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of the relay: the trainer samples the response.
+
+    Attributes:
+        request_id: Id of the request.
+        rollout_id: Id of the rollout, for engines with sticky sessions.
+        prompt_ids: Token ids of the prompt.
+        sampling: Sampling parameters.
+        deadline: Time in epoch seconds until which a response is accepted.
+    """
+
+    request_id: str
+    rollout_id: str
+    prompt_ids: Sequence[int]
+    sampling: Mapping[str, Any]
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response to a request of the relay.
+
+    Attributes:
+        ids: Sampled token ids.
+        logprobs: Log-probability of each sampled token.
+        version: Version of the weights.
+        stop: `stop`, `length` or `abort`.
+    """
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    version: str | None = None
+    stop: str = "stop"
+
+
+Sample = Callable[[Request], Awaitable[Response]]
+
+
+class Client:
+    """Calls the rollout service.
+
+    A call is retried while the service is full, unreachable or restarting. All calls are idempotent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key_env: str | None = None,
+        timeout_sec: float = 120.0,
+        retry_sec: float = 600.0,
+        full_sec: float = 86_400.0,
+    ) -> None:
+        """Stores the arguments. The first call connects.
+
+        Args:
+            url: URL of the service, such as `http://127.0.0.1:8300`.
+            key_env: Name of the environment variable that has the service's key; `None` without a key.
+            timeout_sec: Time limit for one response of the service, in seconds, in addition to a poll's wait.
+            retry_sec: Time limit for the retries of a call while the service is unreachable, in seconds.
+            full_sec: Time limit for the retries of a call while the service is full, in seconds.
+
+        Raises:
+            ConfigError: The URL is invalid, or the environment variable is not set.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"Expected the URL of the rollout service, got {url!r}. Use a URL like http://HOST:8300.")
+        if key_env is not None and not os.environ.get(key_env):
+            raise ConfigError(f"Expected the key of the rollout service in the variable {key_env}, which is not set.")
+        self.url = url.rstrip("/")
+        self._headers = {} if key_env is None else {"Authorization": f"Bearer {os.environ[key_env]}"}
+        self._timeout_sec = timeout_sec
+        self._retry_sec = retry_sec
+        self._full_sec = full_sec
+        self._rng = random.Random()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Returns the client."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Closes the connections."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections. Rollouts continue until their lease expires."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def info(self) -> bodies.Info:
+        """Returns facts about the service, including its capacity."""
+        return _as(bodies.Info, await self._call("GET", "/v1/info"))
+
+    async def tasks(self) -> AsyncIterator[bodies.TaskFacts]:
+        """Yields the tasks of the service."""
+        page = bodies.TaskPage(tasks=[], next="")
+        while page.next is not None:
+            query = {"after": page.next} if page.next else {}
+            page = _as(bodies.TaskPage, await self._call("GET", "/v1/tasks", query))
+            for task in page.tasks:
+                yield task
+
+    async def submit(
+        self, tasks: Sequence[str], n: int = 1, *, rollout_ids: Sequence[str] | None = None, **submission: Any
+    ) -> Submitted:
+        """Submits rollouts. Waits while the service is full.
+
+        Args:
+            tasks: Names of tasks.
+            n: Number of rollouts of each task.
+            rollout_ids: Ids of the rollouts. The service returns the existing rollouts of known ids. By default, the
+                ids are random.
+            submission: Other fields of the submission, such as `policy`, `want`, `limits` and `max_staleness`.
+
+        Raises:
+            ServiceError: The service rejected the submission, is full, or cannot be reached.
+        """
+        ids = [uuid.uuid4().hex for _ in range(len(tasks) * n)] if rollout_ids is None else list(rollout_ids)
+        body = {"tasks": [{"name": name} for name in tasks], "n": n, "rollout_ids": ids, "encoding": "packed"}
+        made = await self._call("POST", "/v1/rollouts", body={**body, **submission})
+        return _as(Submitted, made)
+
+    async def episodes(
+        self, submission: Submitted, *, after: int = 0, acknowledge: bool = True
+    ) -> AsyncIterator[Episode]:
+        """Yields the episodes of a submission as they finish, until all have finished.
+
+        After a lost connection, the stream continues.
+
+        Args:
+            submission: The submission.
+            after: Cursor of the last episode that must not be returned again.
+            acknowledge: Whether to acknowledge each episode when the next one is requested.
+
+        Raises:
+            ServiceError: The service rejected the request, or cannot be reached.
+        """
+        at = {"submission": submission.submission_id, "after": after, "wait": POLL_SEC}
+        heard = time.monotonic()
+        while True:
+            try:
+                async with aclosing(self._lines("/v1/episodes", at)) as lines:
+                    async for line in lines:
+                        heard = time.monotonic()
+                        if line.get("complete"):
+                            return
+                        episode = _as(Episode, line)
+                        yield episode
+                        at["after"] = episode.cursor
+                        if acknowledge:
+                            await self.ack(submission, episode.cursor)
+                heard = time.monotonic()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if time.monotonic() - heard > self._retry_sec:
+                    raise ServiceError(f"GET {self.url}/v1/episodes breaks: {error}.") from error
+                await asyncio.sleep(backoff_sec(1, base_sec=2.0, max_sec=2.0, rng=self._rng))
+
+    async def ack(self, submission: Submitted, cursor: int) -> None:
+        """Acknowledges the episodes of a submission up to a cursor, so that the service can forget them."""
+        await self._call("POST", "/v1/ack", body={"submission_id": submission.submission_id, "cursor": cursor})
+
+    async def collect(self, submission: Submitted, *, timeout_sec: float | None = None) -> list[Episode]:
+        """Returns the episodes of a submission in the order of its rollouts, when all have finished.
+
+        They are acknowledged together, just before the call returns.
+
+        Raises:
+            ServiceError: The service rejected the request, or cannot be reached. Or an episode was acknowledged before.
+            TimeoutError: The time limit was exceeded. The rollouts continue.
+        """
+        async with asyncio.timeout(timeout_sec):
+            episodes = {one.rollout_id: one async for one in self.episodes(submission, acknowledge=False)}
+            if gone := sorted(set(submission.rollout_ids) - set(episodes)):
+                raise ServiceError(
+                    f"Expected an episode of each rollout, got none of {len(gone)} that were acknowledged before, such "
+                    f"as {gone[0]}. Use new rollout ids to run these tasks again."
+                )
+            await self.ack(submission, max(one.cursor for one in episodes.values()))
+        return [episodes[rollout_id] for rollout_id in submission.rollout_ids]
+
+    async def run(
+        self, tasks: Sequence[str], n: int = 1, *, sample: Sample | None = None, **submission: Any
+    ) -> list[Episode]:
+        """Submits rollouts, and returns their episodes in order when all have finished.
+
+        If the call fails or is cancelled, the rollouts are cancelled.
+
+        Args:
+            tasks: Names of tasks.
+            n: Number of rollouts of each task.
+            sample: Samples the responses of the relay, if the policy has the mode `relay`.
+            submission: Other arguments of `submit`.
+
+        Raises:
+            ServiceError: The service rejected the submission, is full, or cannot be reached.
+        """
+        made = await self.submit(tasks, n, **submission)
+        try:
+            async with asyncio.TaskGroup() as group:
+                relay = None if sample is None else group.create_task(self.relay(made, sample))
+                episodes = await self.collect(made)
+                if relay is not None:
+                    relay.cancel()
+        except BaseException as error:
+            with suppress(ServiceError, TimeoutError):
+                async with asyncio.timeout(CANCEL_LIMIT_SEC):
+                    await self.cancel(made)
+                    await self.collect(made)  # acknowledges the cancelled episodes
+            raise _first(error) from None
+        return episodes
+
+    async def status(self, rollout_id: str) -> bodies.RolloutFacts:
+        """Returns the state of a rollout."""
+        return _as(bodies.RolloutFacts, await self._call("GET", f"/v1/rollouts/{rollout_id}"))
+
+    async def cancel(self, what: Submitted | str, *, keep: str = "nothing") -> None:
+        """Cancels a submission or a rollout (by its id), and returns when its containers are released.
+
+        Args:
+            what: The submission, or the id of a rollout.
+            keep: `nothing`, or `calls` to return the calls so far.
+        """
+        path = f"submissions/{what.submission_id}" if isinstance(what, Submitted) else f"rollouts/{what}"
+        await self._call("POST", f"/v1/{path}/cancel", body={"keep": keep})
+
+    async def versions(self, version: str, index: int | None = None) -> bodies.ServiceState:
+        """Announces the version of the weights that responds from now on.
+
+        Args:
+            version: Name of the version.
+            index: Position of the version, from which ages are computed. Defaults to the number in the name, or the
+                next number.
+        """
+        return await self._control("versions", {"version": version, "index": index})
+
+    async def pause(
+        self, scope: str = "requests", *, drain_sec: float = 0.0, for_sec: float | None = None
+    ) -> bodies.ServiceState:
+        """Pauses LLM requests, or the start of episodes.
+
+        Args:
+            scope: `requests` or `starts`.
+            drain_sec: Maximum time in seconds to wait until no request is in flight.
+            for_sec: Time in seconds after which the service resumes by itself. Defaults to the limit of the service.
+        """
+        body = {"scope": scope, "drain_sec": drain_sec, **({} if for_sec is None else {"for_sec": for_sec})}
+        return await self._control("pause", body, wait_sec=drain_sec)
+
+    async def resume(self, scope: str | None = None) -> bodies.ServiceState:
+        """Resumes after `pause`. Without a scope, everything resumes."""
+        return await self._control("resume", {"scope": scope})
+
+    async def state(self) -> bodies.ServiceState:
+        """Returns the pauses, the number of requests in flight, and the version."""
+        return _as(bodies.ServiceState, await self._call("GET", "/v1/state"))
+
+    async def _control(self, what: str, body: Mapping[str, Any], *, wait_sec: float = 0.0) -> bodies.ServiceState:
+        return _as(bodies.ServiceState, await self._call("POST", f"/v1/{what}", body=body, wait_sec=wait_sec))
+
+    async def requests(self, submission: Submitted, *, limit: int = 64) -> AsyncIterator[Request]:
+        """Yields the requests of the relay for a submission, indefinitely.
+
+        A request that gets no response within its lease is yielded again.
+        """
+        query = {"submission": submission.submission_id, "wait": POLL_SEC, "max": limit}
+        while True:
+            for one in (await self._call("GET", "/v1/requests", query, wait_sec=POLL_SEC))["requests"]:
+                known = {name.name: one[name.name] for name in fields(Request) if name.name in one}
+                yield Request(**known)
+
+    async def respond(self, request: Request, response: Response) -> None:
+        """Sends the response to a request of the relay. The service ignores a second response."""
+        body = {
+            "request_id": request.request_id,
+            "ids": list(response.ids),
+            "logprobs": list(response.logprobs),
+            "version": response.version,
+            "stop": response.stop,
+        }
+        await self._call("POST", "/v1/responses", body=body)
+
+    async def relay(self, submission: Submitted, sample: Sample) -> None:
+        """Responds to all requests of a submission, concurrently, until it is cancelled.
+
+        Raises:
+            Exception: `sample` raised it.
+        """
+        running: set[str] = set()
+
+        async def respond(request: Request) -> None:
+            await self.respond(request, await sample(request))
+            running.discard(request.request_id)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for request in self.requests(submission):
+                    if request.request_id not in running:
+                        running.add(request.request_id)
+                        group.create_task(respond(request))
+        except BaseExceptionGroup as error:
+            raise _first(error) from None
+
+    async def _lines(self, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        rest = b""
+        async with await self._open("GET", path, query, None, wait_sec=POLL_SEC, read=False) as response:
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield json.loads(line)
+
+    async def _call(
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None, *, wait_sec: float = 0.0
+    ) -> Any:
+        response = await self._open(method, path, query, body, wait_sec=wait_sec, read=True)
+        return await response.json()
+
+    async def _open(
+        self, method: str, path: str, query: Mapping[str, Any] | None, body: Any, *, wait_sec: float, read: bool
+    ) -> aiohttp.ClientResponse:
+        """Sends a request until it succeeds or is rejected, within the time limits for retries."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
+        started = time.monotonic()
+        limit = aiohttp.ClientTimeout(sock_connect=self._timeout_sec, sock_read=self._timeout_sec + wait_sec)
+        for tries in itertools.count(1):
+            pause_sec = backoff_sec(tries, base_sec=0.5, max_sec=10.0, rng=self._rng)
+            try:
+                response = await self._session.request(method, self.url + path, params=query, json=body, timeout=limit)
+                if read or response.status >= 400:
+                    await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                failure = ServiceError(f"{method} {self.url}{path} failed: {type(error).__name__}: {error}.")
+            else:
+                if response.status < 400:
+                    return response
+                failure = await _rejection(response)
+                asked = retry_after_sec({name.lower(): value for name, value in response.headers.items()})
+                pause_sec = pause_sec if asked is None else asked
+            limit_sec = self._full_sec if failure.status == FULL else self._retry_sec
+            if failure.status not in RETRIED or time.monotonic() + pause_sec - started > limit_sec:
+                raise failure
+            if tries == 1 and failure.status != FULL:
+                logger.warning("%s Retrying for up to %g s.", failure, limit_sec)
+            await asyncio.sleep(pause_sec)
+        raise AssertionError
+
+
+class BlockingClient:
+    """The methods of `Client`, for threads without an event loop. Iterators are ordinary iterators."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """Stores the arguments, which are those of `Client`."""
+        self._thread = LoopThread("client of the rollout service")
+        self._client = Client(url, **options)
+
+    def __enter__(self) -> Self:
+        """Returns the client."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the connections and ends the thread."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections and ends the thread."""
+        self._thread.close(self._client.close)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Returns a method of `Client` that blocks."""
+        method = getattr(self._client, name)
+        return partial(self._iterated if inspect.isasyncgenfunction(method) else self._called, method)
+
+    def _called(self, method: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+        return self._thread.run(method(*args, **kwargs))
+
+    def _iterated(self, method: Callable[..., AsyncGenerator[T, None]], *args: Any, **kwargs: Any) -> Iterator[T]:
+        values = method(*args, **kwargs)
+        try:
+            while True:
+                try:
+                    yield self._thread.run(anext(values))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._thread.run(values.aclose())
+
+
+def sampling_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sampling parameters of a trainer under their names in chat completions."""
+    named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in params.items()}
+    return {name: value for name, value in named.items() if name in SAMPLING and value is not None}
+
+
+def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
+    """Decodes values of an array type that are packed as base64."""
+    if not isinstance(values, str):
+        return values
+    unpacked: array[Any] = array(kind, base64.b64decode(values))
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked
+
+
+def _as(kind: type[B], body: Any) -> B:
+    """Reads the body of a response.
+
+    Raises:
+        ServiceError: The body has another form.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise ServiceError(
+            f"Expected {kind.__name__} from the rollout service: {explain_validation(error)}. Use the same version of "
+            "ares_exp for the service and the client."
+        ) from None
+
+
+async def _rejection(response: aiohttp.ClientResponse) -> ServiceError:
+    """Returns the error that a response with an error status describes."""
+    body: Any = None
+    with suppress(ValueError, aiohttp.ClientError):
+        body = json.loads(await response.read())
+    error = body.get("error") if isinstance(body, Mapping) else None
+    error = error if isinstance(error, Mapping) else {"message": error or response.reason}
+    message = f"{response.method} {response.url} returned {response.status}: {error.get('message')}"
+    return ServiceError(message, status=response.status, code=error.get("type"))
+
+
+def _first(error: BaseException) -> BaseException:
+    """Returns the first error of a task group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,116 @@
+"""Sessions of OpenEnv that run episodes in the rollout service, also for TRL.
+
+```
+factory = partial(EpisodeSessions, "http://127.0.0.1:8300", policy={"base_url": engine, "model": model})
+worker = HarnessRolloutWorker(harness_session_factory=factory, …)      # trl.experimental.async_grpo
+```
+
+The classes have the methods of `ResourceSessionFactory` and `TrainableSession` of OpenEnv 0.10, which TRL 1.16 calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ares_exp.training.client import BlockingClient, Episode, sampling_of
+from ares_exp.training.service.bodies import Submitted
+
+
+class EpisodeSessions:
+    """Creates a session for each episode. The task is a name, or a prompt whose last message is the name."""
+
+    def __init__(
+        self, url: str, *, policy: Mapping[str, Any], sampling: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """Stores the arguments. The first session connects.
+
+        Args:
+            url: URL of the service.
+            policy: `policy` of the submissions.
+            sampling: Sampling parameters from the trainer, which become `policy.sampling`.
+            options: `key_env` of the client, and other fields of the submissions, such as `limits`.
+        """
+        self._client = BlockingClient(url, key_env=options.pop("key_env", None))
+        self._fields = {**options, "want": "calls", "policy": {**policy, "sampling": sampling_of(sampling or {})}}
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> EpisodeSession:
+        """Submits a rollout. The same `episode_id` returns the same episode."""
+        name = task if isinstance(task, str) else task[-1]["content"]
+        ids = None if episode_id is None else [episode_id]
+        return EpisodeSession(self._client, self._client.submit([name], rollout_ids=ids, seed=seed, **self._fields))
+
+    def close(self) -> None:
+        """Closes the connection of all sessions."""
+        self._client.close()
+
+
+class EpisodeSession:
+    """A session whose agent runs by itself."""
+
+    def __init__(self, client: BlockingClient, submitted: Submitted) -> None:
+        self._client, self._submitted = client, submitted
+        self._episode: Episode | None = None
+
+    def initial_messages(self) -> list[dict[str, Any]]:
+        """Returns no messages, because the agent writes its own prompts."""
+        return []
+
+    def list_tools(self) -> list[Any]:
+        """Returns no tools, because the agent has its own tools."""
+        return []
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Rejects the call."""
+        raise NotImplementedError(f"Expected no tool calls, because the agent runs by itself, got {name!r}.")
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Waits for the episode. Returns 0 if the agent finished, otherwise 1.
+
+        Raises:
+            TimeoutError: The time limit was exceeded. The episode is cancelled, and keeps its calls.
+        """
+        return int(self._ended(timeout_s).state != "finished")
+
+    def fetch_training_trace(self) -> Any:
+        """Returns the calls of the episode with their tokens."""
+        from openenv.core.harness import TrainingTrace, TrainingTurn
+
+        turns = [
+            TrainingTurn(
+                node_id=f"{call.conversation}-{number}",
+                prompt_token_ids=list(call.prompt),
+                completion_token_ids=list(call.completion),
+                per_token_logps=list(call.logprobs),
+                loss_mask=[0] * len(call.prompt) + [1] * len(call.completion),
+                metadata={"policy_version": call.policy_version, "finish_reason": call.finish_reason},
+            )
+            for number, call in enumerate(self._ended().sampled_calls)
+        ]
+        return TrainingTrace(turns=turns)
+
+    def verify(self, transcript: Sequence[Any], final_state: Any = None) -> Any:
+        """Returns the reward of the episode; `None` if the episode must not be trained on."""
+        from openenv.core.harness import VerifyResult
+
+        episode = self._ended()
+        reward = episode.reward if episode.trainable else None
+        return VerifyResult(env_reward=reward, done=True, metrics={"state": episode.state, **episode.rewards})
+
+    def close(self) -> None:
+        """Cancels the episode if it has not ended. Idempotent."""
+        if self._episode is None:
+            self._cancel("nothing")
+
+    def _ended(self, timeout_s: float | None = None) -> Episode:
+        if self._episode is None:
+            try:
+                [self._episode] = self._client.collect(self._submitted, timeout_sec=timeout_s)
+            except TimeoutError:
+                self._cancel("calls")
+                raise
+        return self._episode
+
+    def _cancel(self, keep: str) -> None:
+        self._client.cancel(self._submitted, keep=keep)
+        [self._episode] = self._client.collect(self._submitted)

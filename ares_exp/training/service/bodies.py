@@ -1,0 +1,399 @@
+"""The bodies of requests to the rollout service, and of its responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL = 1
+MAX_ROLLOUTS = 65_536
+
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@-]{1,200}$")]
+Seconds = Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Wait = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
+State = Literal["waiting", "running", "finished", "truncated", "failed", "cancelled", "stale"]
+Stage = Literal["start", "agent", "policy", "verify", "rows"]
+Keep = Literal["nothing", "calls"]
+
+
+class Body(BaseModel):
+    """A JSON object without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskName(Body):
+    """A task of the run."""
+
+    name: Name
+
+
+class PolicyBody(Body):
+    """The endpoint that responds to the LLM calls of a rollout.
+
+    Attributes:
+        mode: `endpoint` sends calls to `base_url`. `relay` gives them to the trainer by `GET /v1/requests`.
+        wire: Format of the calls. `ids` continues conversations with token ids.
+        base_url: URL of the endpoint, including the version. Required by `endpoint`.
+        model: Name of the model.
+        tokenizer: Directory or hub name of the tokenizer, for `ids` and `relay`. Default: the model.
+        key: API key: `env:NAME` for an environment variable of the server, or the key itself, which is never stored.
+        headers: HTTP headers of each call. `{rollout_id}` is replaced.
+        sampling: Sampling parameters, which take precedence over the agent's parameters.
+        extra_body: Additional fields of each call.
+        on_abort: Effect of a response that the engine aborted: the call is repeated, or the episode fails.
+    """
+
+    mode: Literal["endpoint", "relay"] = "endpoint"
+    wire: Literal["chat", "responses", "messages", "ids", "sglang"] = "chat"
+    base_url: Annotated[str, Field(max_length=2048)] | None = None
+    model: Name
+    tokenizer: Name | None = None
+    key: str | None = Field(default=None, max_length=4096, repr=False)
+    headers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,100}$")], Annotated[str, Field(max_length=4096)]] = {}
+    sampling: dict[str, Any] = {}
+    extra_body: dict[str, Any] = {}
+    on_abort: Literal["resample", "fail"] = "resample"
+
+
+class RolloutLimits(Body):
+    """The limits of an episode. `null` keeps the limit of the run.
+
+    Attributes:
+        seconds: Time limit of the agent.
+        steps: Maximum number of LLM responses.
+        row_tokens: Maximum length of a row. Longer rows are cut.
+    """
+
+    seconds: Seconds | None = None
+    steps: Annotated[int, Field(ge=1)] | None = None
+    row_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class SubmissionBody(Body):
+    """Rollouts to run: `n` of each task.
+
+    Attributes:
+        tasks: Tasks, in order.
+        n: Number of rollouts per task.
+        group_id: Name of the group, which each episode repeats.
+        rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. Repeated ids start
+            nothing.
+        policy: Endpoint of all rollouts.
+        policies: Fields of `policy` that differ for a rollout, by its id.
+        want: Content of the episodes, in addition to the reward.
+        conversations: Names or patterns of the conversations in the rows and calls.
+        realign_tokens: Maximum number of sampled tokens that a row may lose instead of forking.
+        encoding: Encoding of token lists. `packed` is base64 of little-endian int32 (ids), uint8 (mask) and float32.
+        limits: Limits of each episode.
+        max_staleness: Maximum age of the oldest response of an episode, in versions.
+        on_stale: Effect of an older response: another attempt, or an episode with the state `stale`.
+        replace_failed: Number of further attempts after a failed one.
+        seed: Seed of the rollouts. `null` uses the seed of the run.
+        lease_sec: Time without any call of the trainer after which the rollouts are cancelled.
+        metadata: Any data, which each episode repeats.
+    """
+
+    tasks: Annotated[list[TaskName], Field(min_length=1, max_length=MAX_ROLLOUTS)]
+    n: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 1
+    group_id: Name | None = None
+    rollout_ids: Annotated[list[RolloutId], Field(max_length=MAX_ROLLOUTS)] | None = None
+    policy: PolicyBody
+    policies: dict[RolloutId, dict[str, Any]] = {}
+    want: Literal["reward", "rows", "calls", "trajectory"] = "rows"
+    conversations: Annotated[list[Name], Field(min_length=1, max_length=100)] = ["main"]
+    realign_tokens: Count = 0
+    encoding: Literal["json", "packed"] = "json"
+    limits: RolloutLimits = RolloutLimits()
+    max_staleness: Count | None = None
+    on_stale: Literal["replace", "report"] = "replace"
+    replace_failed: Annotated[int, Field(ge=0, le=16)] = 0
+    seed: Count | None = None
+    lease_sec: Seconds | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Submitted(Body):
+    """The accepted rollouts."""
+
+    submission_id: str
+    rollout_ids: list[str]
+
+
+class CancelBody(Body):
+    """What the episode of a cancelled rollout contains: nothing, or the calls until then."""
+
+    keep: Keep = "nothing"
+
+
+class Cancelled(Body):
+    """The states after a cancellation, by rollout. Their containers are released."""
+
+    states: dict[str, State]
+
+
+class AckBody(Body):
+    """Frees all episodes up to a cursor, of one submission or of all."""
+
+    cursor: Count
+    submission_id: Name | None = None
+
+
+class Acked(Body):
+    """The number of episodes that were freed by this call."""
+
+    freed: int
+
+
+class VersionBody(Body):
+    """The version of the weights that respond from now on, and its position in the order of versions."""
+
+    version: Annotated[str, Field(min_length=1, max_length=200)]
+    index: Count | None = None
+
+
+class PauseBody(Body):
+    """A pause of calls to endpoints, or of starts of episodes.
+
+    Attributes:
+        scope: What is paused. The clocks of episodes that wait for a paused call stop.
+        drain_sec: Maximum time to wait until no call is in flight.
+        for_sec: Time after which the service resumes by itself.
+    """
+
+    scope: Literal["requests", "starts"] = "requests"
+    drain_sec: Wait = 0.0
+    for_sec: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
+
+
+class ResumeBody(Body):
+    """The pause to end; `null` for all."""
+
+    scope: Literal["requests", "starts"] | None = None
+
+
+class ServiceState(Body):
+    """The calls in flight, the seconds that each pause still lasts, and the version of the weights."""
+
+    in_flight: int
+    paused: dict[str, float]
+    version: str | None
+
+
+class EpisodesQuery(Body):
+    """The episodes to return: after a cursor, of one submission or of all. Waits for new ones for `wait` seconds."""
+
+    submission: Name | None = None
+    after: Count = 0
+    wait: Wait = 0.0
+
+
+class TasksQuery(Body):
+    """A page of the tasks."""
+
+    after: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
+
+
+class TaskFacts(Body):
+    """A task, with the digest of its files as metadata."""
+
+    name: str
+    metadata: dict[str, Any]
+
+
+class TaskPage(Body):
+    """Tasks, and the value of `after` for the next page; `null` on the last page."""
+
+    tasks: list[TaskFacts]
+    next: str | None
+
+
+class Capacity(Body):
+    """The rollouts that are running and waiting, and the maximum of both together."""
+
+    running: int
+    waiting: int
+    limit: int
+
+
+class Info(Body):
+    """Facts about the service."""
+
+    protocol: int
+    ares_exp_version: str
+    version: str | None
+    tasks: int
+    agent: str
+    modes: list[str]
+    wires: list[str]
+    capacity: Capacity
+    unacknowledged: int
+    run_dir: str
+
+
+class ErrorFacts(Body):
+    """An error of an episode.
+
+    Attributes:
+        stage: Stage of the episode that failed.
+        type: Class of the error.
+        message: Message of the error.
+        transient: Whether another attempt may succeed.
+    """
+
+    stage: Stage
+    type: str
+    message: str
+    transient: bool
+
+
+class Loss(Body):
+    """An attempt that was replaced."""
+
+    attempt: int
+    state: State
+    error: ErrorFacts | None
+
+
+class RolloutFacts(Body):
+    """The state of a rollout."""
+
+    rollout_id: str
+    submission_id: str
+    group_id: str | None
+    task: str
+    attempt: int
+    state: State
+    stage: Literal["start", "policy", "environment", "end"] | None
+    seconds: float
+    calls: int
+    cursor: int | None
+    error: ErrorFacts | None
+
+
+class Row(Body):
+    """A row of tokens. With `packed`, `ids`, `mask` and `logprobs` are base64.
+
+    Attributes:
+        conversation: Name of the conversation.
+        made: `clean`, `realigned` or `forked`.
+        ids: All tokens.
+        mask: 1 for each token that is trained on.
+        logprobs: Log-probability of each token; 0.0 where the mask is 0.
+        prompt_tokens: Number of tokens before the first sampled token.
+        steps: Number of each sampled step.
+        starts: Index in `ids` at which the tokens of each step start.
+        versions: Versions of the weights that sampled the tokens.
+        finish_reason: Reason why the last response ended.
+        cut: Number of tokens that were cut off by `limits.row_tokens`.
+    """
+
+    conversation: str
+    made: Literal["clean", "realigned", "forked"]
+    ids: list[int] | str
+    mask: list[int] | str
+    logprobs: list[float] | str
+    prompt_tokens: int
+    steps: list[int]
+    starts: list[int]
+    versions: list[str]
+    finish_reason: str | None
+    cut: int = 0
+
+
+class Call(Body):
+    """One LLM call. With `packed`, the lists of tokens are base64."""
+
+    step: int
+    conversation: str
+    prompt_ids: list[int] | str
+    ids: list[int] | str
+    logprobs: list[float] | str
+    version: str | None
+    finish_reason: str | None
+
+
+class Times(Body):
+    """Seconds by phase."""
+
+    queue: float
+    start: float
+    engine: float
+    tools: float
+    verify: float
+
+
+class Tokens(Body):
+    """Numbers of tokens."""
+
+    prompt: int
+    sampled: int
+
+
+class Episode(Body):
+    """The result of a rollout: one line of `GET /v1/episodes`.
+
+    Attributes:
+        cursor: Position of the line.
+        attempt: Number of the attempt at the task, as in the run directory.
+        episode_id: Id of the episode in the run directory; `null` if no episode was started.
+        replaces: Number of the attempt that this one replaces.
+        losses: Attempts that were replaced.
+        state: State of the rollout.
+        reward: Reward of the verifier; `null` if it gave none.
+        rewards: All scores by name.
+        trainable: Whether the episode has a reward, is not stale, and has rows or calls if they were requested.
+        error: Error of the episode.
+        versions: Versions of the weights, in order of first use.
+        version_min: Smallest index of these versions; `null` if unknown. The same applies to `version_max`.
+        staleness: Age of the oldest version at the end of the episode.
+        finish: `submitted`, or the limit that truncated the episode.
+        encoding: Encoding of rows and calls.
+        rows: Rows, if requested.
+        calls: Calls, if requested.
+        trajectory: Trajectory, if requested.
+    """
+
+    cursor: int
+    rollout_id: str
+    submission_id: str
+    group_id: str | None
+    task: str
+    attempt: int
+    episode_id: str | None
+    replaces: int | None
+    losses: list[Loss]
+    state: State
+    reward: float | None
+    rewards: dict[str, float]
+    trainable: bool
+    error: ErrorFacts | None
+    versions: list[str]
+    version_min: int | None
+    version_max: int | None
+    staleness: int | None
+    finish: str | None
+    encoding: Literal["json", "packed"]
+    rows: list[Row] | None
+    calls: list[Call] | None
+    trajectory: dict[str, Any] | None
+    times: Times
+    tokens: Tokens
+    metadata: dict[str, Any]
+
+
+class ErrorText(Body):
+    """The class and the message of an error."""
+
+    type: str
+    message: str
+
+
+class ErrorBody(Body):
+    """The body of a response with an error status."""
+
+    error: ErrorText

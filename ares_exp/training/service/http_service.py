@@ -1,0 +1,288 @@
+"""The HTTP server of a service: keys, bodies and statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from ares_exp import __version__
+from ares_exp.cancellation import happened
+from ares_exp.errors import UserError
+from ares_exp.records.secrets import mask_known_secrets
+from ares_exp.records.validation import explain_validation
+from ares_exp.training.service import bodies
+from ares_exp.training.service.served_rollouts import (
+    ConflictError,
+    FullError,
+    Rollout,
+    ServedRollouts,
+    ServedSubmission,
+    UnknownError,
+)
+
+if TYPE_CHECKING:
+    from ares_exp.runs.trainer import TrainedRun
+
+MAX_BODY_BYTES = 64 * 2**20
+WRITE_SEC = 60.0
+"""Time limit, in seconds, for a client to take a part of a response."""
+RETRY_AFTER_SEC = 2
+NDJSON = "application/x-ndjson"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+logger = logging.getLogger(__name__)
+
+
+class HttpService:
+    """Serves the rollouts of a run."""
+
+    def __init__(self, rollouts: ServedRollouts, run: TrainedRun, *, agent: str, key: str | None) -> None:
+        """Stores the arguments.
+
+        Args:
+            rollouts: Rollouts of the service.
+            run: The run.
+            agent: Name of the agent.
+            key: Key that every request must have; `None` accepts requests to a loopback address without a key.
+        """
+        self._rollouts = rollouts
+        self._run = run
+        self._agent = agent
+        self._key = key
+
+    @asynccontextmanager
+    async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serves requests at an open socket while the body runs. Then ends all requests."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
+        app.add_routes(
+            [
+                web.get("/v1/info", self._info),
+                web.get("/v1/tasks", self._tasks),
+                web.post("/v1/rollouts", self._submit),
+                web.get("/v1/rollouts/{id}", self._rollout),
+                web.post("/v1/rollouts/{id}/cancel", self._cancel_rollout),
+                web.post("/v1/submissions/{id}/cancel", self._cancel_submission),
+                web.get("/v1/episodes", self._episodes),
+                web.post("/v1/ack", self._ack),
+                web.post("/v1/versions", self._version),
+                web.post("/v1/pause", self._pause),
+                web.post("/v1/resume", self._resume),
+                web.get("/v1/state", self._state),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Checks the key, and turns errors into bodies."""
+        try:
+            self._check(request)
+            return await handler(request)
+        except web.HTTPException as error:
+            return _error(error.status, type(error).__name__, error.text or error.reason)
+        except FullError as error:
+            return _error(429, "Full", str(error), {"Retry-After": str(RETRY_AFTER_SEC)})
+        except ConflictError as error:
+            return _error(409, "Conflict", str(error))
+        except UnknownError as error:
+            return _error(404, "Unknown", str(error))
+        except (UserError, ValidationError) as error:
+            said = f"{explain_validation(error)}." if isinstance(error, ValidationError) else str(error)
+            return _error(400, type(error).__name__, said)
+        except TimeoutError:
+            return _error(504, "Timeout", "The request was not completed in time. It can be repeated.")
+        except ConnectionError:
+            raise
+        except Exception as error:
+            logger.exception("A request to %s failed", request.path)
+            return _error(500, type(error).__name__, str(error))
+
+    def _check(self, request: web.Request) -> None:
+        """Rejects requests without the key, and requests of web pages.
+
+        Raises:
+            HTTPException: The request is rejected.
+        """
+        if "Origin" in request.headers:
+            raise web.HTTPForbidden(text="Expected a request of a program, got a request of a web page.")
+        if self._key is None:
+            name = (request.host or "").rpartition(":")[0] if ":" in (request.host or "") else request.host
+            if name.strip("[]") not in LOOPBACK:
+                raise web.HTTPForbidden(text=f"Expected a request to a loopback address, got one to {request.host}.")
+            return
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if not hmac.compare_digest(given.encode(errors="replace"), self._key.encode()):
+            raise web.HTTPUnauthorized(text="Expected the key of `serve.key_env` in `Authorization: Bearer KEY`.")
+
+    async def _info(self, request: web.Request) -> web.StreamResponse:
+        self._rollouts.renew(self._rollouts.submissions.values())
+        running, waiting, unacknowledged = self._rollouts.counts()
+        return _json(
+            bodies.Info(
+                protocol=bodies.PROTOCOL,
+                ares_exp_version=__version__,
+                version=self._rollouts.version,
+                tasks=len(self._run.task_names),
+                agent=self._agent,
+                modes=["endpoint", *(["relay"] if self._rollouts.has_relay else [])],
+                wires=["chat", "responses", "messages", "ids", "sglang"],
+                capacity=bodies.Capacity(running=running, waiting=waiting, limit=self._rollouts.queue),
+                unacknowledged=unacknowledged,
+                run_dir=str(self._run.run_dir.path),
+            )
+        )
+
+    async def _tasks(self, request: web.Request) -> web.StreamResponse:
+        query = _query(request, bodies.TasksQuery)
+        names = list(self._run.task_names)
+        start = 0
+        if query.after is not None:
+            if query.after not in names:
+                raise UnknownError(f"There is no task {query.after!r}.")
+            start = names.index(query.after) + 1
+        page = names[start : start + query.limit]
+        has_more = start + query.limit < len(names)
+        tasks = [bodies.TaskFacts(name=name, metadata={}) for name in page]
+        return _json(bodies.TaskPage(tasks=tasks, next=page[-1] if has_more else None))
+
+    async def _submit(self, request: web.Request) -> web.StreamResponse:
+        submission = await self._rollouts.submit(await _body(request, bodies.SubmissionBody))
+        ids = [one.rollout_id for one in submission.rollouts]
+        return _json(bodies.Submitted(submission_id=submission.submission_id, rollout_ids=ids), status=202)
+
+    async def _rollout(self, request: web.Request) -> web.StreamResponse:
+        rollout = self._rollouts.rollout(request.match_info["id"])
+        self._rollouts.renew([rollout.submission])
+        running = self._run.running().get(rollout.slot) if rollout.cursor is None else None
+        return _json(
+            bodies.RolloutFacts(
+                rollout_id=rollout.rollout_id,
+                submission_id=rollout.submission.submission_id,
+                group_id=rollout.submission.body.group_id,
+                task=rollout.task,
+                attempt=rollout.attempt,
+                state="running" if running is not None else rollout.state,
+                stage=running.waits_for if running is not None else None,
+                seconds=round(time.time() - running.started_at, 3) if running is not None else 0.0,
+                calls=rollout.calls,
+                cursor=rollout.cursor,
+                error=rollout.error,
+            )
+        )
+
+    async def _cancel_rollout(self, request: web.Request) -> web.StreamResponse:
+        return await self._cancel(request, [self._rollouts.rollout(request.match_info["id"])])
+
+    async def _cancel_submission(self, request: web.Request) -> web.StreamResponse:
+        return await self._cancel(request, self._rollouts.submission(request.match_info["id"]).rollouts)
+
+    async def _cancel(self, request: web.Request, rollouts: list[Rollout]) -> web.StreamResponse:
+        body = await _body(request, bodies.CancelBody) if request.can_read_body else bodies.CancelBody()
+        self._rollouts.renew([rollouts[0].submission])
+        await asyncio.shield(self._rollouts.cancel(rollouts, keep=body.keep))
+        return _json(bodies.Cancelled(states={one.rollout_id: one.state for one in rollouts}))
+
+    async def _episodes(self, request: web.Request) -> web.StreamResponse:
+        query, rollouts = _query(request, bodies.EpisodesQuery), self._rollouts
+        submission = rollouts.submission(query.submission) if query.submission is not None else None
+        response = web.StreamResponse(headers={"Content-Type": NDJSON})
+        await response.prepare(request)
+        loop, cursor = asyncio.get_running_loop(), query.after
+        until = loop.time() + query.wait
+        while True:
+            rollouts.renew(_named(submission, rollouts))
+            changed = rollouts.changed
+            for one in rollouts.available(submission, cursor):
+                cursor = one.cursor or cursor
+                if (line := await rollouts.line_of(one)) is not None:
+                    await _write(response, line)
+                    rollouts.delivered(one)
+            if submission is not None and not submission.open and not rollouts.available(submission, cursor):
+                end = {"submission_id": submission.submission_id, "complete": True}
+                await _write(response, json.dumps(end).encode() + b"\n")
+                break
+            if not await happened(changed, min(1.0, until - loop.time())) and loop.time() >= until:
+                break
+        await response.write_eof()
+        return response
+
+    async def _ack(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.AckBody)
+        submission = self._rollouts.submission(body.submission_id) if body.submission_id is not None else None
+        self._rollouts.renew(_named(submission, self._rollouts))
+        return _json(bodies.Acked(freed=await asyncio.shield(self._rollouts.acknowledge(body.cursor, submission))))
+
+    async def _version(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.VersionBody)
+        await asyncio.shield(self._rollouts.set_version(body.version, body.index))
+        return await self._state(request)
+
+    async def _pause(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.PauseBody)
+        await self._rollouts.pause(body.scope, drain_sec=body.drain_sec, for_sec=body.for_sec)
+        return await self._state(request)
+
+    async def _resume(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, bodies.ResumeBody) if request.can_read_body else bodies.ResumeBody()
+        for scope in ("requests", "starts") if body.scope is None else (body.scope,):
+            self._rollouts.resume(scope)
+        return await self._state(request)
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        self._rollouts.renew(self._rollouts.submissions.values())
+        return _json(self._rollouts.state())
+
+
+def _named(submission: ServedSubmission | None, rollouts: ServedRollouts) -> list[ServedSubmission]:
+    return [submission] if submission is not None else [*rollouts.submissions.values()]
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(WRITE_SEC):
+        await response.write(data)
+
+
+async def _body(request: web.Request, kind: type[B]) -> B:
+    """Reads the JSON body of a request.
+
+    Raises:
+        HTTPException: The body is not sent as JSON, or is too large.
+        ValidationError: The body is invalid.
+    """
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text=f"Expected application/json, got {request.content_type}.")
+    async with asyncio.timeout(WRITE_SEC):
+        text = await request.read()
+    return kind.model_validate_json(text)
+
+
+def _query(request: web.Request, kind: type[B]) -> B:
+    return kind.model_validate(dict(request.query))
+
+
+def _json(body: BaseModel, *, status: int = 200) -> web.Response:
+    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")
+
+
+def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    text = bodies.ErrorBody(error=bodies.ErrorText(type=kind, message=mask_known_secrets(message)))
+    return web.Response(text=text.model_dump_json(), status=status, headers=headers, content_type="application/json")

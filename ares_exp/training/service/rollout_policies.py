@@ -1,0 +1,264 @@
+"""The policy of a service: it sends the LLM calls of each rollout to the endpoint of the rollout's trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ares_exp.config.parts import has_members
+from ares_exp.errors import ConfigError, EndpointError, PolicyError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.asked_ahead import concurrency_of
+from ares_exp.policies.endpoint_policy import EndpointPolicy
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
+from ares_exp.records.secrets import protect
+from ares_exp.records.validation import explain_validation
+from ares_exp.training.service.bodies import PolicyBody
+
+if TYPE_CHECKING:
+    from ares_exp.training.service.served_rollouts import Rollout
+
+ENV = "env:"
+FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
+"""Sampling parameters whose names differ in the policies."""
+ABORT, MAX_ABORTED = "abort", 16
+"""Finish reason of an aborted response, and the maximum number of times that a call is repeated because of it."""
+OWN_FIELDS = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
+
+logger = logging.getLogger(__name__)
+
+
+def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
+    """Creates the policy of an endpoint, and checks its settings without a connection. Blocking.
+
+    Args:
+        body: The endpoint.
+        needs_tokens: Whether the responses must have token ids.
+
+    Raises:
+        UserError: A setting is missing or invalid.
+    """
+    from ares_exp.policies.anthropic import AnthropicPolicy
+    from ares_exp.policies.chat_completions import OpenAIPolicy
+    from ares_exp.policies.responses import OpenAIResponsesPolicy
+    from ares_exp.policies.token_endpoint import SglangPolicy, VllmPolicy
+
+    if body.base_url is None:
+        raise ConfigError('Expected `policy.base_url` with `mode: "endpoint"`, got none. Set the URL of the endpoint.')
+    named = {FIELDS.get(name, name): value for name, value in body.sampling.items()}
+    own = {name: named.pop(name) for name in OWN_FIELDS if name in named}
+    kind: type[EndpointPolicy] = OpenAIPolicy
+    key, more = body.key or "", dict[str, Any]()
+    match body.wire:
+        case "chat" if needs_tokens:
+            kind = VllmPolicy
+        case "responses":
+            kind = OpenAIResponsesPolicy
+        case "messages":
+            kind = AnthropicPolicy
+        case "ids":
+            kind, more = VllmPolicy, {"continue_tokens": True, "tokenizer": body.tokenizer}
+        case "sglang":
+            kind = SglangPolicy
+    try:
+        policy = kind(
+            model=body.model,
+            base_url=body.base_url,
+            api_key_env=key.removeprefix(ENV) if key.startswith(ENV) else None,
+            extra_body={**named, **body.extra_body},
+            strict=False,
+            max_concurrency=1024,
+            **own,
+            **more,
+        )
+    except ValidationError as error:
+        raise ConfigError(f"The policy of the submission is invalid: {explain_validation(error)}.") from None
+    if key and not key.startswith(ENV):
+        protect([key])
+        policy.use_key(key)
+    policy.check_settings()
+    return policy
+
+
+@dataclass
+class _Shared:
+    """A policy that several rollouts use."""
+
+    policy: EndpointPolicy
+    users: set[str] = field(default_factory=set)
+
+
+class RolloutPolicies(Policy):
+    """Responds to the calls of each rollout with the policy of its submission.
+
+    Rollouts with the same endpoint share its connections. Must be used on one event loop.
+
+    Attributes:
+        version: Current version of the weights, for responses without a version.
+        in_flight: Number of calls that wait for a response of an endpoint or of a trainer.
+        relay: Function that returns the client of a rollout in the mode `relay`, by id, model and sampling.
+    """
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.in_flight = 0
+        self.relay: Callable[[str, str, Mapping[str, Any]], LLMClient] | None = None
+        self._changed = asyncio.Event()
+        self._rollouts: dict[tuple[str, int], Rollout] = {}
+        self._shared: dict[str, _Shared] = {}
+
+    async def check(self, bodies: list[PolicyBody], *, needs_tokens: bool) -> None:
+        """Checks the policies of a submission.
+
+        Raises:
+            UserError: A policy cannot be used.
+        """
+        relayed = [body for body in bodies if body.mode == "relay"]
+        if relayed and self.relay is None:
+            raise ConfigError('This server has no relay. Use `mode: "endpoint"`.')
+        different = {_key_of(body, needs_tokens): body for body in bodies if body.mode == "endpoint"}
+        for body in different.values():
+            policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
+            await policy.close()
+
+    def add(self, slot: tuple[str, int], rollout: Rollout) -> None:
+        """Adds an attempt of a rollout."""
+        self._rollouts[slot] = rollout
+
+    async def remove(self, slot: tuple[str, int]) -> None:
+        """Removes an attempt, and closes its endpoint if no other rollout uses it."""
+        rollout = self._rollouts.pop(slot, None)
+        if rollout is None:
+            return
+        for shared in self._shared.values():
+            shared.users.discard(rollout.rollout_id)
+        unused = [key for key, shared in self._shared.items() if not shared.users]
+        for shared in [self._shared.pop(key) for key in unused]:
+            await shared.policy.close()
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """Returns the client of a rollout's episode.
+
+        Raises:
+            PolicyError: No rollout has this attempt, or its policy cannot be created.
+        """
+        rollout = self._rollouts.get((episode.task_name, episode.attempt))
+        if rollout is None:
+            raise PolicyError(f"No rollout has the attempt {episode.attempt} at {episode.task_name}.")
+        body = rollout.policy
+        may_ask = episode.may_ask or _allowed
+        episode = replace(
+            episode,
+            headers={name: text.replace("{rollout_id}", rollout.rollout_id) for name, text in body.headers.items()},
+            may_ask=self._uncounted(may_ask),
+        )
+        if body.mode == "relay":
+            assert self.relay is not None
+            client = self.relay(rollout.rollout_id, body.tokenizer or body.model, body.sampling)
+        else:
+            client = self._policy(rollout).for_episode(episode)
+        return _Counted(self, rollout, client, may_ask)
+
+    async def drained(self, seconds: float) -> int:
+        """Waits until no call is in flight, for at most `seconds`. Returns the number of calls in flight."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.in_flight:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return self.in_flight
+
+    def count(self, change: int) -> None:
+        """Changes the number of calls in flight."""
+        self.in_flight += change
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Closes all endpoints. Idempotent."""
+        shared, self._shared = self._shared, {}
+        for one in shared.values():
+            await one.policy.close()
+
+    def _policy(self, rollout: Rollout) -> EndpointPolicy:
+        needs_tokens = rollout.submission.needs_tokens
+        key = _key_of(rollout.policy, needs_tokens)
+        if (shared := self._shared.get(key)) is None:
+            try:
+                policy = endpoint_policy(rollout.policy, needs_tokens=needs_tokens)
+            except Exception as error:  # for example, the key was removed from the environment
+                raise PolicyError(str(error)) from None
+            shared = self._shared[key] = _Shared(policy)
+        shared.users.add(rollout.rollout_id)
+        return shared.policy
+
+    def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Returns `may_ask` without counting its caller as in flight while it waits."""
+
+        async def uncounted() -> None:
+            self.count(-1)
+            try:
+                await may_ask()
+            finally:
+                self.count(1)
+
+        return uncounted
+
+
+@dataclass(eq=False, slots=True)
+class _Counted:
+    """A client that counts the calls of a rollout, and adds the current version to responses without one."""
+
+    policies: RolloutPolicies
+    rollout: Rollout
+    client: LLMClient
+    may_ask: Callable[[], Awaitable[None]]
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return concurrency_of(self.client)
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        version, response = await self._sampled(request)
+        for _ in range(MAX_ABORTED):
+            if response.finish_reason != ABORT or self.rollout.policy.on_abort == "fail":
+                break
+            await self.may_ask()  # an engine that aborts calls usually loads weights
+            version, response = await self._sampled(request)
+        if response.finish_reason == ABORT:
+            raise EndpointError("The engine aborted the call.", code=ABORT, retryable=True)
+        self.rollout.calls += 1
+        return response if response.policy_version is not None else replace(response, policy_version=version)
+
+    async def _sampled(self, request: LLMRequest) -> tuple[str | None, LLMResponse]:
+        """Returns the version at the time of the call, and the response."""
+        version = self.policies.version
+        self.policies.count(1)
+        try:
+            return version, await self.client(request)
+        finally:
+            self.policies.count(-1)
+
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        self.rollout.calls += 1
+        if has_members(self.client, AdvancingClient):
+            self.client.advance(request, response)
+
+
+async def _allowed() -> None:
+    """Returns immediately: the run cannot be paused."""
+
+
+def _key_of(body: PolicyBody, needs_tokens: bool) -> str:
+    """Returns the key of the policies that can share connections. Headers belong to calls."""
+    whole = json.dumps([body.model_dump(exclude={"headers"}), needs_tokens], sort_keys=True, default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()  # without the API key, which must not be in a traceback

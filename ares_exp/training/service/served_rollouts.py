@@ -1,0 +1,673 @@
+"""The rollouts of a service: submitted, run, finished, acknowledged or cancelled.
+
+Each rollout has exactly one line of `GET /v1/episodes`. A failed or stale attempt can be replaced by another attempt,
+which belongs to the same rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from ares_exp.cancellation import in_thread
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import ConfigError
+from ares_exp.records.results import UNFINISHED
+from ares_exp.records.run_dir import dump_json
+from ares_exp.records.secrets import MASK, scrub
+from ares_exp.records.validation import explain_validation
+from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_attempt
+from ares_exp.runs.trainer import PauseScope
+from ares_exp.training.driver import CANCEL_LIMIT_SEC, DrivenEpisode, EpisodeDriver
+from ares_exp.training.service.bodies import (
+    ErrorFacts,
+    Keep,
+    Loss,
+    PolicyBody,
+    ServiceState,
+    State,
+    SubmissionBody,
+)
+from ares_exp.training.service.episode_lines import episode_fields, error_of, state_of
+from ares_exp.training.service.rollout_policies import ENV, RolloutPolicies
+from ares_exp.training.service.service_record import ServiceRecord
+
+LEASE_CHECK_SEC = 1.0
+MAX_REPLACED = 16
+"""Maximum number of replaced attempts of a rollout."""
+LEASE_EXPIRED = "LeaseExpired"
+CANCELLED = "Cancelled"
+
+Slot = tuple[str, int]
+
+logger = logging.getLogger(__name__)
+
+
+class FullError(Exception):
+    """The service accepts no more rollouts at present."""
+
+
+class ConflictError(Exception):
+    """The ids of a submission belong to other rollouts."""
+
+
+class UnknownError(Exception):
+    """There is no rollout or submission with this id."""
+
+
+@dataclass(eq=False)
+class ServedSubmission:
+    """Rollouts that were submitted together.
+
+    Attributes:
+        submission_id: Id of the submission.
+        body: The submission. Keys are replaced by a mask in a resumed run.
+        rollouts: Its rollouts, in order.
+        waiting: Rollouts that were not yet given to the scheduler.
+        ready: Rollouts whose episodes are available and not acknowledged, by cursor, in order.
+        given: Number of rollouts that the scheduler has.
+        open: Number of rollouts without an episode.
+        lease_until: Time at which the lease expires, on the clock of the event loop.
+        delivered: Cursor of the last delivered episode.
+    """
+
+    submission_id: str
+    body: SubmissionBody
+    rollouts: list[Rollout] = field(default_factory=list)
+    waiting: deque[Rollout] = field(default_factory=deque)
+    ready: dict[int, Rollout] = field(default_factory=dict)
+    given: int = 0
+    open: int = 0
+    lease_until: float = 0.0
+    delivered: int = 0
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the responses must have token ids."""
+        return self.body.want in ("rows", "calls")
+
+
+@dataclass(eq=False)
+class Rollout:
+    """One rollout.
+
+    Attributes:
+        rollout_id: Id of the rollout.
+        submission: Its submission.
+        task: Name of the task.
+        attempt: Number of the current attempt at the task.
+        seed: Seed of the current attempt.
+        policy: Endpoint of its calls.
+        submitted_at: Time of the submission, in epoch seconds.
+        planned: Plan that continues the current attempt in a resumed run; `None` for a new attempt.
+        state: State of the rollout.
+        is_given: Whether the current attempt was given to the scheduler and has not ended.
+        calls: Number of responses in the current attempt.
+        cursor: Cursor of the episode; `None` until it is available.
+        losses: Replaced attempts.
+        error: Error of the episode.
+        cancelled_by: Reason of the cancellation; `None` if the rollout is not cancelled.
+        keep: Content of the episode of a cancelled rollout.
+        ended: Event that is set when the episode is available.
+    """
+
+    rollout_id: str
+    submission: ServedSubmission
+    task: str
+    attempt: int
+    seed: int
+    policy: PolicyBody
+    submitted_at: float
+    planned: PlannedEpisode | None = field(default=None, repr=False)
+    state: State = "waiting"
+    is_given: bool = False
+    calls: int = 0
+    cursor: int | None = None
+    losses: list[Loss] = field(default_factory=list)
+    error: ErrorFacts | None = None
+    cancelled_by: str | None = None
+    keep: Keep = "nothing"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def slot(self) -> Slot:
+        """The task and the number of the attempt."""
+        return self.task, self.attempt
+
+    @property
+    def lacks_key(self) -> bool:
+        """Whether its key was sent to an earlier process of the server, so that the trainer has to send it again."""
+        return MASK in (self.policy.key, *self.policy.headers.values())
+
+
+class ServedRollouts:
+    """All rollouts of a service. Must be used on the event loop of the run.
+
+    Attributes:
+        submissions: Submissions by id.
+        rollouts: Rollouts by id.
+        changed: Event that is set, and replaced, when an episode becomes available.
+        failure: Future with the first error of the record, which ends the service.
+    """
+
+    def __init__(
+        self,
+        driver: EpisodeDriver,
+        record: ServiceRecord,
+        policies: RolloutPolicies,
+        *,
+        queue: int,
+        unacknowledged: int,
+        lease_sec: float,
+    ) -> None:
+        """Creates a service without rollouts.
+
+        Args:
+            driver: Driver of the run.
+            record: Files of the service.
+            policies: Policy of the run.
+            queue: Maximum number of rollouts without an episode.
+            unacknowledged: Maximum number of rollouts without an acknowledgement.
+            lease_sec: Default lease of a submission.
+        """
+        self.submissions: dict[str, ServedSubmission] = {}
+        self.rollouts: dict[str, Rollout] = {}
+        self.changed = asyncio.Event()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.queue = queue
+        self._driver = driver
+        self._record = record
+        self._policies = policies
+        self._most_unacked = unacknowledged
+        self._lease_sec = lease_sec
+        self._submitting, self._publishing = asyncio.Lock(), asyncio.Lock()
+        self._cursor = 0
+        self._indices: dict[str, int] = {}
+        self._pauses: dict[PauseScope, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def version(self) -> str | None:
+        """The current version of the weights; `None` if no trainer has set one."""
+        return self._policies.version
+
+    @property
+    def has_relay(self) -> bool:
+        """Whether trainers can answer calls by `GET /v1/requests`."""
+        return self._policies.relay is not None
+
+    async def submit(self, body: SubmissionBody) -> ServedSubmission:
+        """Accepts a submission, or returns the earlier one with the same ids.
+
+        Raises:
+            FullError: The queue is full, or too many episodes are not acknowledged.
+            ConflictError: Some of the ids belong to another submission.
+            UserError: The submission is invalid.
+        """
+        async with self._submitting:
+            tasks = [task.name for task in body.tasks for _ in range(body.n)]
+            if (again := await self._submitted_before(body, tasks)) is not None:
+                return again
+            submission = ServedSubmission(uuid.uuid4().hex[:16], body)
+            ids = body.rollout_ids or [f"{submission.submission_id}-{number}" for number in range(len(tasks))]
+            if len(ids) != len(tasks) or len(set(ids)) != len(ids):
+                raise ConfigError(
+                    f"Expected {len(tasks)} different rollout_ids for {len(body.tasks)} tasks with n={body.n}, got "
+                    f"{len(set(ids))} different ones of {len(ids)}."
+                )
+            self._check_room(len(tasks))
+            policies = [_policy_of(body, one) for one in ids]
+            await self._policies.check(policies, needs_tokens=submission.needs_tokens)
+            for name in dict.fromkeys(tasks):
+                self._driver.check(name)
+            now = time.time()
+            for number, (rollout_id, task, policy) in enumerate(zip(ids, tasks, policies, strict=True)):
+                planned = self._driver.plan(task)
+                seed = planned.seed if body.seed is None else episode_seed(body.seed, task, number % body.n)
+                made = Rollout(rollout_id, submission, task, planned.attempt, seed, policy, now)
+                submission.rollouts.append(made)
+            line = {
+                "submission": submission.submission_id,
+                "at": now,
+                "body": _without_keys(body),
+                "rollouts": [[one.rollout_id, one.task, one.attempt, one.seed] for one in submission.rollouts],
+            }
+            await self._write(line)
+            self._register(submission)
+            submission.waiting.extend(submission.rollouts)
+            self._fill(submission)
+            return submission
+
+    async def restore(self) -> None:
+        """Reads the rollouts of earlier sessions, and continues those without an episode.
+
+        Raises:
+            ConfigError: The record cannot be read.
+        """
+        lines = await asyncio.to_thread(lambda: list(self._record.read()))
+        try:
+            for line in lines:
+                self._apply(line)
+        except (KeyError, TypeError, ValueError, ValidationError) as error:
+            raise ConfigError(f"The record of the service cannot be read: {type(error).__name__}: {error}") from None
+        for rollout in self.rollouts.values():
+            if rollout.cursor is None:
+                again = await self._driver.plan_again(rollout.slot, seed=rollout.seed)
+                if isinstance(again, DrivenEpisode) or rollout.cancelled_by is not None:
+                    self._spawn(self._settle(rollout, again if isinstance(again, DrivenEpisode) else None))
+                else:
+                    rollout.planned = again
+                    rollout.submission.waiting.append(rollout)
+        for submission in self.submissions.values():
+            self._fill(submission)
+
+    def _apply(self, line: Mapping[str, Any]) -> None:
+        """Applies a line of the record."""
+        if "submission" in line and "body" in line:
+            body = SubmissionBody.model_validate(line["body"])
+            submission = ServedSubmission(str(line["submission"]), body)
+            for rollout_id, task, attempt, seed in line["rollouts"]:
+                policy = _policy_of(body, rollout_id)
+                made = Rollout(rollout_id, submission, task, int(attempt), int(seed), policy, float(line["at"]))
+                submission.rollouts.append(made)
+            self._register(submission)
+        elif "replaced" in line:
+            rollout = self.rollouts[line["replaced"]]
+            rollout.losses.append(Loss.model_validate(line["loss"]))
+            rollout.attempt, rollout.seed = int(line["attempt"]), int(line["seed"])
+        elif "cancel" in line:
+            for rollout_id in line["cancel"]:
+                self.rollouts[rollout_id].cancelled_by = str(line["why"])
+                self.rollouts[rollout_id].keep = line["keep"]
+        elif "ended" in line:
+            rollout = self.rollouts[line["ended"]]
+            self._cursor = max(self._cursor, int(line["cursor"]))
+            rollout.state = line["state"]
+            self._end(rollout, int(line["cursor"]))
+        elif "acked" in line:
+            self._free(int(line["acked"]), line["of"])
+        elif "version" in line:
+            self._indices[str(line["version"])] = int(line["index"])
+            self._policies.version = str(line["version"])
+
+    def submission(self, submission_id: str) -> ServedSubmission:
+        """Returns a submission.
+
+        Raises:
+            UnknownError: There is no submission with this id.
+        """
+        if (found := self.submissions.get(submission_id)) is None:
+            raise UnknownError(f"There is no submission {submission_id!r:.200}.")
+        return found
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        """Returns a rollout.
+
+        Raises:
+            UnknownError: There is no rollout with this id.
+        """
+        if (found := self.rollouts.get(rollout_id)) is None:
+            raise UnknownError(f"There is no rollout {rollout_id!r:.200}.")
+        return found
+
+    def renew(self, submissions: Iterable[ServedSubmission]) -> None:
+        """Renews the leases of submissions."""
+        now = asyncio.get_running_loop().time()
+        for one in submissions:
+            one.lease_until = now + (one.body.lease_sec or self._lease_sec)
+
+    async def watch_leases(self) -> None:
+        """Cancels the rollouts of submissions whose lease has expired. Never returns."""
+        while True:
+            await asyncio.sleep(LEASE_CHECK_SEC)
+            now = asyncio.get_running_loop().time()
+            for one in list(self.submissions.values()):
+                if one.lease_until < now and (left := [each for each in one.rollouts if each.cursor is None]):
+                    logger.warning(
+                        "The trainer of submission %s made no call for %g s. Its rollouts are cancelled.",
+                        one.submission_id,
+                        one.body.lease_sec or self._lease_sec,
+                    )
+                    one.lease_until = now + CANCEL_LIMIT_SEC
+                    self._spawn(self._cancel_expired(left))
+
+    async def _cancel_expired(self, rollouts: Sequence[Rollout]) -> None:
+        await self.cancel(rollouts, keep="nothing", why=LEASE_EXPIRED)
+
+    async def cancel(self, rollouts: Sequence[Rollout], *, keep: Keep, why: str = CANCELLED) -> None:
+        """Cancels rollouts, and waits until their containers are released, for at most `CANCEL_LIMIT_SEC`. Idempotent.
+
+        Raises:
+            TimeoutError: A container was not released in time.
+        """
+        due = [one for one in rollouts if one.cursor is None and one.cancelled_by is None]
+        if due:
+            for one in due:
+                one.cancelled_by, one.keep = why, keep
+            await self._write({"cancel": [one.rollout_id for one in due], "keep": keep, "why": why})
+        for one in due:
+            if one in one.submission.waiting:
+                one.submission.waiting.remove(one)
+                self._spawn(self._settle(one, None))
+            elif one.is_given:
+                self._driver.run.cancel(one.slot)
+        async with asyncio.timeout(CANCEL_LIMIT_SEC):
+            for one in rollouts:
+                await one.ended.wait()
+
+    def available(self, submission: ServedSubmission | None, after: int) -> list[Rollout]:
+        """Returns the rollouts with episodes that are not acknowledged, after a cursor, in order."""
+        among = [submission] if submission is not None else self.submissions.values()
+        found = {cursor: rollout for one in among for cursor, rollout in one.ready.items() if cursor > after}
+        return [found[cursor] for cursor in sorted(found)]
+
+    async def line_of(self, rollout: Rollout) -> bytes | None:
+        """Returns the line of an episode; `None` if it was acknowledged meanwhile."""
+        assert rollout.cursor is not None
+        cursor = rollout.cursor
+        return await in_thread(lambda: self._record.episode(cursor))
+
+    def delivered(self, rollout: Rollout) -> None:
+        """Records that an episode was delivered, so that another rollout of its submission can start."""
+        submission = rollout.submission
+        submission.delivered = max(submission.delivered, rollout.cursor or 0)
+        self._fill(submission)
+
+    async def acknowledge(self, cursor: int, submission: ServedSubmission | None) -> int:
+        """Frees the episodes up to a cursor, of one submission or of all. Returns their number."""
+        of = submission.submission_id if submission is not None else None
+        freed = self._free(cursor, of)
+        if freed:
+            await self._write({"acked": cursor, "of": of})
+            await in_thread(lambda: self._record.remove_episodes(freed))
+        return len(freed)
+
+    def _free(self, cursor: int, of: str | None) -> list[int]:
+        among = [self.submissions[of]] if of is not None else self.submissions.values()
+        freed = [(one, number) for one in among for number in one.ready if number <= cursor]
+        for one, number in freed:
+            del one.ready[number]
+        return [number for _, number in freed]
+
+    def _end(self, rollout: Rollout, cursor: int) -> None:
+        rollout.cursor = cursor
+        rollout.submission.ready[cursor] = rollout
+        rollout.submission.open -= 1
+        rollout.ended.set()
+
+    async def set_version(self, version: str, index: int | None) -> None:
+        """Sets the version of the weights that respond from now on."""
+        number = index if index is not None else _index(version)
+        if number is None:
+            number = max(self._indices.values(), default=-1) + 1
+        await self._write({"version": version, "index": number})
+        self._indices[version] = number
+        self._policies.version = version
+
+    async def pause(self, scope: PauseScope, *, drain_sec: float, for_sec: float) -> None:
+        """Pauses calls or starts for `for_sec`, and waits up to `drain_sec` until no call is in flight."""
+        self.resume(scope)
+        self._driver.run.pause(scope)
+        self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
+        if drain_sec:
+            await self._policies.drained(drain_sec)
+
+    def resume(self, scope: PauseScope) -> None:
+        """Ends a pause, if any."""
+        if (timer := self._pauses.pop(scope, None)) is not None:
+            timer.cancel()
+            self._driver.run.resume(scope)
+
+    def state(self) -> ServiceState:
+        """Returns the pauses, the calls in flight and the version."""
+        now = asyncio.get_running_loop().time()
+        paused: dict[str, float] = {scope: round(timer.when() - now, 3) for scope, timer in self._pauses.items()}
+        return ServiceState(in_flight=self._policies.in_flight, paused=paused, version=self.version)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Returns the numbers of running rollouts, waiting rollouts, and episodes that are not acknowledged."""
+        left = sum(one.open for one in self.submissions.values())
+        running = min(left, len(self._driver.run.running()))
+        return running, left - running, sum(len(one.ready) for one in self.submissions.values())
+
+    async def close(self) -> None:
+        """Waits for episodes that are being stored. Call it after the driver has cancelled all episodes."""
+        for timer in self._pauses.values():
+            timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CANCEL_LIMIT_SEC)
+
+    async def _submitted_before(self, body: SubmissionBody, tasks: Sequence[str]) -> ServedSubmission | None:
+        known = [self.rollouts[one] for one in body.rollout_ids or () if one in self.rollouts]
+        if not known:
+            return None
+        submission = known[0].submission
+        same = [(one.rollout_id, one.task) for one in submission.rollouts]
+        if same != list(zip(body.rollout_ids or (), tasks, strict=False)):
+            raise ConflictError(
+                f"Expected new rollout_ids, or exactly the tasks and ids of an earlier submission, got "
+                f"{known[0].rollout_id} of submission {submission.submission_id}."
+            )
+        for one in submission.rollouts:  # the keys, which an earlier process of the server had in memory only
+            one.policy = _policy_of(body, one.rollout_id) if one.lacks_key else one.policy
+        self.renew([submission])
+        self._fill(submission)
+        return submission
+
+    def _check_room(self, count: int) -> None:
+        now = asyncio.get_running_loop().time()
+        running, waiting, _ = self.counts()
+        kept = sum(len(one.ready) for one in self.submissions.values() if one.lease_until >= now)
+        if count > self.queue:
+            raise ConfigError(
+                f"Expected a submission of at most {self.queue} rollouts, got {count}. Split it, or set `serve.queue`."
+            )
+        if running + waiting + count > self.queue:
+            raise FullError(f"{running + waiting} of at most {self.queue} rollouts are open (`serve.queue`).")
+        if kept + count > self._most_unacked:
+            raise FullError(
+                f"{kept} of at most {self._most_unacked} episodes are not acknowledged (`serve.unacknowledged`)."
+            )
+
+    def _register(self, submission: ServedSubmission) -> None:
+        self.submissions[submission.submission_id] = submission
+        self.rollouts |= {one.rollout_id: one for one in submission.rollouts}
+        submission.open = len(submission.rollouts)
+        self.renew([submission])
+
+    def _fill(self, submission: ServedSubmission) -> None:
+        """Starts waiting rollouts. A trainer that takes no episodes stops only its own submission."""
+        unread = sum(cursor > submission.delivered for cursor in submission.ready)
+        for _ in range(len(submission.waiting)):
+            if submission.given + unread >= self._driver.run.concurrency:
+                return
+            rollout = submission.waiting.popleft()
+            if rollout.lacks_key:
+                submission.waiting.append(rollout)
+            else:
+                self._start(rollout)
+
+    def _start(self, rollout: Rollout) -> None:
+        planned = rollout.planned or replace(plan_attempt(*rollout.slot, seed=0), seed=rollout.seed)
+        planned = replace(planned, limits=self._limits(rollout.submission.body))
+        rollout.calls, rollout.is_given = 0, True
+        rollout.submission.given += 1
+        self._policies.add(rollout.slot, rollout)
+        self._driver.execute(planned, lambda _, episode: self._spawn(self._settle(rollout, episode)))
+
+    def _limits(self, body: SubmissionBody) -> EpisodeLimits:
+        limits, own = self._driver.run.limits, body.limits
+        steps = own.steps if own.steps is not None else limits.steps
+        if own.seconds is None:
+            return replace(limits, steps=steps)
+        time_limits = replace(
+            limits.time, agent_timeout_sec=own.seconds, agent_timeout_max_sec=None, agent_timeout_multiplier=1.0
+        )
+        return replace(limits, steps=steps, time=time_limits)
+
+    async def _settle(self, rollout: Rollout, episode: DrivenEpisode | None) -> None:
+        """Handles the end of an attempt: replaces it, or stores the episode of the rollout."""
+        try:
+            rollout.submission.given -= rollout.is_given
+            rollout.is_given = False
+            await self._policies.remove(rollout.slot)
+            is_unfinished = episode is None or episode.result.outcome in UNFINISHED
+            if is_unfinished and rollout.cancelled_by is None and self._driver.run.is_ending:
+                return  # a resumed run continues it
+            state = self._state(rollout, episode)
+            if self._is_replaced(rollout, state):
+                assert episode is not None
+                loss = Loss(attempt=rollout.attempt, state=state, error=error_of(episode.result))
+                planned = self._driver.plan(rollout.task)
+                again = {"attempt": planned.attempt, "seed": planned.seed, "loss": loss.model_dump()}
+                await self._write({"replaced": rollout.rollout_id, **again})
+                rollout.losses.append(loss)
+                rollout.attempt, rollout.seed, rollout.planned = planned.attempt, planned.seed, None
+                self._start(rollout)
+                return
+            await self._publish(rollout, state, episode)
+        except Exception as error:
+            if not self.failure.done():
+                self.failure.set_exception(error)
+
+    def _state(self, rollout: Rollout, episode: DrivenEpisode | None) -> State:
+        if episode is None:
+            return "cancelled"
+        state = state_of(episode.result)
+        if state == "failed" and rollout.cancelled_by is not None:
+            return "cancelled"
+        most, age = rollout.submission.body.max_staleness, self._staleness(episode)
+        is_stale = most is not None and age is not None and age > most
+        return "stale" if is_stale and state in ("finished", "truncated") else state
+
+    def _is_replaced(self, rollout: Rollout, state: State) -> bool:
+        body = rollout.submission.body
+        if rollout.cancelled_by is not None or len(rollout.losses) >= MAX_REPLACED:
+            return False
+        failed = sum(loss.state == "failed" for loss in rollout.losses)
+        return (state == "failed" and failed < body.replace_failed) or (state == "stale" and body.on_stale == "replace")
+
+    def _staleness(self, episode: DrivenEpisode) -> int | None:
+        known, newest = self._ages(episode), self._indices.get(self._policies.version or "")
+        return max(0, newest - min(known)) if known and newest is not None else None
+
+    def _ages(self, episode: DrivenEpisode) -> list[int]:
+        named = (name for version in episode.versions for name in version.split("+"))
+        found = [self._indices.get(name, _index(name)) for name in named]
+        return [one for one in found if one is not None]
+
+    async def _publish(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> None:
+        """Stores the line of a rollout, and makes it available."""
+        fields = await asyncio.to_thread(self._fields, rollout, state, episode)
+        error = fields["error"]
+        text = await asyncio.to_thread(dump_json, fields)
+        async with self._publishing:  # a reader relies on the order of the cursors
+            self._cursor += 1
+            cursor = self._cursor
+            line = {"ended": rollout.rollout_id, "cursor": cursor, "state": state, "attempt": rollout.attempt}
+            whole = f'{{"cursor": {cursor}, {text[1:]}\n'
+            await in_thread(lambda: self._record.add_episode(cursor, whole, line))
+            rollout.state = state
+            rollout.error = ErrorFacts.model_validate(error) if error is not None else None
+            self._end(rollout, cursor)
+        self.changed.set()
+        self.changed = asyncio.Event()
+        self._fill(rollout.submission)
+
+    def _fields(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> dict[str, Any]:
+        """Returns the fields of a line without its cursor. Takes CPU time."""
+        body, made = rollout.submission.body, dict[str, Any]()
+        known = self._ages(episode) if episode is not None else []
+        if episode is not None:
+            is_kept = state != "cancelled" or rollout.keep == "calls"
+            asked = body if is_kept else body.model_copy(update={"want": "reward"})
+            temperature = rollout.policy.sampling.get("temperature", 1.0)
+            made = episode_fields(episode, asked, temperature=temperature)
+            made["times"]["queue"] = round(max(0.0, made["times"]["queue"] - rollout.submitted_at), 3)
+        if state == "cancelled":
+            why = rollout.cancelled_by or CANCELLED
+            made["error"] = {"stage": "agent", "type": why, "message": _WHY.get(why, why), "transient": False}
+        no_times = dict.fromkeys(("queue", "start", "engine", "tools", "verify"), 0.0)
+        empty: dict[str, Any] = {
+            "attempt": rollout.attempt,
+            "episode_id": None,
+            "reward": None,
+            "rewards": {},
+            "error": None,
+            "versions": [],
+            "finish": None,
+            "rows": None,
+            "calls": None,
+            "trajectory": None,
+            "times": no_times,
+            "tokens": {"prompt": 0, "sampled": 0},
+        }
+        return {
+            "rollout_id": rollout.rollout_id,
+            "submission_id": rollout.submission.submission_id,
+            "group_id": body.group_id,
+            "task": rollout.task,
+            "state": state,
+            **empty,
+            **made,
+            "trainable": bool(made.get("trainable")) and state in ("finished", "truncated"),
+            "replaces": rollout.losses[-1].attempt if rollout.losses else None,
+            "losses": [loss.model_dump() for loss in rollout.losses],
+            "version_min": min(known, default=None),
+            "version_max": max(known, default=None),
+            "staleness": self._staleness(episode) if episode is not None else None,
+            "encoding": body.encoding,
+            "metadata": body.metadata,
+        }
+
+    async def _write(self, line: Mapping[str, Any]) -> None:
+        await in_thread(lambda: self._record.append(line))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_WHY = {
+    CANCELLED: "The rollout was cancelled.",
+    LEASE_EXPIRED: "The trainer made no call until its lease expired.",
+}
+
+
+def _index(version: str) -> int | None:
+    """Returns a version as a number; `None` if it is not one."""
+    return int(version) if version.isascii() and version.isdecimal() and len(version) < 16 else None
+
+
+def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
+    """Returns the policy of a rollout.
+
+    Raises:
+        ConfigError: A field of `policies` is invalid.
+    """
+    own = body.policies.get(rollout_id)
+    if own is None:
+        return body.policy
+    try:
+        return PolicyBody.model_validate({**body.policy.model_dump(), **own})
+    except ValidationError as error:
+        raise ConfigError(f"`policies` is invalid: {explain_validation(error, within=rollout_id)}.") from None
+
+
+def _without_keys(body: SubmissionBody) -> dict[str, Any]:
+    """Returns a body in which keys, other than names of variables, are masked."""
+    data = body.model_dump()
+    for policy in (data["policy"], *data["policies"].values()):
+        if policy.get("key") and not str(policy["key"]).startswith(ENV):
+            policy["key"] = MASK
+        policy["headers"] = scrub(policy.get("headers") or {})
+    return data

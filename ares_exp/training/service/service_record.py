@@ -1,0 +1,80 @@
+"""The state of a service on disk, in the folder `service` of the run directory.
+
+`record.jsonl` has one line per change: submissions, replaced attempts, cancellations, ends, acknowledgements and
+versions. Keys of endpoints are never written. `CURSOR.json` is the line of an episode that is not acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import append_durably, append_text, atomic_file, dump_json
+
+logger = logging.getLogger(__name__)
+
+
+class ServiceRecord:
+    """The files of a service. All methods are blocking."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "record.jsonl"
+
+    def read(self) -> Iterator[Mapping[str, Any]]:
+        """Yields the lines of earlier sessions, without a line that was being written when its process died.
+
+        Raises:
+            ConfigError: The record cannot be read.
+        """
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            whole = 0
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    read = json.loads(line)
+                    assert isinstance(read, dict)
+                except (ValueError, RecursionError, AssertionError):
+                    raise ConfigError(f"Line {number} of {self._path} is not a JSON object.") from None
+                whole += len(line)
+                yield read
+        if whole < self._path.stat().st_size:
+            os.truncate(self._path, whole)
+
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Appends lines, which survive a power cut.
+
+        Raises:
+            OSError: The lines could not be written.
+        """
+        append_durably(self._path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT)
+
+    def add_episode(self, cursor: int, text: str, line: Mapping[str, Any]) -> None:
+        """Stores the line of an episode. It survives the end of this process.
+
+        Raises:
+            OSError: The files could not be written.
+        """
+        with atomic_file(self._folder / f"{cursor}.json", sync=False) as file:
+            file.write(text.encode())
+        append_text(self._path, f"{dump_json(line)}\n")
+
+    def episode(self, cursor: int) -> bytes | None:
+        """Returns the stored line of an episode; `None` if the episode was acknowledged."""
+        try:
+            return (self._folder / f"{cursor}.json").read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def remove_episodes(self, cursors: list[int]) -> None:
+        """Removes the lines of acknowledged episodes."""
+        for cursor in cursors:
+            (self._folder / f"{cursor}.json").unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""The trainer of a run that serves rollouts: its options, its socket, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ares_exp.errors import ConfigError, PreflightError
+from ares_exp.policies.policy import Policy
+from ares_exp.runs.trainer import TrainedRun
+from ares_exp.training.driver import EpisodeDriver
+from ares_exp.training.service.http_service import LOOPBACK, HttpService
+from ares_exp.training.service.rollout_policies import RolloutPolicies
+from ares_exp.training.service.served_rollouts import ServedRollouts
+from ares_exp.training.service.service_record import ServiceRecord
+
+
+class ServeOptions(BaseModel):
+    """The options `serve.*` of `ares-exp serve`.
+
+    Attributes:
+        host: Address to listen on. An address other than a loopback address requires `key_env`.
+        port: Port to listen on; 0 selects a free port.
+        key_env: Environment variable with the key that each request must have.
+        queue: Maximum number of rollouts that run or wait.
+        unacknowledged: Maximum number of finished and running rollouts without an acknowledgement.
+        lease_sec: Time without any call of a trainer after which its rollouts are cancelled, in seconds.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8300
+    key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    queue: Annotated[int, Field(ge=1)] = 1024
+    unacknowledged: Annotated[int, Field(ge=1)] = 4096
+    lease_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0
+
+
+class Service:
+    """A trainer that runs the rollouts that other processes submit, until the run is interrupted.
+
+    Attributes:
+        policy: Policy of the run, which responds to each rollout with its own endpoint.
+        url: URL of the service; empty until it accepts requests.
+    """
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.policy = RolloutPolicies()
+        self.url = ""
+        self._options = options
+        self._listener: socket.socket | None = None
+        self._key: str | None = None
+
+    def check(self, policy: Policy, task_names: Sequence[str]) -> None:
+        """Reads the key, and opens the port. Blocking.
+
+        Raises:
+            UserError: The key is missing, or the port cannot be used.
+        """
+        host, port, name = self._options.host, self._options.port, self._options.key_env
+        if name is not None:
+            self._key = os.environ.get(name, "").strip()
+            if not self._key:
+                raise PreflightError(
+                    f"Expected the key of the service in the environment variable {name}, which is not set. Run "
+                    f"`export {name}=…`."
+                )
+        elif host not in LOOPBACK:
+            raise ConfigError(
+                f"Expected a loopback address for a service without a key, got `serve.host={host}`. Set "
+                "`serve.key_env=NAME` to the environment variable with a key."
+            )
+        try:
+            self._listener = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"Cannot listen on {host}:{port}: {error.strerror or error}. Set another `serve.port`, or "
+                "`serve.port=0` for a free port."
+            ) from None
+
+    async def train(self, run: TrainedRun) -> None:
+        """Serves requests until the run is interrupted.
+
+        Raises:
+            OSError: The state of the service could not be stored.
+            UserError: The state of an earlier session cannot be read.
+        """
+        assert self._listener is not None
+        try:
+            async with EpisodeDriver(run) as driver:
+                rollouts = ServedRollouts(
+                    driver,
+                    ServiceRecord(run.run_dir.service),
+                    self.policy,
+                    queue=self._options.queue,
+                    unacknowledged=self._options.unacknowledged,
+                    lease_sec=self._options.lease_sec,
+                )
+                await rollouts.restore()
+                watching = asyncio.create_task(rollouts.watch_leases())
+                service = HttpService(rollouts, run, agent=run.agent_name, key=self._key)
+                try:
+                    async with service.listening(self._listener):
+                        self._announce()
+                        await rollouts.failure
+                finally:
+                    watching.cancel()
+                    await driver.close()
+                    await rollouts.close()
+        finally:
+            self._listener.close()
+
+    def _announce(self) -> None:
+        assert self._listener is not None
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        with suppress(BrokenPipeError):
+            sys.stdout.write(f"Serving rollouts at {self.url}. Ctrl-C ends the service.\n")
+            sys.stdout.flush()
