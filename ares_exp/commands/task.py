@@ -106,7 +106,7 @@ from ares_exp.training.verifiers import make_plugin
 
 TASKS = Path(__file__).parent / "tasks"
 
-# The overrides are those of the command line: for example, `agent=tools`, `container=docker` or `concurrency=32`.
+# Add overrides as on the command line, such as `agent=tools`, `container=docker` or `concurrency=32`.
 Tasks, Harness, Environment = make_plugin([f"env.path='{TASKS}'", "tracker=none"])
 __all__ = ["Tasks", "Harness", "Environment"]
 '''

@@ -161,9 +161,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return replace(response, sampling=sampling, policy_version=response.policy_version or version)
 
     async def _processes_logprobs(self) -> bool:
-        """Checks whether the server's log-probabilities are those of the temperature. Asks the server once.
+        """Checks whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
 
-        The check compares the largest log-probability after the same prompt at two temperatures.
+        Compares the largest log-probability after the same prompt at two temperatures.
         """
         async with self._probing:
             if self._processed is None:

@@ -114,7 +114,7 @@ def ranks(model: Any, row: TrainingSequence) -> list[int]:
 @pytest.mark.parametrize(
     "words", [["policy.temperature=0.7"], ["policy.continue_tokens=true"], ["agent=tools", "policy.seed=episode"]]
 )
-def test_recorded_logprobs_are_those_of_the_model(tmp_path: Path, url: str, saved: Path, words: list[str]) -> None:
+def test_recorded_logprobs_agree_with_recomputed_ones(tmp_path: Path, url: str, saved: Path, words: list[str]) -> None:
     asked = ["policy=vllm", "policy.model=policy", f"policy.base_url={url}", f"policy.tokenizer={saved}"]
     asked += ["policy.max_output_tokens=60", "limits.steps=4", "attempts=2", "env.tasks=[write-greeting]"]
     ares_exp.run([*asked, *words, "tracker=none", f"hydra.run.dir={tmp_path / 'run'}"], quiet=True)
