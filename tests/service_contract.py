@@ -17,6 +17,7 @@ from aiohttp import web
 from ares_exp.cancellation import finish
 from ares_exp.runs.composing import compose_job, run_log
 from ares_exp.training.service import served_rollouts
+from ares_exp.training.service.bodies import Episode
 from ares_exp.training.service.serving import ServeOptions, Service
 from tests.loopback_endpoint import LoopbackEndpoint, Received, error, respond
 from tests.unit.training.counted_tasks import OPEN, options
@@ -67,6 +68,8 @@ class Caller:
 
     async def episodes(self, submission: str, **query: Any) -> list[Any]:
         *episodes, end = await self.lines(submission, **query)
+        for one in episodes:
+            Episode.model_validate(one)
         assert end == {"submission_id": submission, "complete": True}
         return episodes
 
@@ -99,11 +102,6 @@ async def served(overrides: Sequence[str], **chosen: Any) -> AsyncIterator[Calle
         finally:
             job.run.interrupt()
             await finish(asyncio.wait({running}, timeout=BOUND_SEC))
-
-
-async def _stages(service: Caller, submission: Any) -> AsyncIterator[str]:
-    for one in submission["rollout_ids"]:
-        yield (await service.get(f"rollouts/{one}"))["stage"]
 
 
 async def until(condition: Any) -> None:
@@ -246,7 +244,9 @@ class ServiceContract:
             assert (await service.post("pause", {"for_sec": 600}))["in_flight"] == 1
             held.release()
             assert (await service.post("pause", {"for_sec": 600, "drain_sec": BOUND_SEC}))["in_flight"] == 0
-            assert [one async for one in _stages(service, first)] == ["policy"]
+            async with asyncio.timeout(BOUND_SEC):
+                while (await service.get(f"rollouts/{first['rollout_ids'][0]}"))["stage"] != "policy":  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
             paused = await service.post("pause", {"for_sec": 0.5})  # and the trainer dies
             assert paused["paused"]["requests"] <= 0.5
             [episode] = await service.episodes(first["submission_id"])

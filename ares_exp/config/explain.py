@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ares_exp.config.option_arguments import arguments_of
-from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options
+from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options
 from ares_exp.config.overrides import parse_overrides
 from ares_exp.config.schema import GROUPS, KEYS, NOT_A_VALUE
 from ares_exp.errors import close_matches, closest
@@ -216,7 +216,7 @@ def _choices(argv: Sequence[str]) -> list[str]:
     for argument in argv:
         with suppress(HydraException):
             [override] = parse_overrides([argument])
-            if override.key_or_group in (*OPTION_FOLDERS, "hydra.searchpath"):
+            if override.key_or_group in (*OPTION_GROUPS, "hydra.searchpath"):
                 found.append(_first(override))
     return found
 

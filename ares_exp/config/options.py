@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ares_exp.config.schema import GROUPS, TRAINER
+from ares_exp.config.schema import GROUPS
 
 BUILT_IN = "built in"
 SCHEME = "options"
@@ -108,7 +108,7 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
     Returns `None` if all folders are readable. Missing folders are ignored.
     """
     for folder in config_dirs:
-        for place in (folder / group for group in OPTION_FOLDERS):
+        for place in (folder / group for group in OPTION_GROUPS):
             try:
                 list(place.iterdir())
             except (FileNotFoundError, NotADirectoryError):
@@ -128,7 +128,7 @@ def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
         config_dirs: The user's folders of options.
     """
     problems = [*installed_plugins().problems]
-    for group in OPTION_FOLDERS:
+    for group in OPTION_GROUPS:
         counts: dict[str, Option] = {}
         for option in _every_option(group, config_dirs):
             owner = counts.setdefault(option.name, option)
@@ -205,7 +205,6 @@ ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
 """Prefix of a plugin's name in Hydra's records, as the provider of options."""
 OPTION_GROUPS = (*GROUPS, "experiment")
-OPTION_FOLDERS = (*OPTION_GROUPS, TRAINER)
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -282,7 +281,7 @@ def _conf_tree(value: str) -> Path:
 def _check_tree(folder: Path) -> None:
     try:
         stray = sorted(path.name for path in folder.glob("*.yaml"))
-        options = [path for group in OPTION_FOLDERS for path in (folder / group).glob("*.yaml")]
+        options = [path for group in OPTION_GROUPS for path in (folder / group).glob("*.yaml")]
     except OSError as error:
         raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():

@@ -20,8 +20,6 @@ GROUPS = (
     "scorer",
 )
 """Groups whose options are nodes of the config."""
-TRAINER = "trainer"
-"""Node that only the command `train` sets. Its options are in the folder with the same name."""
 MADE_NODES = ("budget", "retry")
 """Nodes that have a `_target_` but no options."""
 NOT_A_VALUE = "Expected `{name}` to hold keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
@@ -81,7 +79,6 @@ class ExperimentConfig:
     snapshot: Any = "???"
     executor: Any = "???"
     scorer: Any = None
-    trainer: Any = None
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
     attempts: int = _key(1, "episodes per task", least=1)
     concurrency: int = _key(4, "episodes at the same time", least=1)
@@ -104,7 +101,7 @@ class ExperimentConfig:
     branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches start"})
 
 
-KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in (*GROUPS, TRAINER))
+KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in GROUPS)
 """The top-level keys."""
 
 

@@ -19,7 +19,7 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.options import OPTION_FOLDERS, ROOT_CONFIG, conf_dir, find_options, installed_plugins
+from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, conf_dir, find_options, installed_plugins
 from ares_exp.config.parts import import_name
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.secrets import scrub
@@ -85,7 +85,7 @@ def classes_of_options(config_dirs: Sequence[Path] = ()) -> frozenset[str]:
     """Returns the dotted name of every class in the options of ares_exp, of plugins and of `config_dirs`."""
     found: set[str] = set()
     for folder in (conf_dir(), *(plugin.folder for plugin in installed_plugins().plugins), *config_dirs):
-        for path in (one for group in OPTION_FOLDERS for one in (folder / group).rglob("*.yaml")):
+        for path in (one for group in OPTION_GROUPS for one in (folder / group).rglob("*.yaml")):
             with suppress(OSError):
                 found.update(_CLASS.findall(path.read_text(encoding="utf-8", errors="replace")))
     found.update(_CLASS.findall((conf_dir() / f"{ROOT_CONFIG}.yaml").read_text(encoding="utf-8")))
@@ -243,7 +243,6 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "tracker": ("a tracker", ("start", "log_episode", "finish")),
     "snapshot": ("a snapshot schedule", ("output_dir", "is_only_to_continue", "around", "collect_garbage")),
     "executor": ("an executor", ("checks", "open", "room")),
-    "trainer": ("a trainer", ("check", "train")),
 }
 """The kind of part that the options of a group create, and its required members."""
 

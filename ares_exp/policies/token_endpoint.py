@@ -5,39 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pydantic
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import (
-    ConfigError,
-    MalformedResponseError,
-    PolicyError,
-    PreflightError,
-    UnsendableRequestError,
-    WireFormatError,
-)
+from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError, PreflightError, WireFormatError
 from ares_exp.llms.openai_chat import MaxTokensField
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.reasoning import ReasoningField
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.llms.wire import Report, list_of, optional, required, typed
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import ModelName, Seconds, Temperature, TopP, Url, VariableName
-from ares_exp.policies.in_process.chat_template import (
-    ChatTemplate,
-    Conversations,
-    digest_of,
-    load_tokenizer,
-    prompt_of,
-    response_pieces,
-)
+from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
+from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampling_of
 from ares_exp.policies.policy import EpisodeSpec, Weights
 from ares_exp.policies.waiting import OnWait, nobody_waits
 
@@ -98,7 +85,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
         super().__post_init__()
         self._template: ChatTemplate | None = None
-        self._without_episode: _ContinuingEpisode | None = None
+        self._without_episode: LLMClient | None = None
         self._updating = asyncio.Lock()
         self._probing = asyncio.Lock()
         self._processed: bool | None = None
@@ -113,13 +100,21 @@ class TokenEndpointPolicy(OpenAIPolicy):
         """Returns a client for one episode. With `continue_tokens`, the client keeps the token ids of the episode."""
         if not self.continue_tokens:
             return super().for_episode(episode)
-        return _ContinuingEpisode(self, episode, episode.on_wait or nobody_waits)
+        return TokenClient(
+            spec=episode,
+            load=self._chat,
+            prepare=self._with_own_settings,
+            sample=self._sample,
+            warn=self._warn_once,
+            max_concurrency_per_episode=self.max_concurrency_per_episode,
+            strict=self.strict,
+        )
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Responds to one request; see `EndpointPolicy.__call__`."""
         if not self.continue_tokens:
             return await super().__call__(request)
-        self._without_episode = self._without_episode or _ContinuingEpisode(self, EpisodeSpec(""), nobody_waits)
+        self._without_episode = self._without_episode or self.for_episode(EpisodeSpec(""))
         return await self._without_episode(request)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
@@ -186,7 +181,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """Returns the body of a request with explicit sampling, which also requests token ids and logprobs."""
         body = super().body_of(replace(request, top_k=None), model, episode)
-        return {**body, **_sampling_of(request), "return_token_ids": True, "logprobs": True}
+        return {**body, **sampling_of(request), "return_token_ids": True, "logprobs": True}
 
     def read_response(self, body: Any, report: Report) -> LLMResponse:
         """Converts the body of a response; see `EndpointPolicy.read_response`."""
@@ -197,52 +192,29 @@ class TokenEndpointPolicy(OpenAIPolicy):
         except WireFormatError as error:
             raise MalformedResponseError(str(error)) from None
 
-    async def go_on(self, request: LLMRequest, episode: _ContinuingEpisode) -> LLMResponse:
-        """Responds to one request, continuing the token ids of its conversation.
-
-        Raises the same errors as `__call__`.
-        """
+    async def _sample(self, asked: TokenRequest) -> LLMResponse:
         if self.model is None:
             raise PreflightError("preflight() comes first: it refuses a policy without a model.")
-        if request.tool_choice not in (None, "auto", "none"):
-            raise UnsendableRequestError(
-                f"policy={self.option} cannot force a call of a tool with policy.continue_tokens=true, and the agent "
-                "asks for it (`tool_choice`)."
-            )
-        template = await self._chat()
-        request = self._with_own_settings(request)
-        prompt = await in_thread(lambda: prompt_of(template, request, episode.conversations, self._warn_once))
-        seed = episode.spec.seed % 2**31 if self.seed == "episode" else self.seed
+        request, spec = asked.request, asked.spec
+        seed = spec.seed % 2**31 if self.seed == "episode" else self.seed
         body = {
             "model": self.model,
-            "prompt": list(prompt),
+            "prompt": list(asked.prompt),
             "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # the engines' default is 16
             "return_token_ids": True,
             "logprobs": 1,
             "skip_special_tokens": False,  # some models mark tool calls with special tokens
-            **_sampling_of(request),
+            **sampling_of(request),
             **({"stop": list(request.stop_sequences)} if request.stop_sequences else {}),
             **({} if seed is None else {"seed": seed}),
             **self._extra_body,
         }
-        response = await self.response_to(body, episode=episode.spec, on_wait=episode.on_wait)
-        if response.prompt_token_ids is not None and list(response.prompt_token_ids) != prompt:
+        response = await self.response_to(body, episode=spec, on_wait=spec.on_wait or nobody_waits)
+        if response.prompt_token_ids is not None and [*response.prompt_token_ids] != asked.prompt:
             raise MalformedResponseError(
-                f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
-                f"({len(response.prompt_token_ids)}): nothing can be gone on from."
+                f"Expected the engine at {self._endpoint.base_url} to report the {len(asked.prompt)} prompt token ids "
+                f"that it was sent, got {len(response.prompt_token_ids)} others."
             )
-        pieces = response_pieces(
-            template,
-            request,
-            prompt=prompt,
-            text=response.text,
-            call_id=f"call_{digest_of(prompt)[:8]}_{episode.count()}",
-        )
-        has_calls = any(isinstance(one, ToolCallData) for one in pieces)
-        response = replace(
-            response, data=tuple(pieces), finish_reason="tool_calls" if has_calls else response.finish_reason
-        )
-        episode.conversations.add(request, response)
         return response
 
     async def _chat(self) -> ChatTemplate:
@@ -255,40 +227,6 @@ class TokenEndpointPolicy(OpenAIPolicy):
                 await in_thread(lambda: load(name, chat_template=given, trust_remote_code=trusted))
             )
         return self._template
-
-
-@dataclass(eq=False, slots=True)
-class _ContinuingEpisode:
-    """The policy for one episode, with the token ids of its conversations."""
-
-    policy: TokenEndpointPolicy
-    spec: EpisodeSpec
-    on_wait: OnWait
-    conversations: Conversations = field(default_factory=Conversations)
-    _calls: int = 0
-
-    @property
-    def max_concurrency_per_episode(self) -> int:
-        return self.policy.max_concurrency_per_episode
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.go_on(request, self)
-
-    def count(self) -> int:
-        self._calls += 1
-        return self._calls
-
-    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Moves past a response that was given without this client, and continues from its token ids."""
-        if response is not None:
-            self.count()
-            self.conversations.add(request, response)
-
-
-def _sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns all sampling parameters, because a server uses the model's default for missing ones."""
-    asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
-    return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def _as_chat(body: Any) -> Any:

@@ -6,37 +6,23 @@ import contextlib
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import pydantic
 
-from ares_exp.cancellation import in_thread
-from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, UnsendableRequestError
+from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
 from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
-from ares_exp.policies.in_process.batch_engine import ModelThread
-from ares_exp.policies.in_process.chat_template import (
-    ChatTemplate,
-    Conversations,
-    digest_of,
-    prompt_of,
-    response_pieces,
-    with_template,
-)
+from ares_exp.policies.in_process.chat_template import ChatTemplate, with_template
 from ares_exp.policies.in_process.generation import LoadedModel
-from ares_exp.policies.in_process.sampling import (
-    DEFAULT_MAX_OUTPUT_TOKENS,
-    PROCESSED_LOGPROBS,
-    Row,
-    Sampling,
-    cut_at_stop,
-)
+from ares_exp.policies.in_process.loaded_model import ModelInProcess
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS, Row, Sampling
+from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 from ares_exp.policies.waiting import nobody_waits
 
@@ -46,12 +32,9 @@ logger = logging.getLogger(__name__)
 class TransformersPolicy(Policy):
     """Responds to requests with a model in this process, and returns the token ids.
 
-    Concurrent requests of all episodes are processed as one batch. Sampling parameters are set by the policy or the
+    The model generates one response after the other. Sampling parameters are set by the policy or the
     agent, or default to temperature 1 without truncation. The model's generation config is ignored. Log-probabilities
     refer to the whole vocabulary at the temperature of the response.
-
-    Attributes:
-        max_concurrency_per_episode: Maximum number of concurrent requests of one episode.
     """
 
     @pydantic.validate_call
@@ -71,9 +54,6 @@ class TransformersPolicy(Policy):
         stop_sequences: StopSequences | None = None,
         seed: int | Literal["episode"] | None = "episode",
         continue_tokens: bool = True,
-        max_batch_size: Count = 16,
-        batch_wait_sec: float = 0.005,
-        max_concurrency_per_episode: Count = 16,
         timeout_sec: Seconds = 1800.0,
         policy_version: str | None = None,
         strict: bool = True,
@@ -102,15 +82,11 @@ class TransformersPolicy(Policy):
                 uses 2048. The rest of the model's context is also an upper bound.
             stop_sequences: Strings that end generation. The response does not include them.
             seed: Seed for sampling; `"episode"` for the seed of the episode, `None` for a new one each time. The
-                sampled tokens depend on the seed and the prompt, but not on other responses in the batch.
+                sampled tokens depend only on the seed, the prompt and the number of earlier requests with this prompt.
             continue_tokens: Whether to continue conversations with the token ids of earlier responses, so that the
                 token ids of a conversation only grow and never fork. Otherwise, each request is rendered and tokenised
                 completely.
-            max_batch_size: Maximum number of responses that are generated at the same time.
-            batch_wait_sec: Time in seconds that the first request of a batch waits for others.
-            max_concurrency_per_episode: Maximum number of concurrent requests of one episode, if its agent waits for
-                several responses.
-            timeout_sec: Time limit of one response in seconds, including the wait for a batch.
+            timeout_sec: Time limit of one response in seconds, including the wait for other responses.
             policy_version: Name of the loaded weights, for the records.
             strict: Whether an unsupported option of the agent (a forced tool call) is an error instead of a warning.
             activations: Hidden states to keep for each response. A layer number keeps the layer's outputs at the
@@ -137,17 +113,14 @@ class TransformersPolicy(Policy):
         }
         self._seed = seed
         self._continue_tokens = continue_tokens
-        self._max_batch_size = max_batch_size
-        self._batch_wait_sec = batch_wait_sec
-        self.max_concurrency_per_episode = max_concurrency_per_episode
         self._timeout_sec = timeout_sec
         self._version = policy_version
         self._strict = strict
         kept = [KeptStates(layer=one) if isinstance(one, int) else one for one in activations or ()]
         self._watcher = StateWatcher(kept, hooks or (), output_dir, activations_max_bytes)
         self._given: tuple[Any, Any] | None = None
-        self._thread: ModelThread | None = None
-        self._without_episode: _Episode | None = None
+        self._running: ModelInProcess | None = None
+        self._without_episode: LLMClient | None = None
         self._warned: set[str] = set()
 
     @classmethod
@@ -170,7 +143,7 @@ class TransformersPolicy(Policy):
     @property
     def policy_version(self) -> str | None:
         """Version of the current weights."""
-        return self._version if self._thread is None else self._thread.version
+        return self._version if self._running is None else self._running.version
 
     async def preflight(self) -> None:
         """Loads the model.
@@ -178,129 +151,97 @@ class TransformersPolicy(Policy):
         Raises:
             PreflightError: The model cannot be loaded, or has no chat template. The message suggests a fix.
         """
-        await self._running()
+        await self._model_in_process().loaded()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client for one episode, with the episode's seed and token ids."""
-        return _Episode(self, episode)
+        return TokenClient(
+            spec=episode,
+            load=self._chat,
+            prepare=self._with_own_settings,
+            sample=self._sample,
+            warn=self._warn_once,
+            strict=self._strict,
+            continues=self._continue_tokens,
+        )
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Responds to one request outside of episodes, with seed 0."""
-        self._without_episode = self._without_episode or _Episode(self, EpisodeSpec("", 0))
+        self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("", 0))
         return await self._without_episode(request)
-
-    async def in_memory(self) -> tuple[Any, Any]:
-        """Returns the module and its tokenizer, for a trainer in this process.
-
-        The trainer may change the weights while no response is running, and then has to call `update` without weights.
-        """
-        _, loaded = await self._running()
-        return loaded.model, loaded.tokenizer
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights; see `UpdatablePolicy.update`.
 
         A directory has the format of `save_pretrained`, with `*.safetensors`.
         """
-        thread, _ = await self._running()
-        await thread.update(version, lambda loaded: _take(loaded.model, weights))
+        await self._model_in_process().update(version, lambda loaded: _take(loaded.model, weights))
 
     async def close(self) -> None:
         """Cancels running responses, and frees the memory of a model that the policy has loaded. Idempotent."""
-        thread, self._thread = self._thread, None
+        running, self._running = self._running, None
         self._without_episode = None
-        if thread is not None:
+        if running is not None:
             if self._given is not None:
-                self._version = thread.version
-            await thread.close()
+                self._version = running.version
+            await running.close()
 
-    async def respond(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
-        """Responds to one request of an episode. Raises the same errors as `__call__`."""
+    async def _chat(self) -> ChatTemplate:
+        return (await self._model_in_process().loaded()).template
+
+    async def _sample(self, asked: TokenRequest) -> LLMResponse:
         started = time.perf_counter()
-        thread, loaded = await self._running()
-        template = ChatTemplate(loaded.tokenizer)
-        request = self._with_own_settings(request)
-        known = episode.conversations if self._continue_tokens else Conversations()
-        prompt = await in_thread(lambda: prompt_of(template, request, known, self._warn_once))
-        digest = digest_of(prompt)
-        occurrence = episode.occurrences[digest]
-        episode.occurrences[digest] += 1
-        seed = episode.spec.seed if self._seed == "episode" else self._seed
-        sampling = self._sampling_of(request, loaded, prompt)
-        named = f"{seed}/{digest}/{occurrence}" if seed is not None else os.urandom(16).hex()
-        row = Row(prompt, replace(sampling, seed=named), tag=episode.spec)
-        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=episode.spec.on_wait or nobody_waits)
-        said = row.ids[:-1] if row.ids[-1] in loaded.ends else row.ids
-        text = cut_at_stop(template.decode(said), sampling.stop)
-        call_id = f"call_{digest[:8]}_{occurrence}"
-        pieces = response_pieces(template, request, prompt=prompt, text=text, call_id=call_id)
-        response = LLMResponse(
-            pieces,
-            usage=Usage(len(prompt), len(row.ids)),
-            prompt_token_ids=prompt,
+        running = self._model_in_process()
+        loaded = await running.loaded()
+        seed = asked.spec.seed if self._seed == "episode" else self._seed
+        sampling = self._sampling_of(asked.request, loaded, len(asked.prompt))
+        named = f"{seed}/{asked.name}" if seed is not None else os.urandom(16).hex()
+        row = Row(asked.prompt, replace(sampling, seed=named), asked.spec)
+        on_wait = asked.spec.on_wait or nobody_waits
+        ended = await running.generate(row, timeout_sec=self._timeout_sec, on_wait=on_wait)
+        return LLMResponse.from_text(
+            sampled_text(loaded.template, row.ids, loaded.ends, sampling.stop),
+            usage=Usage(len(asked.prompt), len(row.ids)),
+            prompt_token_ids=asked.prompt,
             completion_token_ids=row.ids,
             logprobs=row.logprobs,
-            finish_reason="tool_calls" if any(isinstance(one, ToolCallData) for one in pieces) else row.finish,
+            finish_reason=row.finish,
             model=self.model_name,
             latency_sec=time.perf_counter() - started,
             sampling={**sampling.to_dict(), **PROCESSED_LOGPROBS, **({} if seed is None else {"seed": seed})},
             policy_version=ended.version,
             activations=ended.kept,
         )
-        episode.conversations.add(request, response)
-        return response
 
-    async def _running(self) -> tuple[ModelThread, LoadedModel]:
-        """Returns the thread of the model, which is started if necessary, and the loaded model."""
-        if self._thread is None:
-            self._thread = ModelThread(
-                self._load,
-                version=self._version,
-                max_batch_size=self._max_batch_size,
-                batch_wait_sec=self._batch_wait_sec,
-                watch=self._watcher.watching,
-                on_end=self._watcher.links,
-            )
-            self._thread.start()
-        thread = self._thread
-        return thread, await thread.loaded()
+    def _model_in_process(self) -> ModelInProcess:
+        if self._running is None:
+            self._running = ModelInProcess(self._load, version=self._version, watcher=self._watcher)
+        return self._running
 
     def _load(self) -> LoadedModel:
-        """Loads the model and the tokenizer. Runs in the model's thread."""
+        """Loads the model and the tokenizer. Blocking."""
         model, tokenizer = self._given or _from_disk(
             self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
         )
         tokenizer = with_template(tokenizer, self.model_name, self._chat_template)
         self._watcher.check(model)
-        ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_response()}
+        template = ChatTemplate(tokenizer)
         own = model.generation_config.eos_token_id
-        ends |= set(own) if isinstance(own, list | tuple) else {own}
+        ends = {*template.ends, *(own if isinstance(own, list | tuple) else [own])} - {None}
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         context = model.config.get_text_config().to_dict().get("max_position_embeddings")
-        return LoadedModel(model, tokenizer, pad or 0, frozenset(one for one in ends if one is not None), context)
+        return LoadedModel(model, template, pad or 0, frozenset(ends), context)
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling parameters, and without streaming.
-
-        Raises:
-            UnsendableRequestError: The request forces a tool call, and `strict` is set.
-        """
-        if request.tool_choice not in (None, "auto", "none"):
-            message = (
-                "policy=transformers cannot force a call of a tool, and the agent asks for it (`tool_choice`). "
-                "policy.strict=false lets the model choose."
-            )
-            if self._strict:
-                raise UnsendableRequestError(message)
-            self._warn_once(message)
+        """Returns the request with the policy's sampling parameters, and without streaming."""
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         return replace(request, stream=False, **ours)
 
-    def _sampling_of(self, request: LLMRequest, loaded: LoadedModel, prompt: Sequence[int]) -> Sampling:
-        left = None if loaded.max_tokens is None else loaded.max_tokens - len(prompt)
+    def _sampling_of(self, request: LLMRequest, loaded: LoadedModel, prompt_tokens: int) -> Sampling:
+        left = None if loaded.max_tokens is None else loaded.max_tokens - prompt_tokens
         if left is not None and left < 1:
             raise ContextOverflowError(
-                f"The prompt has {len(prompt)} tokens, and {self.model_name} reads {loaded.max_tokens}."
+                f"The prompt has {prompt_tokens} tokens, and {self.model_name} reads {loaded.max_tokens}."
             )
         wanted = request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         return Sampling(
@@ -315,29 +256,6 @@ class TransformersPolicy(Policy):
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message)
-
-
-@dataclass(eq=False, slots=True)
-class _Episode:
-    """The policy for one episode, with the number of requests per prompt and the token ids of its conversations."""
-
-    policy: TransformersPolicy
-    spec: EpisodeSpec
-    conversations: Conversations = field(default_factory=Conversations)
-    occurrences: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def max_concurrency_per_episode(self) -> int:
-        return self.policy.max_concurrency_per_episode
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.respond(request, self)
-
-    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Moves past a response that was given without this client, as if this client had sampled it."""
-        if response is not None and response.prompt_token_ids is not None:
-            self.occurrences[digest_of(response.prompt_token_ids)] += 1
-            self.conversations.add(request, response)
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:

@@ -364,8 +364,6 @@ class RunDir:
         self.replay = path / "replay.json"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
-        self.training = path / "training.jsonl"
-        self.checkpoints = path / "checkpoints"
         self.service = path / "service"
         self.log = path / "run.log"
         self.status = path / "status.json"
@@ -412,7 +410,7 @@ class RunDir:
         """
         folders = (
             *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
-            *(self.checkpoints, self.control, self.scores, self.service),
+            *(self.control, self.scores, self.service),
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
@@ -438,15 +436,14 @@ class RunDir:
     def sweep_up(self) -> None:
         """Removes temporary files of a process that was killed during an atomic write.
 
-        Only the process that owns the directory may call this method. Skips the folders of tasks, snapshots,
-        checkpoints and trackers.
+        Only the process that owns the directory may call this method. Skips the folders of tasks, snapshots
+        and trackers.
         """
         others = (
             self.files,
             self.snapshots,
             self.branch_point,
             self.tensorboard,
-            self.checkpoints,
             self.path / "wandb",
         )
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]

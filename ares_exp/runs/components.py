@@ -87,7 +87,7 @@ class Components:
             branching=_branching(config),
             retry=instantiate_node(config, "retry"),
             budget=instantiate_node(config, "budget"),
-            trainer=objects.get("trainer") if config.trainer is None else part("trainer"),
+            trainer=objects.get("trainer"),
             executor=as_executor(part("executor")),
             recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # they stay in this process
         )

@@ -208,7 +208,6 @@ class Experiment:
             self._scheduler,
             task_names,
             earlier,
-            self._warn,
             self._live.expect_another,
             self._running.values,
             self._gate,
@@ -216,7 +215,7 @@ class Experiment:
         try:
             await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
         except Exception as error:
-            if not self._storage.causes(error):  # the trainer could not write its record or a checkpoint
+            if not self._storage.causes(error):  # the trainer could not write its record
                 raise
 
     def _num_planned(self) -> int:

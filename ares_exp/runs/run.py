@@ -92,7 +92,8 @@ class Run:
         self._experiment = Experiment(
             self._components, Settings.of(values, sweep_dir=sweep_dir), self.run_dir, quiet=quiet
         )
-        self._config = scrub(values | {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()})
+        objects = {one: {"_object_": type(part).__name__} for one, part in (given or {}).items() if one in values}
+        self._config = scrub(values | objects)
         self._quiet = quiet
         self._preparing: asyncio.Future[Sequence[str]] | None = None
         self._interrupted = False

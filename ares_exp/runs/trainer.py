@@ -82,17 +82,9 @@ class TrainedRun(Protocol):
         """Ends a pause. A pause by an order of a user continues."""
         ...
 
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Logs metrics of an optimizer step to the trackers."""
-        ...
-
-    def warn(self, sentence: str) -> None:
-        """Warns the user once."""
-        ...
-
 
 class Trainer(Protocol):
-    """Chooses the episodes of a run and learns from them. Configured with `trainer=` of the command `train`.
+    """Chooses the episodes of a run and learns from them.
 
     If the run is interrupted, `train` is cancelled and must return soon.
     """
@@ -125,7 +117,6 @@ class RunOnRequest(TrainedRun):
         scheduler: Scheduler,
         task_names: Sequence[str],
         earlier: PreviousSessions,
-        warn: Callable[[str], None],
         on_run: Callable[[], None],
         running: Callable[[], Iterable[RunningEpisode]],
         gate: Gate,
@@ -138,9 +129,7 @@ class RunOnRequest(TrainedRun):
         self.limits = settings.limits
         self.concurrency = settings.concurrency
         self.earlier = earlier
-        self._tracker = parts.tracker
         self._scheduler = scheduler
-        self._warn = warn
         self._on_run = on_run
         self._running = running
         self._gate = gate
@@ -192,14 +181,6 @@ class RunOnRequest(TrainedRun):
             self._gate.open(TRAINER)
         else:
             self._scheduler.resume(TRAINER)
-
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Logs metrics of the training to the trackers."""
-        self._tracker.log_training(values, step=step)
-
-    def warn(self, sentence: str) -> None:
-        """Warns the user once."""
-        self._warn(sentence)
 
     def is_cancelled(self, slot: Slot) -> bool:
         """Checks whether the trainer has cancelled an attempt that has not ended."""

@@ -75,7 +75,6 @@ class TrackerContract:
         for result in RESULTS:
             watched.log_episode(result, _trajectory(result))
         watched.log_system(SAMPLE)
-        watched.log_training({"train/reward": 0.5}, step=1)
         tracker.finish(RunSummary(3, RESULTS))
 
     def test_only_finish_takes_its_time(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:

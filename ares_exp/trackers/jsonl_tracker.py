@@ -107,10 +107,6 @@ class JsonlTracker(TrackerBase):
         """Appends the line of a sample. Returns at once."""
         self._append("system", lambda: sample)
 
-    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Appends the line of an optimizer step. Returns at once."""
-        self._append("training", lambda: {"step": step, **values})
-
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Appends the line of an order. Returns at once."""
         self._append("order", lambda: line)

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.parts import completed
@@ -72,11 +71,6 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         """Passes the sample to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_system, sample)
-
-    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Passes the numbers to every tracker."""
-        for name, tracker in self._trackers.items():
-            self._guard(name, partial(tracker.log_training, step=step), values)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Passes the order to every tracker."""

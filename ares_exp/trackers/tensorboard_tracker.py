@@ -79,10 +79,6 @@ class TensorboardTracker(TrackerBase):
         """Writes a sample. Returns at once."""
         self._write(lambda events, now: events.add_system(sample, now))
 
-    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Writes the numbers at their optimizer step. Returns at once."""
-        self._write(lambda events, now: events.add_training(values, step, now))
-
     def finish(self, summary: RunSummary) -> None:
         """Writes the totals and closes the file, within `finish_timeout_sec`. Idempotent."""
         self._write(lambda events, now: events.end(summary, now))
@@ -133,9 +129,6 @@ class _EventFile:
 
     def add_system(self, sample: Mapping[str, float], now: float) -> None:
         self._add_scalars(sample, max(int(now - self._started), 0), now)
-
-    def add_training(self, values: Mapping[str, float], step: int, now: float) -> None:
-        self._add_scalars(values, step, now)
 
     def end(self, summary: RunSummary, now: float) -> None:
         try:

@@ -95,9 +95,6 @@ class TrackerBase(Tracker):
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Records measurements of the runner (`system/loop_lag_sec`, …). Returns at once. Default: ignores them."""
 
-    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Records numbers of a training (`train/reward`, …) at an optimizer step. Default: ignores them."""
-
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Records an order to the run, as a line of `control.jsonl`. Returns at once. Default: ignores it."""
 

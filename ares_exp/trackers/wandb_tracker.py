@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 
     from ares_exp.trajectories.records import EpisodeTrajectory
 
-FINISHED, WALL_SEC, OPTIMIZER_STEP = "progress/finished", "progress/wall_sec", "progress/optimizer_step"
-"""The axes: finished episodes, seconds since the run was first started, and steps of a training."""
+FINISHED, WALL_SEC = "progress/finished", "progress/wall_sec"
+"""The axes: finished episodes, and seconds since the run was first started."""
 AXES = {
     **dict.fromkeys(("episode/*", "outcome/*", "progress/mean_reward"), FINISHED),
     **dict.fromkeys(("system/*", FINISHED), WALL_SEC),
-    **dict.fromkeys(("train/*", "heldout/*"), OPTIMIZER_STEP),
 }
 STEPS_OF_A_SESSION = 10**6  # a session's W&B steps start at a multiple: offline, W&B starts each session at step 0
 MAX_WAITING = 100
@@ -140,10 +139,6 @@ class WandbTracker(TrackerBase):
         if self._numbers.waiting < MAX_WAITING:
             self._log(sample, at=time.time())
 
-    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Records numbers of the training. Returns at once."""
-        self._do_with_run(lambda run: run.log({**values, OPTIMIZER_STEP: step}))
-
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Records an order to the run in its config, by its id. Returns at once."""
         if "id" in line and self._numbers.waiting < MAX_WAITING:
@@ -183,7 +178,7 @@ class WandbTracker(TrackerBase):
                 run = self._open_run(info, record, mode)
                 record = record.write(info.run_dir, entity=run.entity or record.entity)
                 self._files = WandbFiles(run, info.run_dir, record)
-                for axis in (FINISHED, WALL_SEC, OPTIMIZER_STEP):
+                for axis in (FINISHED, WALL_SEC):
                     run.define_metric(axis, hidden=axis != FINISHED)
                 for key, axis in AXES.items():
                     run.define_metric(key, step_metric=axis)

@@ -41,7 +41,7 @@ async def driven(
     is closed. The run uses the event loop of the caller.
 
     Args:
-        overrides: Overrides as on the command line. `attempts` and `trainer` have no effect.
+        overrides: Overrides as on the command line. `attempts` has no effect.
         policy: Policy to use instead of an option of `policy`. It is closed at the end of the run.
         max_staleness: Maximum staleness of an episode, as for `EpisodeDriver`.
         config_dirs: Folders of options, as for `--config-dir`.

@@ -19,6 +19,7 @@ from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, plan_attempt
 from ares_exp.runs.trainer import TrainedRun
+from ares_exp.training.sampled_calls import distinct_versions
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 CANCEL_LIMIT_SEC = 60.0
@@ -245,7 +246,10 @@ class EpisodeDriver:
             return due[0]
         if (episode := await asyncio.to_thread(self._recorded, slot)) is not None:
             return episode
-        return planned.anew(retry=self._results[slot].retry + 1, seed=planned.seed)
+        retry = self._results[slot].retry + 1
+        if (log := self.run.earlier.ended.get(slot)) is not None:
+            return planned.going_on(log, retry=retry)
+        return planned.anew(retry=retry, seed=planned.seed)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
@@ -345,14 +349,15 @@ class EpisodeDriver:
         return DrivenEpisode(result, trajectory, versions, newest - oldest)
 
     def _recorded(self, slot: Slot) -> DrivenEpisode | None:
-        """Reads an episode of an earlier session. Blocking. Returns `None` if its trajectory cannot be read."""
+        """Reads an episode of an earlier session. Blocking. Returns `None` if its trajectory is not complete."""
         from ares_exp.trajectories.stored_episodes import load
 
         result = self._results[slot]
         try:
             found = load(self.run.run_dir.path, skip_broken=True)
             stored = next((one for one in found if one.episode_id == result.episode_id), None)
-            return None if stored is None else self._driven(result, stored.load())
+            is_whole = stored is not None and stored.outcome is result.outcome
+            return self._driven(result, stored.load()) if stored is not None and is_whole else None
         except TrajectoryFormatError as error:
             logger.info("The trajectory of %s cannot be read: %s", result.episode_id, error)
             return None
@@ -361,5 +366,4 @@ class EpisodeDriver:
 def versions_of(trajectory: EpisodeTrajectory | None) -> tuple[str, ...]:
     """Returns the versions of the weights that were used in an episode, without repetitions, in order of first use."""
     actions = (step.action for step in (trajectory.steps if trajectory is not None else ()))
-    named = (action.get("policy_version") for action in actions if action is not None)
-    return tuple(dict.fromkeys(str(version) for version in named if version is not None))
+    return distinct_versions(action.get("policy_version") for action in actions if action is not None)

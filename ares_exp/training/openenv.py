@@ -10,6 +10,7 @@ The classes have the methods of `ResourceSessionFactory` and `TrainableSession` 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ class EpisodeSessions:
     def __init__(
         self, url: str, *, policy: Mapping[str, Any], sampling: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        """Stores the arguments. The first session connects.
+        """Stores the arguments.
 
         Args:
             url: URL of the service.
@@ -31,26 +32,28 @@ class EpisodeSessions:
             sampling: Sampling parameters from the trainer, which become `policy.sampling`.
             options: `key_env` of the client, and other fields of the submissions, such as `limits`.
         """
-        self._client = BlockingClient(url, key_env=options.pop("key_env", None))
+        self._url, self._key_env = url, options.pop("key_env", None)
         self._fields = {**options, "want": "calls", "policy": {**policy, "sampling": sampling_of(sampling or {})}}
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> EpisodeSession:
         """Submits a rollout. The same `episode_id` returns the same episode."""
         name = task if isinstance(task, str) else task[-1]["content"]
         ids = None if episode_id is None else [episode_id]
-        return EpisodeSession(self._client, self._client.submit([name], rollout_ids=ids, seed=seed, **self._fields))
-
-    def close(self) -> None:
-        """Closes the connection of all sessions."""
-        self._client.close()
+        client = BlockingClient(self._url, key_env=self._key_env)
+        try:
+            return EpisodeSession(client, client.submit([name], rollout_ids=ids, seed=seed, **self._fields))
+        except BaseException:
+            client.close()
+            raise
 
 
 class EpisodeSession:
-    """A session whose agent runs by itself."""
+    """A session whose agent runs by itself. Another thread may close it."""
 
     def __init__(self, client: BlockingClient, submitted: Submitted) -> None:
         self._client, self._submitted = client, submitted
         self._episode: Episode | None = None
+        self._waiting = threading.Lock()
 
     def initial_messages(self) -> list[dict[str, Any]]:
         """Returns no messages, because the agent writes its own prompts."""
@@ -76,17 +79,12 @@ class EpisodeSession:
         """Returns the calls of the episode with their tokens."""
         from openenv.core.harness import TrainingTrace, TrainingTurn
 
-        turns = [
-            TrainingTurn(
-                node_id=f"{call.conversation}-{number}",
-                prompt_token_ids=list(call.prompt),
-                completion_token_ids=list(call.completion),
-                per_token_logps=list(call.logprobs),
-                loss_mask=[0] * len(call.prompt) + [1] * len(call.completion),
-                metadata={"policy_version": call.policy_version, "finish_reason": call.finish_reason},
-            )
-            for number, call in enumerate(self._ended().sampled_calls)
-        ]
+        turns = []
+        for number, call in enumerate(self._ended().sampled_calls):
+            prompt, sampled, logprobs = list(call.prompt), list(call.completion), list(call.logprobs)
+            ids = {"prompt_token_ids": prompt, "completion_token_ids": sampled}
+            mask = [0] * len(prompt) + [1] * len(sampled)
+            turns.append(TrainingTurn(node_id=str(number), **ids, per_token_logps=logprobs, loss_mask=mask))
         return TrainingTrace(turns=turns)
 
     def verify(self, transcript: Sequence[Any], final_state: Any = None) -> Any:
@@ -98,19 +96,21 @@ class EpisodeSession:
         return VerifyResult(env_reward=reward, done=True, metrics={"state": episode.state, **episode.rewards})
 
     def close(self) -> None:
-        """Cancels the episode if it has not ended. Idempotent."""
-        if self._episode is None:
-            self._cancel("nothing")
+        """Cancels the episode if it has not ended, and closes the connection. Idempotent."""
+        try:
+            if self._episode is None:
+                self._client.cancel(self._submitted)
+                self._ended()
+        finally:
+            self._client.close()
 
     def _ended(self, timeout_s: float | None = None) -> Episode:
-        if self._episode is None:
-            try:
-                [self._episode] = self._client.collect(self._submitted, timeout_sec=timeout_s)
-            except TimeoutError:
-                self._cancel("calls")
-                raise
-        return self._episode
-
-    def _cancel(self, keep: str) -> None:
-        self._client.cancel(self._submitted, keep=keep)
-        [self._episode] = self._client.collect(self._submitted)
+        with self._waiting:
+            if self._episode is None:
+                try:
+                    [self._episode] = self._client.collect(self._submitted, timeout_sec=timeout_s)
+                except TimeoutError:
+                    self._client.cancel(self._submitted, keep="calls")
+                    [self._episode] = self._client.collect(self._submitted)
+                    raise
+            return self._episode

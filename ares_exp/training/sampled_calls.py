@@ -8,7 +8,7 @@ with media, which token ids do not represent.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
@@ -96,6 +96,14 @@ class Accepted:
     def takes(self, conversation: str) -> bool:
         """Checks whether a conversation is trained on."""
         return any(fnmatchcase(conversation, pattern) for pattern in self.conversations)
+
+
+def distinct_versions(recorded: Iterable[str | None]) -> tuple[str, ...]:
+    """Returns the versions of the weights in recorded `policy_version` fields, in order of first use.
+
+    If the weights changed during a response, its field joins the versions by `+`.
+    """
+    return tuple(dict.fromkeys(one for names in recorded if names for one in names.split("+")))
 
 
 def conversations_of(episode: EpisodeTrajectory) -> list[str]:

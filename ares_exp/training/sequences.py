@@ -27,7 +27,7 @@ from typing import Any, Literal
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError
 from ares_exp.records.terminal_text import count_of
-from ares_exp.training.sampled_calls import Accepted, SampledCall, calls_of, conversations_of
+from ares_exp.training.sampled_calls import Accepted, SampledCall, calls_of, conversations_of, distinct_versions
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import StoredEpisode
 
@@ -322,7 +322,7 @@ class _Row:
             task=episode.task_name,
             attempt=attempt if type(attempt) is int else None,
             episode_id=episode.episode_id,
-            policy_versions=tuple(dict.fromkeys(c.policy_version for c in self.calls if c.policy_version is not None)),
+            policy_versions=distinct_versions(call.policy_version for call in self.calls),
             steps=tuple(call.step for call in self.calls),
             starts=tuple(self.starts),
             made=self.made,

@@ -1,17 +1,20 @@
 """`python -m tests.docs_reference [--check]`: writes docs/reference/*, and parts of other pages in docs.
 
 They come from the config tree, the schema, `--help`, the names in a run directory, the docstrings of packages and the
-first sentences of the pages; the schema of trajectories comes from their dataclasses.
+first sentences of the pages; the schema of trajectories comes from their dataclasses, and the OpenAPI document of the
+rollout service from the types of its bodies.
 `--check` writes nothing and exits with 1 if a file is not what it should be.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ares_exp.training.service.openapi import openapi
 from tests.docs_reference.commands_page import commands_page
 from tests.docs_reference.config_page import config_page
 from tests.docs_reference.files_page import files_page
@@ -27,6 +30,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/files.md": files_page,
     "architecture.md": packages_page,
     "reference/trajectory.schema.json": trajectory_schema,
+    "reference/service.openapi.json": lambda: json.dumps(openapi(), indent=2) + "\n",
     "index.md": index_page,  # of all pages, those above included
     "llms.txt": llms_txt,
 }

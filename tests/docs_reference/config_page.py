@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
-from ares_exp.config.options import OPTION_FOLDERS, Option, find_options
+from ares_exp.config.options import OPTION_GROUPS, Option, find_options
 from ares_exp.config.schema import MADE_NODES, Key, keys
 from tests.docs_reference.markdown import GENERATED, plain, table
 
@@ -27,7 +27,7 @@ def config_page() -> str:
     ]
     for node in MADE_NODES:
         parts += [f"\n## `{node}`\n\n", _table(arguments_of_node(node))]
-    for group in OPTION_FOLDERS:
+    for group in OPTION_GROUPS:
         parts.append(f"\n## Group `{group}`\n")
         parts += [_section(option) for option in find_options(group)]
     return "".join(parts)
@@ -52,7 +52,7 @@ def _table(arguments: Sequence[Argument]) -> str:
 
 def chosen_options() -> set[tuple[str, str]]:
     """Every option as (group, name)."""
-    return {(group, option.name) for group in OPTION_FOLDERS for option in find_options(group)}
+    return {(group, option.name) for group in OPTION_GROUPS for option in find_options(group)}
 
 
 def known_keys(key: str) -> bool:
@@ -63,7 +63,7 @@ def known_keys(key: str) -> bool:
 @functools.cache
 def _all() -> frozenset[str]:
     found = set()
-    for group in OPTION_FOLDERS:
+    for group in OPTION_GROUPS:
         for option in find_options(group):
             found.update(item.key for item in arguments_of(option))
     for node in MADE_NODES:

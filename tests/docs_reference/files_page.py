@@ -33,10 +33,6 @@ NAMED: Mapping[str, str] = {
     "replay": "of a replay: every step compared, the diffs, rewards, determinism scores by task",
     "metrics": "of `tracker=jsonl`",
     "tensorboard": "of `tracker=tensorboard`",
-    "training": "of a training: a line for each session, round (its attempts, before they are run), evaluation and "
-    "optimizer step",
-    "checkpoints": "`checkpoint-<step>/` of a training: weights, tokenizer, optimizer, and what the curriculum knew; "
-    "the last ones",
     "service": "of `ares-exp serve`: `record.jsonl`, with a line per submission, end and acknowledgement, and "
     "`<cursor>.json`, an episode that is not acknowledged",
     "log": "the log, with tracebacks",

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS
+from ares_exp.config.options import OPTION_GROUPS
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.runs.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
@@ -40,7 +40,7 @@ from tests.warm_start import warm_command
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parent.parent.parent
 RUN, NOT_RUN = {"bash", "python", "json"}, {"console", "py", "text", "yaml", "toml", "bibtex"}
-NODES = sorted((*OPTION_FOLDERS, *MADE_NODES))
+NODES = sorted((*OPTION_GROUPS, *MADE_NODES))
 
 
 @dataclass(frozen=True)

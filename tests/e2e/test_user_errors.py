@@ -74,7 +74,6 @@ REPEATED: list[tuple[list[str], str]] = [
         (["policy.model=m"], "`policy=openai` or another one: choose that option"),
         (["collector=null"], "Options: json, jsonl, memory, none."),
         (["budget=5"], "Set `budget.KEY=…`"),
-        (["trainer=grpo"], "There is no group or key `trainer`"),
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
         (["collector=[json,jsonnl]"], "no option `jsonnl` in the group `collector`"),
         (["collector=[json,jsonl]", "collector.output_dir=x"], "collector.json.output_dir"),

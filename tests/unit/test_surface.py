@@ -7,10 +7,10 @@ import pytest
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.help import render_help
 from ares_exp.commands.cli.run_command import parser_of
-from ares_exp.config.options import OPTION_FOLDERS, OPTION_GROUPS, conf_dir
+from ares_exp.config.options import OPTION_GROUPS, conf_dir
 from ares_exp.config.schema import KEYS
 
-MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 16, 70  # 15 when `serve` has replaced `train`
+MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 15, 70
 GROUPS = {
     "env": "ares harbor swebench terminal_bench twenty_questions",
     "agent": "claude_code codex command mini_swe_agent opencode qwen_code shell terminal tools",
@@ -40,7 +40,6 @@ SUBCOMMANDS = {
     "wandb": ["sync", "dashboard"],
     "clean": [],
     "serve": [],
-    "train": [],
 }
 """In the order of the help; a run has no name."""
 
@@ -49,7 +48,7 @@ def test_the_groups_and_their_options_are_these() -> None:
     assert list(OPTION_GROUPS) == list(GROUPS)
     found = {group: " ".join(sorted(path.stem for path in (conf_dir() / group).glob("*"))) for group in GROUPS}
     assert found == GROUPS
-    assert {path.name for path in conf_dir().iterdir() if path.is_dir()} == {*OPTION_FOLDERS, "hydra"}
+    assert {path.name for path in conf_dir().iterdir() if path.is_dir()} == {*OPTION_GROUPS, "hydra"}
     assert len(GROUPS) <= MAX_GROUPS
 
 
@@ -76,7 +75,6 @@ def test_help_fits_on_a_page() -> None:
     [
         (["policy"], "    openai_responses         "),
         (["env=harbor"], "  env.path=null\n"),
-        (["trainer=grpo"], "  trainer.steps="),
         (["limits"], "  limits.steps=250\n      LLM responses per episode\n"),
         (["timeouts"], "  timeouts.agent_multiplier=null\n"),
         (["branch"], "  branch.response=null\n"),

@@ -25,6 +25,5 @@ COMMANDS: Mapping[str, CommandModule] = {
     "wandb": CommandModule("upload offline W&B runs; create a W&B workspace", "ares_exp.commands.wandb"),
     "clean": CommandModule("remove leftovers of killed runs from this machine", "ares_exp.commands.clean"),
     "serve": CommandModule("run episodes for trainers in other processes, over HTTP", "ares_exp.commands.serve"),
-    "train": CommandModule("train the policy on the episodes of a run", "ares_exp.commands.train"),
 }
 """Commands by their word on the command line."""

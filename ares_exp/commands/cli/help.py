@@ -16,7 +16,6 @@ from ares_exp.config.explain import no_option
 from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import (
     BUILT_IN,
-    OPTION_FOLDERS,
     OPTION_GROUPS,
     Option,
     config_dirs_of,
@@ -65,11 +64,11 @@ def render_help(argv: Sequence[str], program: str) -> str:
     `--help limits` the keys below a key. The text includes options of plugins and of a `--config-dir` in `argv`.
     """
     folders = config_dirs_of(argv)
-    found = {f"{group}={one.name}": one for group in OPTION_FOLDERS for one in find_options(group, folders)}
+    found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
     if chosen := [found[argument] for argument in argv if argument in found]:
         return "\n\n".join(map(_render_option, chosen)) + "\n"
     named = [argument.partition("=")[0] for argument in argv]
-    if groups := [group for group in OPTION_FOLDERS if group in named]:
+    if groups := [group for group in OPTION_GROUPS if group in named]:
         return "".join(f"{line}\n" for group in groups for line in _render_group(group, found.values()))
     if nodes := [name for name in KEYS if name in named and _arguments_below(name)]:
         return "\n\n".join("\n".join(_render_arguments(_arguments_below(node))) for node in nodes) + "\n"
@@ -138,9 +137,9 @@ def print_help(argv: Sequence[str], program: str) -> int:
 
 def _problem_of(word: str, folders: Sequence[Path]) -> str | None:
     """Explains a word that is not a group, option or key; returns `None` for known words and flags."""
-    known = (*OPTION_FOLDERS, *KEYS, *COMMANDS)
+    known = (*OPTION_GROUPS, *KEYS, *COMMANDS)
     key, _, value = word.partition("=")
-    if key in OPTION_FOLDERS and re.fullmatch(r"[\w-]+", value):
+    if key in OPTION_GROUPS and re.fullmatch(r"[\w-]+", value):
         options = [option.name for option in find_options(key, folders)]
         return None if value in options else no_option(value, key, options)
     if word.startswith(("-", "+", "~")) or re.split("[.@/]", key)[0] in (*known, "hydra"):

@@ -63,8 +63,8 @@ class Hook:
     """A function that receives the states of a module in every forward pass, and may return replacements.
 
     Attributes:
-        function: Dotted name of the function, or in a script the function itself. It is called with the states (rows of
-            the batch, positions, width) and a `ForwardPass`. The result `None` keeps the states unchanged.
+        function: Dotted name of the function, or in a script the function itself. It is called with the states (1,
+            positions, width) and a `ForwardPass`. The result `None` keeps the states unchanged.
         layer: Number of a decoder layer; see `KeptStates`.
         module: Name of a module; see `KeptStates`.
     """
@@ -85,14 +85,14 @@ class ForwardPass:
 
     Attributes:
         module: Name of the module.
-        episodes: Episode of each row of the batch.
-        prompt_lengths: Number of prompt tokens of each row. Shorter prompts are padded on the left.
-        num_generated: Number of generated tokens before this pass; 0 for the pass over the prompts.
+        episode: Episode of the response.
+        prompt_length: Number of prompt tokens.
+        num_generated: Number of generated tokens before this pass; 0 for the pass over the prompt.
     """
 
     module: str
-    episodes: Sequence[EpisodeSpec]
-    prompt_lengths: Sequence[int]
+    episode: EpisodeSpec
+    prompt_length: int
     num_generated: int
 
 
@@ -121,7 +121,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
 
 
 class StateWatcher:
-    """Saves and changes states during generation. Everything runs in the model's thread."""
+    """Saves and changes states during the generation of one response at a time."""
 
     def __init__(
         self, kept: Sequence[KeptStates], hooks: Sequence[Hook], output_dir: Path | None, max_bytes: int
@@ -142,7 +142,7 @@ class StateWatcher:
         self._directory = None if output_dir is None else output_dir / "activations"
         self._max_bytes = max_bytes
         self._left: int | None = None
-        self._open: dict[Row, _States] = {}
+        self._states: _States | None = None
         self._is_full = False
 
     def check(self, model: Any) -> None:
@@ -157,68 +157,52 @@ class StateWatcher:
             module_name(model, hook.layer, hook.module)
 
     @contextlib.contextmanager
-    def watching(self, model: Any, rows: Sequence[Row], width: int) -> Iterator[None]:
-        """Registers the hooks while a batch is generated; see `Watch`."""
+    def watching(self, model: Any, row: Row) -> Iterator[None]:
+        """Registers the hooks while a row is generated."""
         modules = dict(model.named_modules())
         handles = []
+        self._states = None
         try:
             for hook, function in self._hooks:
                 name = module_name(model, hook.layer, hook.module)
-                see = functools.partial(_change, name=name, function=function, rows=rows, passes=itertools.count())
+                see = functools.partial(_change, name=name, function=function, row=row, passes=itertools.count())
                 handles.append(modules[name].register_forward_hook(see))
             for kept in self._kept:
                 name = module_name(model, kept.layer, kept.module)
-                see = functools.partial(self._keep, kept, name, rows, width, itertools.count())
+                see = functools.partial(self._keep, kept, name, row, itertools.count())
                 handles.append(modules[name].register_forward_hook(see))
             yield
-        except BaseException:
-            self._drop(rows)
-            raise
         finally:
             for handle in handles:
                 handle.remove()
-            self._drop([row for row in rows if row.finish not in ("stop", "length")])
-
-    def _drop(self, rows: Sequence[Row]) -> None:
-        """Deletes the saved states of abandoned rows."""
-        for row in rows:
-            if (states := self._open.pop(row, None)) is not None:
-                self._give_back(states.drop())
+            if row.finish is None and self._states is not None:
+                self._give_back(self._states.drop())
 
     def links(self, row: Row) -> Mapping[str, Any] | None:
-        """Completes the files of a finished row. Returns their locations by module, or `None` if there are none."""
-        states = self._open.pop(row, None)
+        """Completes the files of the finished row. Returns their locations by module, or `None` if there are none."""
+        states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 
-    def _keep(
-        self, kept: KeptStates, name: str, rows: Sequence[Row], width: int, passes: Iterator[int], *seen: Any
-    ) -> None:
+    def _keep(self, kept: KeptStates, name: str, row: Row, passes: Iterator[int], *seen: Any) -> None:
         """Saves the states of one forward pass."""
-        states, number = _states_of(seen[-1], name), next(passes)
-        for row_number, row in enumerate(rows):
-            if row.finish is not None or row.given_up.is_set():
-                continue
-            one = states[row_number]
-            if number == 0:
-                prompt = one[width - len(row.prompt) :]
-                chosen = _of_prompt(kept.positions, prompt)
-                first = 0 if kept.positions in ("prompt", "all") else len(row.prompt) - 1
-            else:
-                chosen = one[-1:] if _wants(kept.positions, number) else one[:0]
-                first = 0
-            self._append(row, kept, name, chosen, first)
-
-    def _append(self, row: Row, kept: KeptStates, name: str, chosen: Any, first: int) -> None:
-        states = self._open.get(row)
-        if states is None:
-            states = self._open[row] = _States(self._place(row))
-        if states.is_dropped:
+        states, number = _states_of(seen[-1], name)[0], next(passes)
+        if row.finish is not None or row.given_up.is_set():
+            return
+        first = 0
+        if number:
+            chosen = states[-1:] if _wants(kept.positions, number) else states[:0]
+        else:
+            chosen = _of_prompt(kept.positions, states)
+            first = 0 if kept.positions in ("prompt", "all") else len(row.prompt) - 1
+        if self._states is None:
+            self._states = _States(self._place(row.spec))
+        if self._states.is_dropped:
             return
         rows = chosen.detach().float().cpu().numpy()
         if self._take(rows.nbytes):
-            states.append(name, kept.positions, first, rows)
+            self._states.append(name, kept.positions, first, rows)
         else:
-            self._give_back(states.drop())
+            self._give_back(self._states.drop())
 
     def _take(self, size: int) -> bool:
         """Reserves bytes of the remaining space. Returns whether they are available."""
@@ -241,10 +225,9 @@ class StateWatcher:
         if self._left is not None:
             self._left += size
 
-    def _place(self, row: Row) -> Path:
+    def _place(self, spec: EpisodeSpec) -> Path:
         """Creates the directory of a response, numbered within its episode."""
         assert self._directory is not None
-        spec: EpisodeSpec = row.tag
         episode = f"{_UNSAFE.sub('_', spec.task_name) or '_'}__{spec.attempt}__{spec.retry}"
         for number in itertools.count():
             place = self._directory / episode / f"{number:05d}"
@@ -334,12 +317,9 @@ class GrowingArray:
         return self.count * self.width * 4
 
 
-def _change(
-    module: Any, given: Any, output: Any, *, name: str, function: Any, rows: Sequence[Row], passes: Iterator[int]
-) -> Any:
+def _change(module: Any, given: Any, output: Any, *, name: str, function: Any, row: Row, passes: Iterator[int]) -> Any:
     """Passes the output of a module to a function, and returns the changed output."""
-    lengths = [len(row.prompt) for row in rows]
-    made = function(_states_of(output, name), ForwardPass(name, [row.tag for row in rows], lengths, next(passes)))
+    made = function(_states_of(output, name), ForwardPass(name, row.spec, len(row.prompt), next(passes)))
     if made is None:
         return None
     return (made, *output[1:]) if isinstance(output, tuple) else made

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,11 @@ MAX_TURNS = 64
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer."""
+    """The chat template of a tokenizer.
+
+    Attributes:
+        tokenizer: Tokenizer of transformers.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         """Takes the tokenizer.
@@ -41,7 +46,7 @@ class ChatTemplate:
         Args:
             tokenizer: Tokenizer of transformers with a chat template.
         """
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._lock = threading.Lock()  # fast tokenizers do not support concurrent calls
 
     def prompt(self, request: LLMRequest) -> list[int]:
@@ -77,29 +82,31 @@ class ChatTemplate:
         is_end_sampled = bool(added) and turn.ids[-1:] == added[:1]
         return [*turn.ids, *(added[1:] if is_end_sampled else added)]
 
-    def end_of_response(self) -> int | None:
-        """Returns the id of the special token that ends a response in the template, or `None` if there is none."""
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids of the special tokens that end a response, in the template or in general."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._after_mark(self._render(conversation, LLMRequest([])))
-        ids = self._ids(after) if after else []
-        token = self._tokenizer.added_tokens_decoder.get(ids[0]) if ids else None
-        return ids[0] if token is not None and token.special else None
+        first = [*(self._ids(after) if after else []), None][0]
+        token = self.tokenizer.added_tokens_decoder.get(first)
+        own = first if token is not None and token.special else None
+        return frozenset(one for one in (own, self.tokenizer.eos_token_id) if one is not None)
 
     @property
     def text(self) -> str:
         """Source of the template."""
-        return str(self._tokenizer.chat_template)
+        return str(self.tokenizer.chat_template)
 
     def without_special(self, text: str) -> str:
         """Returns a text without its special tokens."""
-        for token in self._tokenizer.added_tokens_decoder.values():
+        for token in self.tokenizer.added_tokens_decoder.values():
             if token.special:
                 text = text.replace(token.content, "")
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of token ids, including special tokens."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def _after_mark(self, text: str) -> str | None:
@@ -109,7 +116,7 @@ class ChatTemplate:
     def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, starts_response: bool = False) -> str:
         tools = None if request.tool_choice == "none" else plain(request.tools) or None
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=starts_response
             )
         except Exception as error:  # an error of jinja2, or of the template's operations on messages
@@ -120,7 +127,7 @@ class ChatTemplate:
 
     def _ids(self, text: str) -> list[int]:
         with self._lock:
-            ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
 

@@ -1,7 +1,7 @@
-"""Sampling of one response, and the rows of a batch, each with its own random sequence, limits and stop strings.
+"""Sampling of one response, with its own random sequence, limits and stop strings.
 
 Tokens are sampled by inverse transform: for each token, one uniform number of the row's random sequence is looked up in
-the cumulative probabilities. The other rows of the batch affect only the rounding of the logits.
+the cumulative probabilities.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
+
+from ares_exp.policies.policy import EpisodeSpec
 
 NEUTRAL_SAMPLING: Mapping[str, float] = {
     "temperature": 1.0,
@@ -62,42 +64,25 @@ class Row:
     Attributes:
         prompt: Token ids of the prompt.
         sampling: Sampling parameters.
+        spec: Episode of the response.
         ids: Token ids sampled so far, including the one that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
-        finish: Reason for the end; `None` while the row is running.
+        finish: Reason for the end; `None` while the row is running, and if it was abandoned.
         given_up: Event that is set when no caller waits for the row.
-        tag: Identifier for the owner of the row.
-        on_end: Callback in the model's thread, called once when the row has ended, unless the row was abandoned.
     """
 
     prompt: Sequence[int]
     sampling: Sampling
-    tag: Any = None
-    on_end: Callable[[], None] = lambda: None
+    spec: EpisodeSpec
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
     given_up: Event = field(default_factory=Event)
     _draws: random.Random = field(init=False)
-    _is_handed_over: bool = False
 
     def __post_init__(self) -> None:
         """Starts the random sequence."""
         self._draws = random.Random(self.sampling.seed)
-
-    def start_again(self) -> None:
-        """Discards the generated tokens, for example if a batch did not fit into memory.
-
-        Finished rows are not changed.
-        """
-        if self.finish is None:
-            self.ids, self.logprobs, self._draws = [], [], random.Random(self.sampling.seed)
-
-    def hand_over(self) -> None:
-        """Calls `on_end` if the row has ended and the callback has not run yet."""
-        if self.finish in ("stop", "length") and not self._is_handed_over:
-            self._is_handed_over = True
-            self.on_end()
 
     def draw(self) -> float:
         """Returns the next number of the row's random sequence, in [0, 1)."""
@@ -121,64 +106,42 @@ class Row:
         return any(stop in tail for stop in self.sampling.stop)
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first stop string."""
-    places = [place for one in stop if (place := text.find(one)) >= 0]
-    return text[: min(places)] if places else text
-
-
-def choose(logits: Any, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
-    """Selects the next token of each row.
+def choose(logits: Any, row: Row) -> tuple[int, float]:
+    """Selects the next token of a row.
 
     Args:
-        logits: Logits of the model in float32, one row per row of the batch.
-        rows: Rows of the batch. Finished rows also get a token, but use no random number.
+        logits: Logits of the model in float32, one per token of the vocabulary.
+        row: Row of the token.
 
     Returns:
-        Token ids and their log-probabilities, which are NaN if the model's logits are not numbers.
+        Token id and its log-probability, which is NaN if the model's logits are not numbers.
     """
     import torch
 
-    temperatures = [row.sampling.temperature or 1.0 for row in rows]
-    scaled = logits / torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
-    logprobs = torch.log_softmax(scaled, dim=-1)
-    draws = [0.0 if row.finish or not row.sampling.temperature else row.draw() for row in rows]
-    tokens = _inverse(_truncated(logprobs, rows), draws)
-    greedy = [not row.sampling.temperature for row in rows]
-    if any(greedy):
-        tokens = torch.where(
-            torch.tensor(greedy, device=tokens.device), logits.argmax(dim=-1).to(tokens.device), tokens
-        )
-    chosen = logprobs.gather(1, tokens.to(logprobs.device)[:, None])[:, 0]
-    return tokens.tolist(), chosen.tolist()
+    temperature = row.sampling.temperature
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    token = _inverse(_truncated(logprobs, row.sampling), row.draw()) if temperature else int(logits.argmax())
+    return token, float(logprobs[token])
 
 
-def _truncated(logprobs: Any, rows: Sequence[Row]) -> Any:
-    """Returns the log-probabilities, set to minus infinity for tokens that a row's `top_k` and `top_p` exclude."""
-    if all(row.sampling.top_k is None and row.sampling.top_p >= 1 for row in rows):
-        return logprobs
+def _truncated(logprobs: Any, sampling: Sampling) -> Any:
+    """Returns the log-probabilities, set to minus infinity for tokens that `top_k` and `top_p` exclude."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-    kept = logprobs.clone()
-    for number, row in enumerate(rows):
-        one = kept[number : number + 1]
-        if row.sampling.top_k is not None:
-            one = TopKLogitsWarper(row.sampling.top_k)(None, one)
-        if row.sampling.top_p < 1:
-            one = TopPLogitsWarper(row.sampling.top_p)(None, one)
-        kept[number] = one[0]
-    return kept
+    kept = logprobs[None]
+    if sampling.top_k is not None:
+        kept = TopKLogitsWarper(sampling.top_k)(None, kept)
+    if sampling.top_p < 1:
+        kept = TopPLogitsWarper(sampling.top_p)(None, kept)
+    return kept[0]
 
 
-def _inverse(logprobs: Any, draws: Sequence[float]) -> Any:
-    """Returns, for each row, the first token whose cumulative probability exceeds the row's random number."""
+def _inverse(logprobs: Any, draw: float) -> int:
+    """Returns the first token whose cumulative probability exceeds the random number."""
     import torch
 
     if logprobs.device.type == "mps":  # mps has no float64
         logprobs = logprobs.cpu()
     cumulated = logprobs.double().exp().cumsum(dim=-1)
-    total = cumulated[:, -1:]
-    wanted = torch.tensor(draws, dtype=torch.float64, device=cumulated.device)[:, None] * total
-    last = (cumulated < total).sum(dim=-1)  # the last token with a probability above 0
-    found: Any = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
-    return torch.minimum(found, last)
+    last = int((cumulated < cumulated[-1]).sum())  # the last token with a probability above 0
+    return min(int(torch.searchsorted(cumulated, draw * cumulated[-1:], right=True)), last)

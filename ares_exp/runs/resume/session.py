@@ -52,12 +52,15 @@ class PreviousSessions:
         lost: Results of lost tries, whose rows were written by this session.
         logs: Logged responses of attempts that have no result, by attempt.
         wall_sec: Wall-clock seconds of earlier sessions.
+        ended: Logged responses of attempts that have a result, but whose process died before it stored the end of the
+            trajectory, by attempt.
     """
 
     results: tuple[EpisodeResult, ...] = ()
     lost: tuple[EpisodeResult, ...] = ()
     logs: Mapping[Slot, LoggedEpisode] = field(default_factory=dict)
     wall_sec: float = 0.0
+    ended: Mapping[Slot, LoggedEpisode] = field(default_factory=dict)
 
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
@@ -117,7 +120,8 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
     for result in new:
         run_dir.append_episodes(dump_json(result.to_dict()))
     results += new
-    return PreviousSessions(tuple(results), tuple(new), _latest(run_dir, logs, results, never), wall_sec)
+    ended_logs = {log.slot: log for log in lost if log.result is not None}
+    return PreviousSessions(tuple(results), tuple(new), _latest(run_dir, logs, results, never), wall_sec, ended_logs)
 
 
 def _latest(
@@ -206,13 +210,11 @@ _OF_THE_ENDPOINT = (
     *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
     *("max_response_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
 )
-_OF_THE_MODEL = ("output_dir", "max_batch_size", "batch_wait_sec", "activations_max_bytes")
+_OF_THE_MODEL = ("output_dir", "activations_max_bytes")
 _OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
-_OF_A_TRAINING = ("steps", "eval_every", "checkpoint_every", "keep_checkpoints", "logprob_tolerance")
 KEYS_THAT_MAY_CHANGE = (
     *(*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING),
     *(f"policy.{name}" for name in (*_OF_THE_ENDPOINT, *_OF_THE_MODEL)),
-    *(f"trainer.{name}" for name in _OF_A_TRAINING),
 )
 """Keys that may change when a run is resumed, because they do not change results."""
 

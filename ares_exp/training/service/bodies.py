@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ares_exp.training.sampled_calls import MAX_LOGPROB
 
 PROTOCOL = 1
 MAX_ROLLOUTS = 65_536
@@ -44,7 +46,8 @@ class PolicyBody(Body):
         headers: HTTP headers of each call. `{rollout_id}` is replaced.
         sampling: Sampling parameters, which take precedence over the agent's parameters.
         extra_body: Additional fields of each call.
-        on_abort: Effect of a response that the engine aborted: the call is repeated, or the episode fails.
+        on_abort: Effect of a response that the engine aborted: the call is repeated, or the episode fails. With
+            `relay`, an aborted response is continued.
     """
 
     mode: Literal["endpoint", "relay"] = "endpoint"
@@ -133,6 +136,73 @@ class Cancelled(Body):
     """The states after a cancellation, by rollout. Their containers are released."""
 
     states: dict[str, State]
+
+
+class RequestsQuery(Body):
+    """The token requests to hand out, of one submission or of all. Waits for a request for `wait` seconds."""
+
+    submission: Name | None = None
+    wait: Wait = 0.0
+    max: Annotated[int, Field(ge=1, le=4096)] = 64
+
+
+class TokenRequestFacts(Body):
+    """A request of the relay, as token ids.
+
+    Attributes:
+        request_id: Id of the request.
+        rollout_id: Rollout of the request.
+        prompt_ids: Token ids of the prompt.
+        sampling: Sampling parameters.
+        deadline: End of the lease in epoch seconds. After it, the request is handed out again.
+    """
+
+    request_id: str
+    rollout_id: str
+    prompt_ids: list[int]
+    sampling: dict[str, Any]
+    deadline: float
+
+
+class TokenRequests(Body):
+    """Requests of the relay, from the oldest to the newest."""
+
+    requests: list[TokenRequestFacts]
+
+
+class SampledBody(Body):
+    """A response to a request of the relay.
+
+    Attributes:
+        request_id: Id of the request.
+        ids: Sampled token ids, including the token that ended the response. No ids with the stop `length` mean that the
+            prompt is longer than the model's context.
+        logprobs: Log-probability of each sampled token.
+        version: Version of the weights. `null`: the version that was set last when the request was handed out.
+        stop: Reason for the end. `abort`: the engine stopped early, and the request is continued with these ids.
+    """
+
+    request_id: Annotated[str, Field(max_length=100)]
+    ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]]
+    logprobs: list[Annotated[float, Field(strict=True, allow_inf_nan=False, le=MAX_LOGPROB)]]
+    version: Name | None = None
+    stop: Literal["stop", "length", "abort"]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> SampledBody:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(
+                f"expected one log-probability per token id, got {len(self.ids)} ids and {len(self.logprobs)} logprobs"
+            )
+        if not self.ids and self.stop == "stop":
+            raise ValueError("expected sampled ids, got none. Use the stop `length` for a prompt that is too long")
+        return self
+
+
+class Accepted(Body):
+    """Whether a response was used. It is dropped if the request has another response, or is no longer open."""
+
+    accepted: bool
 
 
 class AckBody(Body):

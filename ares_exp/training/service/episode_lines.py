@@ -97,19 +97,19 @@ def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, tempera
         raise UntrainableError("The episode has no trajectory.")
     if body.want == "trajectory":
         return {"trajectory": trajectory.to_dict()}
-    encode: Encode = _packed if body.encoding == "packed" else _plain
     if body.want == "calls":
-        accepted = Accepted(body.conversations, temperature)
+        accepted, encode = Accepted(body.conversations, temperature), ENCODINGS[body.encoding]
         return {"calls": [_call(call, encode) for call in calls_of(trajectory, accepted)]}
     report = sequences_of(
         trajectory, conversations=body.conversations, realign_tokens=body.realign_tokens, temperature=temperature
     )
-    rows = [_row(row, encode, body.limits.row_tokens) for row in report.rows]
+    rows = [row_of(row, body.encoding, body.limits.row_tokens) for row in report.rows]
     return {"rows": [row for row in rows if row is not None]}
 
 
-def _row(row: TrainingSequence, encode: Encode, limit: int | None) -> dict[str, Any] | None:
+def row_of(row: TrainingSequence, encoding: str, limit: int | None = None) -> dict[str, Any] | None:
     """Returns a row, cut to `limit` tokens; `None` if no sampled token would be left."""
+    encode = ENCODINGS[encoding]
     length = len(row.ids) if limit is None else min(limit, len(row.ids))
     starts = [start for start in row.starts if start < length]
     if not starts:
@@ -153,3 +153,6 @@ def _packed(kind: str, values: Sequence[Any]) -> str:
     if sys.byteorder == "big":
         made.byteswap()
     return base64.b64encode(made.tobytes()).decode()
+
+
+ENCODINGS: Mapping[str, Encode] = {"json": _plain, "packed": _packed}

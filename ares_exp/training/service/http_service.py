@@ -17,10 +17,11 @@ from pydantic import BaseModel, ValidationError
 
 from ares_exp import __version__
 from ares_exp.cancellation import happened
-from ares_exp.errors import UserError
+from ares_exp.errors import UserError, WireFormatError
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.service import bodies
+from ares_exp.training.service.openapi import NDJSON, OPERATIONS, openapi
 from ares_exp.training.service.served_rollouts import (
     ConflictError,
     FullError,
@@ -37,7 +38,6 @@ MAX_BODY_BYTES = 64 * 2**20
 WRITE_SEC = 60.0
 """Time limit, in seconds, for a client to take a part of a response."""
 RETRY_AFTER_SEC = 2
-NDJSON = "application/x-ndjson"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 B = TypeVar("B", bound=BaseModel)
@@ -67,22 +67,24 @@ class HttpService:
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
         """Serves requests at an open socket while the body runs. Then ends all requests."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
-        app.add_routes(
-            [
-                web.get("/v1/info", self._info),
-                web.get("/v1/tasks", self._tasks),
-                web.post("/v1/rollouts", self._submit),
-                web.get("/v1/rollouts/{id}", self._rollout),
-                web.post("/v1/rollouts/{id}/cancel", self._cancel_rollout),
-                web.post("/v1/submissions/{id}/cancel", self._cancel_submission),
-                web.get("/v1/episodes", self._episodes),
-                web.post("/v1/ack", self._ack),
-                web.post("/v1/versions", self._version),
-                web.post("/v1/pause", self._pause),
-                web.post("/v1/resume", self._resume),
-                web.get("/v1/state", self._state),
-            ]
-        )
+        handlers: dict[str, Handler] = {
+            "info": self._info,
+            "tasks": self._tasks,
+            "submit": self._submit,
+            "episodes": self._episodes,
+            "ack": self._ack,
+            "rollout": self._rollout,
+            "cancel_rollout": self._cancel_rollout,
+            "cancel_submission": self._cancel_submission,
+            "requests": self._requests,
+            "respond": self._respond,
+            "version": self._version,
+            "pause": self._pause,
+            "resume": self._resume,
+            "state": self._state,
+            "document": self._document,
+        }
+        app.add_routes([web.route(one.method, one.path, handlers[one.name]) for one in OPERATIONS])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await runner.setup()
         try:
@@ -105,7 +107,7 @@ class HttpService:
             return _error(409, "Conflict", str(error))
         except UnknownError as error:
             return _error(404, "Unknown", str(error))
-        except (UserError, ValidationError) as error:
+        except (UserError, WireFormatError, ValidationError) as error:
             said = f"{explain_validation(error)}." if isinstance(error, ValidationError) else str(error)
             return _error(400, type(error).__name__, said)
         except TimeoutError:
@@ -143,7 +145,7 @@ class HttpService:
                 version=self._rollouts.version,
                 tasks=len(self._run.task_names),
                 agent=self._agent,
-                modes=["endpoint", *(["relay"] if self._rollouts.has_relay else [])],
+                modes=["endpoint", "relay"],
                 wires=["chat", "responses", "messages", "ids", "sglang"],
                 capacity=bodies.Capacity(running=running, waiting=waiting, limit=self._rollouts.queue),
                 unacknowledged=unacknowledged,
@@ -231,6 +233,18 @@ class HttpService:
         self._rollouts.renew(_named(submission, self._rollouts))
         return _json(bodies.Acked(freed=await asyncio.shield(self._rollouts.acknowledge(body.cursor, submission))))
 
+    async def _requests(self, request: web.Request) -> web.StreamResponse:
+        query, rollouts = _query(request, bodies.RequestsQuery), self._rollouts
+        submission = rollouts.submission(query.submission) if query.submission is not None else None
+        rollouts.renew(_named(submission, rollouts))
+        ids = None if submission is None else {one.rollout_id for one in submission.rollouts}
+        found = await rollouts.relay.requests(query.wait, query.max, ids)
+        rollouts.renew(_named(submission, rollouts))
+        return web.json_response({"requests": found})
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        return _json(bodies.Accepted(accepted=self._rollouts.relay.respond(await _body(request, bodies.SampledBody))))
+
     async def _version(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, bodies.VersionBody)
         await asyncio.shield(self._rollouts.set_version(body.version, body.index))
@@ -250,6 +264,9 @@ class HttpService:
     async def _state(self, request: web.Request) -> web.StreamResponse:
         self._rollouts.renew(self._rollouts.submissions.values())
         return _json(self._rollouts.state())
+
+    async def _document(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(openapi())
 
 
 def _named(submission: ServedSubmission | None, rollouts: ServedRollouts) -> list[ServedSubmission]:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.records.secrets import protect
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.service.bodies import PolicyBody
+from ares_exp.training.service.token_relay import Relay
 
 if TYPE_CHECKING:
     from ares_exp.training.service.served_rollouts import Rollout
@@ -102,18 +103,25 @@ class RolloutPolicies(Policy):
     Rollouts with the same endpoint share its connections. Must be used on one event loop.
 
     Attributes:
-        version: Current version of the weights, for responses without a version.
         in_flight: Number of calls that wait for a response of an endpoint or of a trainer.
-        relay: Function that returns the client of a rollout in the mode `relay`, by id, model and sampling.
+        relay: Requests of the rollouts in the mode `relay`.
     """
 
     def __init__(self) -> None:
-        self.version: str | None = None
         self.in_flight = 0
-        self.relay: Callable[[str, str, Mapping[str, Any]], LLMClient] | None = None
+        self.relay = Relay()
         self._changed = asyncio.Event()
         self._rollouts: dict[tuple[str, int], Rollout] = {}
         self._shared: dict[str, _Shared] = {}
+
+    @property
+    def version(self) -> str | None:
+        """Current version of the weights, for responses without a version."""
+        return self.relay.version
+
+    @version.setter
+    def version(self, version: str) -> None:
+        self.relay.version = version
 
     async def check(self, bodies: list[PolicyBody], *, needs_tokens: bool) -> None:
         """Checks the policies of a submission.
@@ -121,11 +129,11 @@ class RolloutPolicies(Policy):
         Raises:
             UserError: A policy cannot be used.
         """
-        relayed = [body for body in bodies if body.mode == "relay"]
-        if relayed and self.relay is None:
-            raise ConfigError('This server has no relay. Use `mode: "endpoint"`.')
-        different = {_key_of(body, needs_tokens): body for body in bodies if body.mode == "endpoint"}
+        different = {_key_of(body, needs_tokens): body for body in bodies}
         for body in different.values():
+            if body.mode == "relay":
+                await self.relay.check(body.tokenizer or body.model, body.sampling)
+                continue
             policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
             await policy.close()
 
@@ -161,8 +169,8 @@ class RolloutPolicies(Policy):
             may_ask=self._uncounted(may_ask),
         )
         if body.mode == "relay":
-            assert self.relay is not None
-            client = self.relay(rollout.rollout_id, body.tokenizer or body.model, body.sampling)
+            model = body.tokenizer or body.model
+            client = self.relay.policy_for(rollout.rollout_id, model, body.sampling, episode)
         else:
             client = self._policy(rollout).for_episode(episode)
         return _Counted(self, rollout, client, may_ask)

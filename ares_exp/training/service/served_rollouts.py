@@ -39,6 +39,7 @@ from ares_exp.training.service.bodies import (
 from ares_exp.training.service.episode_lines import episode_fields, error_of, state_of
 from ares_exp.training.service.rollout_policies import ENV, RolloutPolicies
 from ares_exp.training.service.service_record import ServiceRecord
+from ares_exp.training.service.token_relay import Relay
 
 LEASE_CHECK_SEC = 1.0
 MAX_REPLACED = 16
@@ -200,9 +201,9 @@ class ServedRollouts:
         return self._policies.version
 
     @property
-    def has_relay(self) -> bool:
-        """Whether trainers can answer calls by `GET /v1/requests`."""
-        return self._policies.relay is not None
+    def relay(self) -> Relay:
+        """The requests of the rollouts in the mode `relay`."""
+        return self._policies.relay
 
     async def submit(self, body: SubmissionBody) -> ServedSubmission:
         """Accepts a submission, or returns the earlier one with the same ids.
@@ -258,6 +259,8 @@ class ServedRollouts:
                 self._apply(line)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
             raise ConfigError(f"The record of the service cannot be read: {type(error).__name__}: {error}") from None
+        ready = {cursor for one in self.submissions.values() for cursor in one.ready}
+        await asyncio.to_thread(lambda: self._record.remove_episodes(self._record.stored_episodes() - ready))
         for rollout in self.rollouts.values():
             if rollout.cursor is None:
                 again = await self._driver.plan_again(rollout.slot, seed=rollout.seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,11 @@ class ServiceRecord:
         except FileNotFoundError:
             return None
 
-    def remove_episodes(self, cursors: list[int]) -> None:
+    def remove_episodes(self, cursors: Iterable[int]) -> None:
         """Removes the lines of acknowledged episodes."""
         for cursor in cursors:
             (self._folder / f"{cursor}.json").unlink(missing_ok=True)
+
+    def stored_episodes(self) -> set[int]:
+        """Returns the cursors of all stored episodes."""
+        return {int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()}

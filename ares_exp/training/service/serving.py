@@ -65,6 +65,8 @@ class Service:
         Raises:
             UserError: The key is missing, or the port cannot be used.
         """
+        with suppress(ImportError):
+            import openai as openai  # takes a second, which the first submission would wait for
         host, port, name = self._options.host, self._options.port, self._options.key_env
         if name is not None:
             self._key = os.environ.get(name, "").strip()

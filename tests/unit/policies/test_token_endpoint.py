@@ -331,7 +331,7 @@ async def test_calls_of_tools_are_read_here(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"prompt_token_ids": [1, 2]}, "says that it read others"),
+        ({"prompt_token_ids": [1, 2]}, "got 2 others"),
         ({"text": None}, "text"),
         ({"token_ids": ["a"]}, "token_ids"),
         ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),

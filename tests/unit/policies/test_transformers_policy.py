@@ -71,7 +71,7 @@ class TestTransformers(PolicyContract):
 
 
 async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
-    """In a batch of prompts of different lengths, each at a separate temperature."""
+    """Concurrent requests with prompts of different lengths, each at a separate temperature."""
     requests = [ask("x" * (10 * n), temperature=1.0 + n / 2) for n in range(1, 5)]
     responses = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
     for request, response in zip(requests, responses, strict=True):
@@ -83,7 +83,7 @@ async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersP
     assert seeds == [0, 1, 2, 3]
 
 
-async def test_samples_depend_on_the_seed_not_the_batch(policy: TransformersPolicy) -> None:
+async def test_samples_depend_on_the_seed_not_on_others(policy: TransformersPolicy) -> None:
     request = ask("hello")
     together = await asyncio.gather(*(policy.for_episode(episode(n))(request) for n in range(6)))
     alone = [await policy.for_episode(episode(n))(request) for n in range(6)]
@@ -201,7 +201,7 @@ async def test_tool_calls_continue_from_their_ids(
     said = tokenizer(f"I look.\n{call}<|im_end|>")["input_ids"]
     monkeypatch.setattr(
         "ares_exp.policies.in_process.generation.choose",
-        lambda logits, rows: ([said[len(row.ids)] for row in rows], [-1.0] * len(rows)),
+        lambda logits, row: (said[len(row.ids)], -1.0),
     )
     client = policy.for_episode(episode())
     request = LLMRequest([{"role": "user", "content": "?"}], tools=TOOLS, max_output_tokens=999)
@@ -288,9 +288,7 @@ async def test_a_model_from_disk_is_let_go(tokenizer: Any, model: Any, tmp_path:
     tokenizer.save_pretrained(tmp_path)
     policy = TransformersPolicy(model=str(tmp_path), device="cpu", max_output_tokens=4)
     await policy.preflight()
-    _, loaded = await policy._running()
-    seen = weakref.ref(loaded.model)
-    del loaded
+    seen = weakref.ref((await policy._model_in_process().loaded()).model)
     said = await policy.for_episode(episode())(ask("hello"))
     assert said.model == str(tmp_path)
     await policy.close()
@@ -328,7 +326,7 @@ async def test_invalid_models_are_rejected(model: Any, tmp_path: Path) -> None:
     [
         (ask("x" * 9000), ContextOverflowError, "reads 8192"),
         (LLMRequest([{"role": "user", "content": [{"type": "image_url"}]}]), UnsendableRequestError, "image_url"),
-        (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a call"),
+        (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a tool call"),
     ],
 )
 async def test_invalid_requests_are_rejected(
@@ -452,8 +450,8 @@ async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_pa
     assert after.logprobs == pytest.approx([uniform] * 6, abs=1e-4)
     assert not read_activations(tmp_path, after)["model.layers.1"].any(), "what is kept is what was made of it"
     assert [forward.num_generated for forward in seen] == list(range(6))
-    assert seen[0].episodes == [episode()]
-    assert seen[0].prompt_lengths == [len(after.prompt_token_ids or ())]
+    assert seen[0].episode == episode()
+    assert seen[0].prompt_length == len(after.prompt_token_ids or ())
     assert before.logprobs != pytest.approx([uniform] * 6, abs=1e-3)
 
     looking = TransformersPolicy.of(

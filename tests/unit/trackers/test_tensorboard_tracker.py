@@ -39,18 +39,6 @@ def test_scalars_use_finished_tries_as_step(tmp_path: Path) -> None:
     assert recorded.scalars["run/interrupted"] == [(3, 0)]
 
 
-def test_training_curves_use_optimizer_steps(tmp_path: Path) -> None:
-    tracker = TensorboardTracker()
-    tracker.start(run_info(tmp_path))
-    tracker.log_training({"heldout/reward": 0.25}, step=0)
-    tracker.log_episode(RESULTS[0])
-    tracker.log_training({"train/reward": 0.5}, step=7)
-    tracker.finish(RunSummary(1, RESULTS[:1]))
-    scalars = EventFiles(tmp_path / "tensorboard").scalars
-    assert scalars["train/reward"] == [(7, 0.5)]
-    assert scalars["heldout/reward"] == [(0, 0.25)]
-
-
 def test_histograms_are_over_the_attempts(tmp_path: Path) -> None:
     tracker = TensorboardTracker()
     tracker.start(run_info(tmp_path))

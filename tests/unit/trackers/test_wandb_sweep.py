@@ -50,25 +50,16 @@ def test_a_sweep_run_logs_its_objective(service: WandbService, tmp_path: Path) -
     assert ServedRun(service, "the-run").summary[yaml.safe_load(SWEEP)["metric"]["name"]] == 1.0
 
 
-TRAINER = """
-class Trainer:
-    def check(self, policy, task_names): pass
-    async def train(self, run): run.log({"train/reward": 0.5}, step=1)
-"""
 FILED = {
     ("run", None): ["hydra.run.dir=first"],
     ("run", "study/sweep"): ["-m", "name=study", "seed=1,2", "hydra.sweep.dir=sweep"],
     ("replay", None): ["replay=first", "hydra.run.dir=replay"],
     ("branch", None): ["branch_from=first/write-greeting@1", "hydra.run.dir=branch"],
-    ("train", None): ["train", "--config-dir=options", "trainer=toy", "hydra.run.dir=train"],
 }
 """Job type and group of runs, and their command lines."""
 
 
 def test_runs_are_filed_by_their_kind_and_choices(cli: Cli, service: WandbService, tmp_path: Path) -> None:
-    (tmp_path / "toy.py").write_text(TRAINER)
-    (tmp_path / "options" / "trainer").mkdir(parents=True)
-    (tmp_path / "options" / "trainer" / "toy.yaml").write_text("_target_: toy.Trainer\n")
     for command in FILED.values():
         done = cli(*command, "env.tasks=write-greeting", "tracker.wandb.mode=offline", "tracker.wandb.tags=[mine]")
         assert done.returncode == 0, done.stderr

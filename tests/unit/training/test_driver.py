@@ -18,6 +18,7 @@ from ares_exp.policies.policy import Policy, Weights
 from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, write_order
 from ares_exp.training.driver import EpisodeDriver
+from ares_exp.trajectories.response_log import ResponseLog
 from tests.unit.training.counted_tasks import TASKS, Counted, options
 
 
@@ -130,6 +131,27 @@ async def test_what_has_not_started_is_cancelled_at_the_end(policy: Responses) -
         await policy.was_asked(2)
         driving.submit(["bread"], n=2)
     assert {row["task_name"] for row in rows()} == {"apple"}
+
+
+async def test_a_lost_end_of_a_trajectory_costs_no_responses(
+    policy: Responses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies after it has logged the result, before it has stored the trajectory and the row."""
+    with monkeypatch.context() as patched:
+        patched.setattr(ResponseLog, "discard", lambda _: None)
+        async with driver(policy) as driving:
+            [episode] = [one async for one in driving.submit(["apple"])]
+    Path("run/episodes.jsonl").write_text("")
+    [stored] = Path("run/trajectories").iterdir()
+    stored.write_text("".join(stored.read_text().splitlines(keepends=True)[:-2]))
+    policy.gate.clear()
+    async with driver(policy, "resume=run") as driving:
+        [again] = [one async for one in await driving.submit_again([("apple", 0)])]
+    assert again.reward == episode.reward == 1.0
+    assert again.trajectory is not None
+    assert episode.trajectory is not None
+    assert [one.action for one in again.trajectory.steps] == [one.action for one in episode.trajectory.steps]
+    assert [row["retry"] for row in rows()] == [0, 1]
 
 
 async def test_the_body_may_leave_at_any_time(policy: Responses) -> None:

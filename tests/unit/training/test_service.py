@@ -8,6 +8,7 @@ import pytest
 
 from ares_exp.commands.serve import serve_options
 from ares_exp.errors import ConfigError, PreflightError
+from ares_exp.training.service.openapi import openapi
 from ares_exp.training.service.serving import ServeOptions, Service
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.service_contract import ServiceContract, calling
@@ -54,6 +55,7 @@ class TestService(ServiceContract):
             shown = await service.get("rollouts/x")
             assert (shown["state"], shown["calls"], shown["cursor"], shown["task"]) == ("finished", 2, 1, "apple")
             await service.get("rollouts/y", status=404)
+            assert await service.get("openapi.json") == openapi()
 
 
 def test_service_without_a_key_needs_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

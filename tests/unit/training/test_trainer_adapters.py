@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -123,15 +124,20 @@ async def test_sessions_of_openenv_have_traces_and_rewards(endpoint: LoopbackEnd
         failed = sessions.create(TASK)
         assert (failed.wait_for_completion(), failed.fetch_training_trace().turns) == (1, [])
         assert failed.verify([]).env_reward is None
+        failed.close()
 
         endpoint.then(Held())
         late = sessions.create(TASK)
         with pytest.raises(TimeoutError):
             late.wait_for_completion(timeout_s=0.01)
         assert (late.verify([]).env_reward, late.verify([]).metrics["state"]) == (None, "cancelled")
+        late.close()
         endpoint.then(Held())
-        sessions.create(TASK).close()
-        sessions.close()
+        stopped = sessions.create(TASK)
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(stopped.wait_for_completion)
+            stopped.close()
+            assert ending.result(60) == 1
 
     async with service() as url:
         await asyncio.to_thread(work, url)

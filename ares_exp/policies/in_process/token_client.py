@@ -1,0 +1,121 @@
+"""The client of one episode on an engine that samples token ids for a prompt of token ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ares_exp.cancellation import in_thread
+from ares_exp.errors import UnsendableRequestError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, ToolCallData
+from ares_exp.policies.in_process.chat_template import (
+    ChatTemplate,
+    Conversations,
+    digest_of,
+    prompt_of,
+    response_pieces,
+)
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
+from ares_exp.policies.policy import EpisodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """A request as token ids.
+
+    Attributes:
+        prompt: Token ids of the prompt.
+        request: Request with the policy's settings.
+        spec: Episode of the request.
+        name: Digest of the prompt and number of earlier requests of the episode with the same prompt. It is the same in
+            every run.
+    """
+
+    prompt: Sequence[int]
+    request: LLMRequest
+    spec: EpisodeSpec
+    name: str
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class TokenClient:
+    """Renders the requests of one episode as token ids, and converts the sampled ids to responses.
+
+    Attributes:
+        spec: Episode of the client.
+        load: Function that returns the chat template of the model.
+        prepare: Function that returns a request with the policy's settings.
+        sample: Function that samples a response. The response has token ids, and one text with special tokens.
+        warn: Callback for warnings.
+        strict: Whether a forced tool call is an error instead of a warning.
+        continues: Whether to continue conversations with the token ids of earlier responses.
+        max_concurrency_per_episode: Maximum number of concurrent requests of the episode.
+    """
+
+    spec: EpisodeSpec
+    load: Callable[[], Awaitable[ChatTemplate]]
+    prepare: Callable[[LLMRequest], LLMRequest]
+    sample: Callable[[TokenRequest], Awaitable[LLMResponse]]
+    warn: Callable[[str], None]
+    max_concurrency_per_episode: int = 1
+    strict: bool = True
+    continues: bool = True
+    _conversations: Conversations = field(default_factory=Conversations)
+    _occurrences: Counter[str] = field(default_factory=Counter)
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Responds to one request.
+
+        Raises:
+            UnsendableRequestError: The chat template cannot represent the request, or the agent forces a tool call.
+        """
+        request = self._without_forced_call(self.prepare(request))
+        template = await self.load()
+        known = self._conversations if self.continues else Conversations()
+        prompt = await in_thread(lambda: prompt_of(template, request, known, self.warn))
+        digest = digest_of(prompt)
+        occurrence = self._occurrences[digest]
+        self._occurrences[digest] += 1
+        response = await self.sample(TokenRequest(prompt, request, self.spec, f"{digest}/{occurrence}"))
+        pieces = response_pieces(
+            template, request, prompt=prompt, text=response.text, call_id=f"call_{digest[:8]}_{occurrence}"
+        )
+        has_calls = any(isinstance(one, ToolCallData) for one in pieces)
+        finish_reason = "tool_calls" if has_calls else response.finish_reason
+        response = replace(response, data=tuple(pieces), finish_reason=finish_reason)
+        self._conversations.add(request, response)
+        return response
+
+    def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
+        """Moves past a response that was given without this client, as if this client had sampled it."""
+        if response is not None and response.prompt_token_ids is not None:
+            self._occurrences[digest_of(response.prompt_token_ids)] += 1
+            self._conversations.add(self.prepare(request), response)
+
+    def _without_forced_call(self, request: LLMRequest) -> LLMRequest:
+        if request.tool_choice in (None, "auto", "none"):
+            return request
+        message = (
+            f"The policy cannot force a tool call, and the agent sets `tool_choice` to {request.tool_choice!r:.80}. "
+            "Set policy.strict=false to let the model choose, if the policy has this option."
+        )
+        if self.strict:
+            raise UnsendableRequestError(message)
+        self.warn(message)
+        return replace(request, tool_choice="auto")
+
+
+def sampling_of(request: LLMRequest) -> dict[str, Any]:
+    """Returns all sampling parameters, because an engine uses the model's default for missing ones."""
+    asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
+
+
+def sampled_text(template: ChatTemplate, ids: Sequence[int], ends: Collection[int], stop: Sequence[str]) -> str:
+    """Returns the text of sampled ids without the token that ended the response, up to the first stop string."""
+    text = template.decode(ids[:-1] if ids[-1] in ends else ids)
+    places = [place for one in stop if (place := text.find(one)) >= 0]
+    return text[: min(places)] if places else text

@@ -1,0 +1,201 @@
+"""The operations of the rollout service, and their OpenAPI document, which is made from the types of the bodies."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from ares_exp import __version__
+from ares_exp.config.targets import documented
+from ares_exp.training.service import bodies
+
+NDJSON = "application/x-ndjson"
+JSON = "application/json"
+REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: Name of the operation.
+        method: HTTP method.
+        path: Path, with parameters in braces.
+        about: Effect of the operation.
+        returns: Type of the response.
+        body: Type of the body; `None` without a body.
+        query: Type of the query; `None` without a query.
+        status: Status of a successful response.
+        errors: Statuses of errors, in addition to 400, 401 and 403.
+        media: Media type of the response. With `NDJSON`, each line has the type `returns`.
+    """
+
+    name: str
+    method: str
+    path: str
+    about: str
+    returns: type[BaseModel] | None
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    status: int = 200
+    errors: tuple[int, ...] = ()
+    media: str = JSON
+
+
+OPERATIONS = (
+    Operation("info", "GET", "/v1/info", "Returns facts about the service, and its capacity.", bodies.Info),
+    Operation("tasks", "GET", "/v1/tasks", "Lists the tasks.", bodies.TaskPage, query=bodies.TasksQuery),
+    Operation(
+        "submit",
+        "POST",
+        "/v1/rollouts",
+        "Submits rollouts. The same rollout_ids again return the earlier submission.",
+        bodies.Submitted,
+        body=bodies.SubmissionBody,
+        status=202,
+        errors=(409, 429),
+    ),
+    Operation(
+        "episodes",
+        "GET",
+        "/v1/episodes",
+        "Streams the episodes that are not acknowledged, as they finish. A line with `complete: true` follows the last "
+        "episode of a submission.",
+        bodies.Episode,
+        query=bodies.EpisodesQuery,
+        errors=(404,),
+        media=NDJSON,
+    ),
+    Operation("ack", "POST", "/v1/ack", "Frees episodes.", bodies.Acked, body=bodies.AckBody, errors=(404,)),
+    Operation(
+        "rollout", "GET", "/v1/rollouts/{id}", "Returns the state of a rollout.", bodies.RolloutFacts, errors=(404,)
+    ),
+    Operation(
+        "cancel_rollout",
+        "POST",
+        "/v1/rollouts/{id}/cancel",
+        "Cancels a rollout. Its container is released before the response.",
+        bodies.Cancelled,
+        body=bodies.CancelBody,
+        errors=(404, 504),
+    ),
+    Operation(
+        "cancel_submission",
+        "POST",
+        "/v1/submissions/{id}/cancel",
+        "Cancels all rollouts of a submission. Their containers are released before the response.",
+        bodies.Cancelled,
+        body=bodies.CancelBody,
+        errors=(404, 504),
+    ),
+    Operation(
+        "requests",
+        "GET",
+        "/v1/requests",
+        "Hands out requests of the relay, for the trainer to sample the responses.",
+        bodies.TokenRequests,
+        query=bodies.RequestsQuery,
+        errors=(404,),
+    ),
+    Operation(
+        "respond",
+        "POST",
+        "/v1/responses",
+        "Responds to a request of the relay.",
+        bodies.Accepted,
+        body=bodies.SampledBody,
+    ),
+    Operation(
+        "version",
+        "POST",
+        "/v1/versions",
+        "Sets the version of the weights that respond from now on.",
+        bodies.ServiceState,
+        body=bodies.VersionBody,
+    ),
+    Operation("pause", "POST", "/v1/pause", "Pauses calls or starts.", bodies.ServiceState, body=bodies.PauseBody),
+    Operation("resume", "POST", "/v1/resume", "Ends pauses.", bodies.ServiceState, body=bodies.ResumeBody),
+    Operation("state", "GET", "/v1/state", "Returns the pauses and the calls in flight.", bodies.ServiceState),
+    Operation("document", "GET", "/v1/openapi.json", "Returns this document.", None),
+)
+
+
+def openapi() -> dict[str, Any]:
+    """Returns the OpenAPI document of the service."""
+    kinds: list[type[BaseModel]] = [bodies.ErrorBody]
+    for one in OPERATIONS:
+        kinds += [kind for kind in (one.body, one.returns) if kind is not None and kind not in kinds]
+    _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=REF)
+    definitions: dict[str, Any] = schemas["$defs"]
+    for name, schema in definitions.items():
+        _describe(schema, getattr(bodies, name))
+    paths: dict[str, Any] = {}
+    for one in OPERATIONS:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ares_exp rollout service", "version": __version__},
+        "security": [{"key": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": definitions,
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "The key of `serve.key_env`, if it is set."}
+            },
+        },
+    }
+
+
+def _operation(one: Operation) -> dict[str, Any]:
+    schema = {} if one.returns is None else _ref(one.returns)
+    error = {"content": {JSON: {"schema": _ref(bodies.ErrorBody)}}}
+    statuses = sorted({400, 401, 403, *one.errors})
+    made: dict[str, Any] = {
+        "operationId": one.name,
+        "summary": one.about,
+        "parameters": [*_path_parameters(one), *_query_parameters(one)],
+        "responses": {
+            str(one.status): {"description": HTTPStatus(one.status).phrase, "content": {one.media: {"schema": schema}}},
+            **{str(status): {"description": HTTPStatus(status).phrase, **error} for status in statuses},
+        },
+    }
+    if one.body is not None:
+        made["requestBody"] = {"content": {JSON: {"schema": _ref(one.body)}}}
+    return made
+
+
+def _path_parameters(one: Operation) -> list[dict[str, Any]]:
+    if "{id}" not in one.path:
+        return []
+    return [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+
+
+def _query_parameters(one: Operation) -> list[dict[str, Any]]:
+    if one.query is None:
+        return []
+    properties = one.query.model_json_schema()["properties"]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": {k: v for k, v in value.items() if k != "title"}}
+        for name, value in properties.items()
+    ]
+
+
+def _ref(kind: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": REF.format(model=kind.__name__)}
+
+
+def _describe(schema: dict[str, Any], kind: type[BaseModel]) -> None:
+    """Replaces titles that repeat names by the descriptions in the docstring of the type."""
+    schema["description"] = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+    schema.pop("title", None)
+    described = documented(f"{kind.__module__}.{kind.__qualname__}")
+    for name, value in schema.get("properties", {}).items():
+        value.pop("title", None)
+        if name in described:
+            value["description"] = described[name]

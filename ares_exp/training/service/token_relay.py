@@ -1,0 +1,261 @@
+"""The relay: requests as token ids that wait for a trainer's sampler, which polls for them and posts sampled ids."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ares_exp.cancellation import in_thread
+from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS
+from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text, sampling_of
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.waiting import nobody_waits, reported
+from ares_exp.records.validation import validated
+from ares_exp.training.service.bodies import SampledBody
+
+MAX_CONCURRENCY_PER_EPISODE = 16
+"""Maximum number of concurrent requests of one episode."""
+REQUEST_LEASE_SEC = 300.0
+"""Time in seconds that a sampler has to respond to a request."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The sampling parameters that the relay itself uses."""
+
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] = DEFAULT_MAX_OUTPUT_TOKENS
+    stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _OpenRequest:
+    """A request without a response. `lease_end` is in seconds of the event loop's clock."""
+
+    rollout_id: str
+    prompt: Sequence[int]
+    sampling: Mapping[str, Any]
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    lease_end: float = -math.inf
+    version: str | None = None
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    response: asyncio.Future[SampledBody] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Relay:
+    """The open token requests of a service. Must be used on the event loop of the run.
+
+    A polled request has a lease. It is handed out again if no response arrives before the lease ends.
+
+    Attributes:
+        version: Version of the weights for responses that name no version.
+    """
+
+    def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
+        """Creates a relay without requests.
+
+        Args:
+            lease_sec: Time in seconds that a sampler has to respond to a request.
+        """
+        self.version: str | None = None
+        self._lease_sec = lease_sec
+        self._open: dict[str, _OpenRequest] = {}
+        self._changed = asyncio.Event()
+        self._templates: dict[str, ChatTemplate] = {}
+        self._loading = asyncio.Lock()
+        self._warned: set[str] = set()
+
+    async def requests(
+        self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Hands out open requests, from the oldest to the newest. Waits until there is one.
+
+        Args:
+            wait: Maximum wait in seconds. After it, the list is empty.
+            limit: Maximum number of requests.
+            rollout_ids: Rollouts whose requests are handed out. `None`: all rollouts.
+
+        Returns:
+            JSON-ready requests: `request_id`, `rollout_id`, `prompt_ids`, `sampling`, and `deadline`, the end of the
+            lease in Unix time.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + wait
+        while True:
+            wanted = [one for one in self._open.values() if rollout_ids is None or one.rollout_id in rollout_ids]
+            if found := [one for one in wanted if one.lease_end <= clock()]:
+                return [self._hand_out(one) for one in found[:limit]]
+            due = min([until, *(one.lease_end for one in wanted)])
+            if until <= clock():
+                return []
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(due - clock()):
+                    await self._changed.wait()
+
+    def respond(self, response: SampledBody) -> bool:
+        """Takes a sampler's response.
+
+        Returns:
+            Whether the response was used. It is dropped if the request has another response, or is no longer open.
+
+        Raises:
+            WireFormatError: The response is longer than requested. The request stays open.
+        """
+        one = self._open.get(response.request_id)
+        if one is None or one.response.done():
+            return False
+        if len(response.ids) > (most := one.sampling["max_tokens"]):
+            raise WireFormatError(f"Expected at most {most} ids (`sampling.max_tokens`), got {len(response.ids)}.")
+        one.response.set_result(response)
+        return True
+
+    def policy_for(
+        self, rollout_id: str, model: str, sampling: Mapping[str, Any], spec: EpisodeSpec | None = None
+    ) -> LLMClient:
+        """Returns a client for one episode, whose tokens are sampled by the trainer.
+
+        Args:
+            rollout_id: Rollout of the episode.
+            model: Directory of the model's tokenizer, or its name on the hub.
+            sampling: Sampling parameters that take precedence over the agent's: `temperature`, `top_p`, `max_tokens`,
+                `stop`, and others of the trainer's engine.
+            spec: Episode of the client.
+        """
+        sampler = _Sampler(self, rollout_id, model, sampling)
+        return TokenClient(
+            spec=spec or EpisodeSpec(""),
+            load=lambda: self.template(model),
+            prepare=sampler.prepare,
+            sample=sampler.sample,
+            warn=self._warn_once,
+            max_concurrency_per_episode=MAX_CONCURRENCY_PER_EPISODE,
+        )
+
+    async def check(self, model: str, sampling: Mapping[str, Any]) -> None:
+        """Checks that `policy_for` accepts these arguments.
+
+        Raises:
+            UserError: A sampling parameter is invalid, or the tokenizer cannot be loaded.
+        """
+        try:
+            validated(_Limits, sampling)
+        except ValueError as error:
+            raise ConfigError(f"The sampling parameters of the submission are invalid: {error}.") from None
+        await self.template(model)
+
+    async def template(self, model: str) -> ChatTemplate:
+        """Returns the chat template of a model, which is loaded once.
+
+        Raises:
+            PreflightError: The tokenizer cannot be loaded, or has no chat template.
+        """
+        async with self._loading:
+            if model not in self._templates:
+                tokenizer = await in_thread(lambda: load_tokenizer(model, chat_template=None, trust_remote_code=False))
+                self._templates[model] = ChatTemplate(tokenizer)
+        return self._templates[model]
+
+    async def sampled(
+        self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
+    ) -> tuple[SampledBody, str | None]:
+        """Adds a request and waits for its response. The time until it is handed out counts as a wait of the episode.
+
+        Returns:
+            The response, and the version of its weights.
+        """
+        if spec.may_ask is not None:
+            await spec.may_ask()
+        one = _OpenRequest(rollout_id, prompt, sampling)
+        self._open[one.request_id] = one
+        self._changed.set()
+        try:
+            with reported(spec.on_wait or nobody_waits):
+                await one.taken.wait()
+            response = await one.response
+        finally:
+            del self._open[one.request_id]
+        return response, response.version or one.version
+
+    def _hand_out(self, one: _OpenRequest) -> dict[str, Any]:
+        one.lease_end = asyncio.get_running_loop().time() + self._lease_sec
+        one.version = self.version
+        one.taken.set()
+        return {
+            "request_id": one.request_id,
+            "rollout_id": one.rollout_id,
+            "prompt_ids": [*one.prompt],
+            "sampling": {**one.sampling},
+            "deadline": time.time() + self._lease_sec,
+        }
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampler:
+    """Samples the responses of one rollout through the relay."""
+
+    relay: Relay
+    rollout_id: str
+    model: str
+    sampling: Mapping[str, Any]
+
+    def prepare(self, request: LLMRequest) -> LLMRequest:
+        return request
+
+    async def sample(self, asked: TokenRequest) -> LLMResponse:
+        """Samples a response. An aborted response is continued from its ids, perhaps with other weights."""
+        started = time.perf_counter()
+        request = asked.request
+        sampling = {
+            **sampling_of(request),
+            "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
+            "stop": [*(request.stop_sequences or ())],
+            **self.sampling,
+        }
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: dict[str, None] = {}
+        stop = "abort"
+        while stop == "abort" and len(ids) < sampling["max_tokens"]:
+            left = {**sampling, "max_tokens": sampling["max_tokens"] - len(ids)}
+            part, version = await self.relay.sampled(self.rollout_id, [*asked.prompt, *ids], left, asked.spec)
+            ids += part.ids
+            logprobs += part.logprobs
+            versions |= {version: None} if version is not None and part.ids else {}
+            stop = part.stop
+        if not ids:
+            raise ContextOverflowError(
+                f"The sampler has no room for a response: the prompt has {len(asked.prompt)} tokens."
+            )
+        template = await self.relay.template(self.model)
+        return LLMResponse.from_text(
+            sampled_text(template, ids, template.ends, sampling["stop"]),
+            usage=Usage(len(asked.prompt), len(ids)),
+            prompt_token_ids=asked.prompt,
+            completion_token_ids=ids,
+            logprobs=logprobs,
+            finish_reason="length" if stop == "abort" else stop,
+            model=self.model,
+            latency_sec=time.perf_counter() - started,
+            sampling={**sampling, **PROCESSED_LOGPROBS},  # the trainer's own, at the temperature that it samples with
+            policy_version="+".join(versions) or None,
+        )
