@@ -233,7 +233,7 @@ class Client:
 
     async def episodes(
         self, submission: Submitted, *, after: int = 0, acknowledge: bool = True
-    ) -> AsyncIterator[Episode]:
+    ) -> AsyncGenerator[Episode, None]:
         """Yields the episodes of a submission as they finish, until all have finished.
 
         After a lost connection, the stream continues.
@@ -279,8 +279,9 @@ class Client:
             ServiceError: The service rejected the request, or cannot be reached. Or an episode was acknowledged before.
             TimeoutError: The time limit was exceeded. The rollouts continue.
         """
-        async with asyncio.timeout(timeout_sec):
-            episodes = {one.rollout_id: one async for one in self.episodes(submission, acknowledge=False)}
+        stream = self.episodes(submission, acknowledge=False)
+        async with asyncio.timeout(timeout_sec), aclosing(stream):
+            episodes = {one.rollout_id: one async for one in stream}
             if gone := sorted(set(submission.rollout_ids) - set(episodes)):
                 raise ServiceError(
                     f"Expected an episode of each rollout, got none of {len(gone)} that were acknowledged before, such "

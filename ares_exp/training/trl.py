@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,20 @@ class _Sampler:
 
 
 def generate(trainer: Any, requests: Sequence[Request]) -> list[Response]:
-    """Samples responses as one batch. Blocking."""
+    """Samples responses. A prompt that is longer than the model's context gets a response without tokens. Blocking."""
+    context = trainer.model.config.get_text_config().max_position_embeddings
+    version = str(trainer.state.global_step)
+    fitting = [one for one in requests if len(one.prompt_ids) < context]
+    sampled = iter(_sample(trainer, fitting, context) if fitting else ())
+    responses = []
+    for one in requests:
+        tokens, logprobs, stop = next(sampled) if len(one.prompt_ids) < context else ([], [], "length")
+        responses.append(Response(tokens, logprobs, version, stop))
+    return responses
+
+
+def _sample(trainer: Any, requests: Sequence[Request], context: int) -> Iterator[tuple[list[int], list[float], str]]:
+    """Samples responses as one batch. Yields token ids, log-probabilities, and the reason for the end."""
     import torch
     from transformers import GenerationConfig, LogitsProcessorList
 
@@ -123,39 +136,31 @@ def generate(trainer: Any, requests: Sequence[Request]) -> list[Response]:
     pad, own = tokenizer.pad_token_id, model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
     temperature = requests[0].sampling["temperature"]
-    width = max(len(one.prompt_ids) for one in requests)
-    context = model.config.get_text_config().max_position_embeddings
     limits = [min(one.sampling["max_tokens"], context - len(one.prompt_ids)) for one in requests]
+    width = max(len(one.prompt_ids) for one in requests)
     padding = [width - len(one.prompt_ids) for one in requests]
     ids = [[pad] * left + [*one.prompt_ids] for left, one in zip(padding, requests, strict=True)]
     mask = [[0] * left + [1] * (width - left) for left in padding]
-    sampled: list[tuple[Any, Any]] = []
+    chosen: list[tuple[list[int], list[float]]] = []
 
     def choose(_: Any, logits: Any) -> Any:
         distribution = torch.log_softmax(logits.float() / temperature, -1)
         tokens = torch.multinomial(distribution.exp(), 1)
-        sampled.append((tokens, distribution.gather(-1, tokens)))
+        chosen.append((tokens[:, 0].tolist(), distribution.gather(-1, tokens)[:, 0].tolist()))
         return torch.full_like(logits, float("-inf")).scatter(-1, tokens, 0.0)
 
-    if max(limits) > 0:
-        with as_it_generates(model, pad), torch.no_grad():
-            model.generate(
-                torch.tensor(ids, device=model.device),
-                attention_mask=torch.tensor(mask, device=model.device),
-                generation_config=GenerationConfig(
-                    max_new_tokens=max(limits), do_sample=False, pad_token_id=pad, eos_token_id=[*ends]
-                ),
-                logits_processor=LogitsProcessorList([choose]),
-            )
-    tokens, logprobs = ([step[part][:, 0].tolist() for step in sampled] for part in (0, 1))
-    version, responses = str(trainer.state.global_step), []
+    settings = {"max_new_tokens": max(limits), "do_sample": False, "pad_token_id": pad, "eos_token_id": [*ends]}
+    with as_it_generates(model, pad), torch.no_grad():
+        model.generate(
+            torch.tensor(ids, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            generation_config=GenerationConfig(**settings),
+            logits_processor=LogitsProcessorList([choose]),
+        )
     for number, limit in enumerate(limits):
-        row = [step[number] for step in tokens][: max(limit, 0)]
+        row = [tokens[number] for tokens, _ in chosen[:limit]]
         end = next((place + 1 for place, token in enumerate(row) if token in ends), None)
-        row = row[:end]
-        values = [step[number] for step in logprobs][: len(row)]
-        responses.append(Response(row, values, version, "length" if end is None else "stop"))
-    return responses
+        yield row[:end], [logprobs[number] for _, logprobs in chosen[:limit]][:end], "length" if end is None else "stop"
 
 
 @dataclass
@@ -182,9 +187,7 @@ def main() -> None:
 
     on_gpu = torch.cuda.is_available()
     parser = TrlParser((Arguments, GRPOConfig))
-    parser.set_defaults(
-        use_cpu=not on_gpu, bf16=on_gpu, logging_steps=1, gradient_checkpointing=False, lr_scheduler_type="constant"
-    )
+    parser.set_defaults(use_cpu=not on_gpu, bf16=on_gpu, logging_steps=1, lr_scheduler_type="constant")
     arguments, config = parser.parse_args_and_config()
     names = asyncio.run(_task_names(arguments))
     groups = config.generation_batch_size // config.num_generations

@@ -1,175 +1,115 @@
-"""Trainings by TRL: real steps of a tiny model, whose rewards rise, and which go on after a kill where they were."""
+"""A training by TRL through the rollout service: real steps of a tiny model, whose rewards rise."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
+import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import ares_exp
-from ares_exp.commands.cli.main import main
-from ares_exp.errors import ConfigError, UserError
-from ares_exp.training.trl import Grpo, last_checkpoint
-from tests.unit.training.counted_tasks import KILL, TASKS, Counted, options
+from ares_exp.errors import UserError
+from ares_exp.training.client import Client, Episode, Request
+from ares_exp.training.logprobs import largest_gap
+from ares_exp.training.toy import toy_model, toy_tokenizer, write_model
+from ares_exp.training.trl import columns_of, generate
+from tests.service_contract import served
+from tests.unit.training.counted_tasks import options
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]  # there may be much beside it
 
-STEPS = 8
 REPLIES = ("yes indeed", "no way", "perhaps so")
-COMMON = (
-    *("+trainer=grpo", "env=counted", "policy=transformers", "policy.max_output_tokens=1", "tracker=jsonl"),
-    *("concurrency=16", "trainer.groups_per_step=4", "trainer.group_size=8", "trainer.batch_size=16"),
-    *(f"trainer.steps={STEPS}", "trainer.learning_rate=0.03", "trainer.heldout=[cider]", "trainer.eval_every=4"),
-    *("trainer.eval_attempts=8", "trainer.checkpoint_every=2"),
-)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from ares_exp.training.toy import write_model
-
-    return write_model(tmp_path_factory.mktemp("model"), REPLIES)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return options(tmp_path_factory.mktemp("options"))
-
-
-@pytest.fixture(scope="module")
-def trained(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training that was left alone."""
-    return execute(model, folder, tmp_path_factory.mktemp("trained") / "run").run_dir
+STEPS = 12
 
 
 @pytest.fixture(autouse=True)
-def everything_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
-    assert Counted.open_ == 0
+    options(tmp_path / "options")
 
 
-def execute(model: Path, folder: Path, run: Path, *overrides: str) -> Any:
-    place = [f"policy.model={model}", f"hydra.run.dir={run}"]
-    return ares_exp.run([*COMMON, *place, *overrides], config_dirs=[folder], quiet=True)
+async def started(url: str, *arguments: str) -> asyncio.subprocess.Process:
+    common = ("--max_steps", str(STEPS), "--learning_rate", "0.03", "--per_device_train_batch_size", "24")
+    words = (*common, "--max_completion_length", "1", "--save_steps", "4", "--disable_tqdm", "True", *arguments)
+    command = [sys.executable, "-m", "ares_exp.training.trl", "--url", url, "--model", "model", "--output_dir", "out"]
+    return await asyncio.create_subprocess_exec(*command, *words, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
-def command(*words: str) -> None:
-    """Runs a command in a process of its own, which is forked: to import torch and TRL takes longer than to train."""
-    Counted.started = 0
-    sys.argv = ["ares-exp", *words]
-    sys.exit(main())
+def curve() -> list[float]:
+    """The mean reward of each step of the newest checkpoint."""
+    newest = max(Path("out").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    return [line["reward"] for line in history if "reward" in line]
 
 
-def lines(run: Path, kind: str) -> list[dict[str, Any]]:
-    every = [json.loads(line) for line in (run / "training.jsonl").read_text().splitlines()]
-    return [line for line in every if line["kind"] == kind]
+async def test_killed_training_resumes_and_its_reward_rises() -> None:
+    """The process is killed after the first checkpoint."""
+    write_model(Path("model"), REPLIES)
+    async with served(["concurrency=16"]) as caller:
+        killed = await started(caller.url)
+        while not Path("out/checkpoint-4/trainer_state.json").exists():
+            assert killed.returncode is None
+            await asyncio.sleep(0.05)
+        killed.send_signal(signal.SIGKILL)
+        await killed.wait()
+        resumed = await started(caller.url)
+        assert await resumed.wait() == 0
+        async with Client(caller.url) as client:
+            assert (await client.info()).version == str(STEPS - 1)
+    rewards = curve()
+    assert len(rewards) == STEPS
+    assert rewards[-1] > rewards[0] + 0.4
+    assert Path("out/model.safetensors").exists()
 
 
-def weights(path: Path | None) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    assert path is not None
-    return load_file(path / "model.safetensors")
-
-
-def test_the_reward_rises_and_every_weight_changes(trained: Path, model: Path) -> None:
-    import torch
-
-    steps = lines(trained, "step")
-    assert [line["step"] for line in steps] == [*range(1, STEPS + 1)]
-    assert [line["version"] for line in steps] == [str(line["step"]) for line in steps]
-    assert steps[-1]["train/reward"] > steps[0]["train/reward"] + 0.4
-    assert all(line["train/logprob_gap"] < 1e-4 and line["train/without_reward"] == 0 for line in steps)
-    before, after = weights(model), weights(last_checkpoint(trained))
-    assert [name for name, tensor in before.items() if torch.equal(tensor, after[name])] == []
-    assert sorted(path.name for path in (trained / "checkpoints").iterdir()) == ["checkpoint-6", "checkpoint-8"]
-    logged = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in logged if "train/reward" in one] == [*range(1, STEPS + 1)]
+def episode(**more: Any) -> Episode:
+    row = {"conversation": "main", "made": "clean", "ids": [1, 2, 3, 4], "mask": [0, 0, 1, 1], "prompt_tokens": 2}
+    row |= {"logprobs": [0, 0, -0.5, -1.0], "steps": [0], "starts": [2], "versions": ["1"], "finish_reason": "stop"}
+    made: dict[str, Any] = dict.fromkeys(Episode.model_fields)
+    made |= {"cursor": 1, "rollout_id": "r1", "submission_id": "s1", "task": "apple", "attempt": 0, "losses": []}
+    made |= {"state": "finished", "reward": 1.0, "rewards": {}, "trainable": True, "versions": ["1"], "rows": [row]}
+    made |= {"times": dict.fromkeys(("queue", "start", "engine", "tools", "verify"), 0.0), "metadata": {}}
+    return Episode.model_validate(made | {"encoding": "json", "tokens": {"prompt": 2, "sampled": 2}} | more)
 
 
-def test_held_out_tasks_are_evaluated_and_never_trained_on(trained: Path) -> None:
-    assert {name for line in lines(trained, "round") for name in line["tasks"]} == {"apple", "bread"}
-    assert [line["step"] for line in lines(trained, "evaluated")] == [0, 4, 8]
-    assert {name for line in lines(trained, "evaluation") for name, _ in line["slots"]} == {"cider"}
-    slots = [
-        (name, number)
-        for kind in ("round", "evaluation")
-        for line in lines(trained, kind)
-        for name, number in line["slots"]
-    ]
-    assert len(slots) == len({*slots}) == STEPS * 32 + 3 * 8
+def test_failed_episode_has_no_reward_and_no_trained_tokens() -> None:
+    error = {"stage": "agent", "type": "AgentError", "message": "broken", "transient": False}
+    lost = {"state": "failed", "reward": None, "trainable": False, "rows": None, "error": error}
+    columns = columns_of([episode(), episode(**lost)], pad=9)
+    assert columns["prompt_ids"] == [[1, 2], [9]]
+    assert columns["completion_ids"] == [[3, 4], [9]]
+    assert columns["env_mask"] == [[1, 1], [0]]
+    assert columns["logprobs"] == [[-0.5, -1.0], [0.0]]
+    assert columns["episode_reward"] == [1.0, None]
+    with pytest.raises(UserError, match=r"none of the 1 episodes has one\. The first error: AgentError: broken"):
+        columns_of([episode(**lost)], pad=9)
 
 
-def test_every_response_says_which_weights_gave_it(trained: Path) -> None:
-    where = {tuple(slot): line["version"] for line in lines(trained, "round") for slot in line["slots"]}
-    for episode in ares_exp.trajectories.load(trained):
-        expected = where.get((episode.task_name, episode.metadata["attempt"]))
-        responses = [step.action for step in episode.load().steps if step.action is not None]
-        assert len(responses) == 2
-        assert expected is None or {response["policy_version"] for response in responses} == {expected}
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path, folder: Path, tmp_path: Path) -> None:
-    """The process is killed within the fifth step's episodes; the last checkpoint is that of step 4."""
-    import torch
-
-    KILL.write_text(str(8 + 4 * 32 + 8 + 20))
-    words = [*COMMON, f"policy.model={model}", "hydra.run.dir=run", f"--config-dir={folder}"]
-    killed = multiprocessing.get_context("fork").Process(target=command, args=("train", *words))
-    killed.start()
-    killed.join(600)
-    assert killed.exitcode == -signal.SIGKILL
-    KILL.unlink()
-    run = Path("run").absolute()
-    assert [line["step"] for line in lines(run, "step")] == [1, 2, 3, 4]
-    assert ares_exp.run([f"resume={run}"], config_dirs=[folder], quiet=True).exit_code == 0
-    assert [line["started_at"] for line in lines(run, "session")] == [0, 4]
-    assert [line["step"] for line in lines(run, "step")] == [*range(1, STEPS + 1)]
-    assert [line["slots"] for line in lines(run, "round")] == [line["slots"] for line in lines(trained, "round")]
-    before, alone, resumed = weights(model), weights(last_checkpoint(trained)), weights(last_checkpoint(run))
-    for name, tensor in alone.items():  # which responses share a batch is chance, and rounding with it
-        assert torch.dist(resumed[name], tensor) < 1e-2 * torch.dist(tensor, before[name]), name
-
-
-async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    place = [f"policy.model={model}", f"hydra.run.dir={run}", "trainer.steps=500"]
-    running = asyncio.create_task(ares_exp.arun([*COMMON, *place], config_dirs=[folder], quiet=True))
-    while not (run / "checkpoints" / "checkpoint-2").exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    started_at = len(lines(run, "step"))
-    resumed = await ares_exp.arun(
-        [f"resume={run}", f"trainer.steps={started_at + 2}"], config_dirs=[folder], quiet=True
+def test_sampled_tokens_have_exact_logprobs() -> None:
+    """In a batch of prompts of different lengths, one of which is longer than the context."""
+    tokenizer = toy_tokenizer(REPLIES)
+    model = toy_model(tokenizer)
+    trainer: Any = SimpleNamespace(
+        model=model,
+        processing_class=tokenizer,
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        state=SimpleNamespace(global_step=3),
     )
-    assert resumed.exit_code == 0
-    assert lines(run, "step")[-1]["step"] == started_at + 2
-
-
-def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, folder: Path, tmp_path: Path) -> None:
-    scripted = ["+trainer=grpo", "env=counted", "policy=scripted", "policy.replies=[yes]"]
-    with pytest.raises(UserError, match="Expected a policy whose model is in this process, got ScriptedPolicy"):
-        ares_exp.run(scripted, config_dirs=[folder], quiet=True)
-    with pytest.raises(UserError, match=r"`trainer\.heldout`: no task of the run is called 'peach'"):
-        execute(model, folder, tmp_path / "run", "trainer.heldout=[peach]")
-    with pytest.raises(UserError, match="at least one task to train on, got none: all are held out"):
-        execute(model, folder, tmp_path / "run", f"trainer.heldout=[{','.join(TASKS)}]")
-    assert not (tmp_path / "run").exists()
-
-
-def test_arguments_that_contradict_each_other() -> None:
-    with pytest.raises(ConfigError, match="divide the rows of a step, 2 groups of 3 = 6, got 4"):
-        Grpo(groups_per_step=2, group_size=3, batch_size=4)
-    with pytest.raises(ConfigError, match="without what other keys decide, got max_steps"):
-        Grpo(trl={"max_steps": 3})
+    sampling = {"temperature": 0.7, "max_tokens": 5}
+    requests = [Request("r", "r", [7] * length, sampling) for length in (4, 9, 5000, 1)]
+    responses = generate(trainer, requests)
+    assert (responses[2].ids, responses[2].stop, responses[2].version) == ([], "length", "3")
+    rows = []
+    for request, response in zip(requests, responses, strict=True):
+        before = len(request.prompt_ids)
+        mask, logprobs = [0] * before + [1] * len(response.ids), [0.0] * before + [*response.logprobs]
+        rows.append(SimpleNamespace(ids=[*request.prompt_ids, *response.ids], mask=mask, logprobs=logprobs))
+        assert len(response.ids) <= 5
+        assert (response.stop == "stop") == (response.ids[-1:] == [tokenizer.eos_token_id])
+    del rows[2]
+    assert largest_gap(model, rows, pad=1, temperature=0.7) < 1e-4
