@@ -44,10 +44,12 @@ CONTEXT = 4096
 LARGEST_GAP = 1e-4
 """Both compute in float32, in another order: 1.7e-5 was the largest gap of 3,687 tokens."""
 STARTED_WITHIN_SEC = 1500.0
-"""It takes a minute or two on an idle machine with two cores, and eight on a busy one."""
+"""A server with two cores and a load of 30 took 14 minutes."""
 OPTIONS = ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processed_logprobs"]
 OPTIONS += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--served-model-name", "policy"]
-TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
+BASH = {"name": "bash", "description": "Runs a command.", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": BASH}]
+"""With a description: vLLM renders a missing one as `null`."""
 
 
 @pytest.fixture(scope="module")
