@@ -117,7 +117,7 @@ def check_action(action: object) -> None:
     """
     if action is not None and not isinstance(action, LLMResponse):
         raise TypeError(
-            f"Expected step() to be given an LLMResponse, got {type(action).__name__}. Of a text it is made by "
+            f"Expected step() to receive an LLMResponse, got {type(action).__name__}. To create one from a text, use "
             "LLMResponse.from_text(text)."
         )
 

@@ -30,7 +30,6 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 QUICK = (
     "e2e/test_main_job.py",
-    "e2e/test_presets.py",
     "docker/test_docker_contract.py",
     "docker/test_docker_container.py",
     "docker/test_docker_images.py",
@@ -54,7 +53,6 @@ SLOW = (
     "unit/snapshots/test_killed_writers.py",
     "unit/tasks/swebench/",
     "unit/tasks/task_sources/",
-    "unit/testing/test_command_line.py",
     "unit/trackers/test_wandb",
 )
 """Folders and files whose tests have the marker `slow`."""

@@ -74,7 +74,7 @@ class RewardContract:
         assert await self._reward(factory, tmp_path, toml, command, f"chown {AGENT} /logs") == 0
         assert (tmp_path / "out" / "verifier" / "test-stdout.txt").read_text() == f"755 {verifier}\n"
 
-    async def test_a_stopped_process_does_not_write_the_reward(self, factory: ContainerFactory, tmp_path: Path) -> None:
+    async def test_stopped_process_does_not_write_the_reward(self, factory: ContainerFactory, tmp_path: Path) -> None:
         toml = "[metadata]\nstop_processes = true\n"
         assert await self._reward(factory, tmp_path, toml, ATTACKS["writes the reward"][1], "true") == 0
 

@@ -41,8 +41,8 @@ class Held:
 class Caller:
     """Sends requests to a service."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url, self.session = url, session
+    def __init__(self, url: str, session: aiohttp.ClientSession, service: Service | None = None) -> None:
+        self.url, self.session, self.service = url, session, service
 
     async def get(self, path: str, status: int = 200) -> Any:
         async with self.session.get(f"{self.url}/v1/{path}") as response:
@@ -75,10 +75,10 @@ class Caller:
 
 
 @asynccontextmanager
-async def calling(url: str, **arguments: Any) -> AsyncIterator[Caller]:
+async def calling(url: str, service: Service | None = None, **arguments: Any) -> AsyncIterator[Caller]:
     timeout = aiohttp.ClientTimeout(total=2 * BOUND_SEC)
     async with aiohttp.ClientSession(timeout=timeout, **arguments) as session:
-        yield Caller(url, session)
+        yield Caller(url, session, service)
 
 
 @asynccontextmanager
@@ -97,7 +97,7 @@ async def served(overrides: Sequence[str], **chosen: Any) -> AsyncIterator[Calle
                     await asyncio.sleep(0.01)
             if running.done():
                 running.result()
-            async with calling(service.url) as caller:
+            async with calling(service.url, service) as caller:
                 yield caller
         finally:
             job.run.interrupt()

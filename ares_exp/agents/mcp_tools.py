@@ -180,8 +180,8 @@ class McpTools:
         too_much = len(self._tools) >= MAX_TOOLS or len(json.dumps(schema)) > MAX_SCHEMA_CHARS
         if too_much or known_as in self._tools or schema.get("type") != "object":
             logger.warning(
-                "The tool %.80r of the MCP server %r is left out: at most %d tools, with names of their own and "
-                "schemas of objects of at most %d characters, are offered.",
+                "The tool %.80r of the MCP server %r is left out: the limit is %d tools, with unique names and "
+                "object schemas of at most %d characters.",
                 *(name, server.about.name, MAX_TOOLS, MAX_SCHEMA_CHARS),
             )
             return

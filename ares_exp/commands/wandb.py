@@ -199,8 +199,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
             url = str(view.url)
         except Exception as error:  # whatever W&B raises
             raise UserError(
-                f"W&B did not take the view for {arguments.entity}/{arguments.project}: "
-                f"{error_line(error)}. "
+                f"W&B rejected the view for {arguments.entity}/{arguments.project}: {error_line(error)}. "
                 "Check WANDB_API_KEY, WANDB_BASE_URL, the entity and the project."
             ) from None
         finally:

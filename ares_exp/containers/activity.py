@@ -20,7 +20,7 @@ class CommandRecord:
         command: Shell source text that the agent sent.
         exit_code: Exit status, or `None` if the command was killed by its time limit or with the agent.
         duration_sec: Wall seconds.
-        timed_out: Whether its time limit killed it.
+        timed_out: Whether the time limit killed the command.
     """
 
     command: Text
@@ -31,7 +31,7 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRequest:
-    """A request of the agent that the policy answered without a step."""
+    """An LLM request of the agent that the policy answered without a time step of the environment."""
 
     request: LLMRequest
     response: LLMResponse
@@ -45,7 +45,8 @@ class Activity:
         container_sec: Wall seconds of container calls: start and set-up, the agent's commands and transfers, and the
             verifier. Concurrent calls are added up.
         commands: The agent's finished commands, in the order in which they ended.
-        background_requests: The agent's requests that were answered without a step, in the order of the responses.
+        background_requests: The agent's requests that were answered without a time step, in the order of the
+            responses.
     """
 
     container_sec: float = 0.0

@@ -1,4 +1,4 @@
-"""Tar archives in and out of containers; incoming ones are untrusted. Blocking."""
+"""Tar archives for copies into and out of containers. Archives from containers are untrusted. Functions block."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ _logger = logging.getLogger(__name__)
 
 
 def pack(source: Path, file_name: str) -> IO[bytes]:
-    """Packs a host file, named `file_name`, or a host directory's contents, named relative to it, into a tar.
+    """Packs a host file, or the contents of a host directory, into a tar archive.
 
-    Modes and symlinks are kept (a `source` that is itself a link is followed); owner and group are root.
+    Modes and symlinks are preserved, but a link as `source` is followed. Owner and group are root. Members of a
+    directory are named relative to it.
 
     Args:
         source: A file or directory of the host.
-        file_name: Name of the only member when `source` is a file; not used for a directory.
+        file_name: Name of the only member if `source` is a file; not used for a directory.
 
     Returns:
-        The archive, rewound: in memory if small, otherwise in an unnamed temporary file. The caller closes it.
+        The archive, positioned at its start. It is in memory if small, otherwise in an unnamed temporary file. The
+        caller closes it.
 
     Raises:
         TransferError: `source` is missing or cannot be read.
@@ -147,7 +149,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members after checking each against the bounds and for names that lead out of `target`."""
+    """Yields the members. Raises an error if a bound is exceeded, or if a name leads out of `target`."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -199,8 +201,8 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     """Creates a symlink if it cannot leave `target`: relative, with `..` only at its start and not beyond the top.
 
-    Its directory is a real directory, not a link, so counting `..` against its depth is exact. The rest of the link can
-    only pass through links that obey the same rule.
+    The link must be in a real directory, not behind another link, so that its depth limits the number of `..` exactly.
+    The rest of the link can only pass through links that obey the same rule.
 
     Returns:
         Whether the link was created.

@@ -17,7 +17,14 @@ Skip = Callable[[str], bool]
 
 
 async def bounded(read: Callable[[Skip], dict[str, Entry]], skip: Skip) -> dict[str, Entry]:
-    """Runs `read` in a thread. Its `skip` raises after `READ_SEC`, or when the caller is cancelled.
+    """Runs `read` in a thread, with a time limit of `READ_SEC`.
+
+    `read` calls its argument for each path. After the time limit, or if the caller is cancelled, this call raises an
+    error, which ends `read`.
+
+    Args:
+        read: Function that reads files. Its argument decides which paths are skipped.
+        skip: The same decision, without the time limit.
 
     Raises:
         CaptureError: The read took longer than `READ_SEC`. Errors of `read` are also raised.

@@ -1,10 +1,10 @@
 """Command execution in one container on persistent shells, so that a command needs no engine call.
 
-A command takes a free channel, or opens one. The channel is free again when no process in the container holds the
-command's output. So a background process of a command neither blocks the channel nor writes into the output of the next
-command. Time limits and cancellation kill the command's processes through another channel. Commands that end at about
-the same time share one kill script (`shell_channel.kill_script`). Otherwise, the killers of many commands cancelled
-together would stop each other.
+A command uses a free channel (one persistent shell, see `shell_channel`), or opens a new one. The channel is free again
+when no process in the container holds the command's output open. So a background process of a command neither blocks
+the channel nor writes into the output of the next command. Time limits and cancellation kill the command's processes
+through another channel. Commands that end at about the same time share one kill script (`shell_channel.kill_script`),
+because the kill scripts of many commands that are cancelled together would stop each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 OPEN_TIMEOUT_SEC = 60.0
 """Bound on opening a channel. A loaded engine takes seconds, and a hanging engine must not block the run."""
 
-MAX_IDLE = 16  # of each user
+MAX_IDLE = 16  # channels per user
 
 MAX_OPENINGS = 8
 """Maximum number of channels per user that are opened at the same time for waiting commands."""
@@ -54,10 +54,10 @@ is gone, and another `ContainerError` if this user cannot get a shell.
 
 
 class ShellPool:
-    """Channels by user: idle channels, lent channels, and a spare that is opened ahead."""
+    """The channels of a container, by user. Each is idle or lent to a command. A spare one is opened in advance."""
 
     def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
-        """Opens no channel yet."""
+        """Opens no channel yet. For the arguments, see `CommandRunner`."""
         self.is_closed = False
         self._open_stream = open_stream
         self._try_again = try_again
@@ -78,9 +78,18 @@ class ShellPool:
             self._changed(one)
 
     async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
-        """Returns a ready channel: a free one, or whichever of the settling, lent and new channels is ready first.
+        """Lends a ready channel to the caller: an idle channel, or the first channel that becomes ready.
 
-        It waits for a settling channel first, because the engine takes longer to open one than most commands take.
+        If a script of another channel has just ended, waits briefly for this channel before opening a new one, because
+        opening a channel takes longer than most commands.
+
+        Args:
+            user: User of the shell.
+            urgent: Whether the caller precedes other waiting callers.
+
+        Raises:
+            ContainerDiedError: The container has been stopped, is gone, or does not respond.
+            ContainerError: This user cannot get a shell.
         """
         while True:
             if self.is_closed:
@@ -93,7 +102,7 @@ class ShellPool:
                 return await self._wait_for_one(user, urgent=urgent)
 
     async def _wait_for_one(self, user: User | None, *, urgent: bool) -> Channel:
-        """Waits for the next free channel, and opens more channels, at most one per waiter."""
+        """Waits for the next free channel, and opens more channels, at most one per waiting command."""
         waiting, openings = self._waiting[user], self._openings[user]
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
@@ -130,8 +139,8 @@ class ShellPool:
 
         Args:
             user: User of the shell.
-            again: Whether `try_again` may be followed, once. A program with which an agent replaced the shell can print
-                any complaint.
+            again: Whether to open a second stream if `try_again` returns true. A third stream is never opened, because
+                an agent can replace the shell with a program that prints any message.
 
         Raises:
             ContainerDiedError: The container is gone, or does not respond.
@@ -165,10 +174,10 @@ class ShellPool:
         return channel
 
     def keep_spare(self, user: User | None) -> None:
-        """Opens another channel in the background unless one is or will be free, at most one at a time.
+        """Opens a spare channel in the background, unless a channel is free or will be soon. At most one at a time.
 
-        It alternates with the first channel if commands follow each other quickly. It can also kill a command that has
-        used up all process numbers, because its next process has already been forked.
+        If commands follow each other quickly, the spare channel alternates with the first channel. It can also kill a
+        command that has used up all process numbers, because the process for its next script already exists.
         """
 
         async def open_spare() -> None:
@@ -200,13 +209,13 @@ class ShellPool:
             await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
-        """Returns the `ready` futures of channels whose script has just ended, with the seconds until they settle."""
+        """Returns the `ready` futures of channels whose script has just ended, with the seconds to wait for them."""
         now = time.monotonic()
         answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
         return {one.ready: one.settling_until - now for one in answered}
 
     def _changed(self, channel: Channel) -> None:
-        """Passes a ready channel to the first waiter, or keeps it. Forgets a closed channel."""
+        """Passes a ready channel to the first waiter, or keeps it as idle. Removes a closed channel."""
         known, free = self._channels[channel.user], self._free[channel.user]
         if not channel.is_open:
             known.discard(channel)
@@ -233,7 +242,12 @@ class CommandKiller:
     """Kills the commands of one container."""
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Args: root: The user who may kill all processes; `None` when that is the default user."""
+        """Uses the shells of the container to kill its commands.
+
+        Args:
+            shells: Channels of the container.
+            root: User who may kill all processes; `None` if this is the default user.
+        """
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
@@ -274,7 +288,7 @@ class CommandKiller:
                 doomed = frozenset(waiting)
                 exec_ids, pids = {one for one, _ in doomed}, {pid for _, pid in doomed if pid}
                 word = await self._run_kill_script(user, exec_ids, pids)
-                if word not in ("", "0") and user != self._root:  # sudo has made some of them root's
+                if word not in ("", "0") and user != self._root:  # some may be root's, for example after sudo
                     word = await self._run_kill_script(self._root, exec_ids, pids)
                 if word:
                     waiting -= doomed
@@ -323,7 +337,7 @@ class CommandRunner:
                 shells.
             starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
                 container engines do.
-            try_again: Called with the error message of a stream that was not a shell; returns whether to open another.
+            try_again: Function that gets the message of a shell that could not start, and returns whether to try again.
             shell: Default shell of commands.
             root: User who may kill all processes; `None` if this is the default user.
         """
@@ -418,7 +432,7 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
-        """Opens a channel whose output is the stderr of a command in another one."""
+        """Opens a channel whose output is the stderr of a command in another channel."""
         for take in (self._shells.take, self._shells.open):  # the first may have died or been stopped while idle
             channel = await take(user)
             run = channel.start(errors)
@@ -434,14 +448,14 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
-        """Collects the stderr of the ended command."""
+        """Ends the sink, and collects the rest of the command's stderr."""
         await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
         if not await happened(run.answered, _COLLECT_SEC):
             channel.close()
 
 
 def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:
-    """Returns the seconds until the deadline, at least 0; `None` for no bound."""
+    """Returns the seconds until the deadline, at least 0 and at most `at_most`; `None` without both."""
     bounds = [] if at_most is None else [at_most]
     bounds += [] if deadline is None else [max(0.0, deadline - asyncio.get_running_loop().time())]
     return min(bounds, default=None)

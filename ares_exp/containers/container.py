@@ -70,15 +70,17 @@ class ExecOptions(TypedDict, total=False):
 
     Attributes:
         cwd: Working directory. Default: `ContainerSpec.workdir`, or the working directory of the image.
-        env: Variables on top of the container's.
+        env: Variables in addition to the container's variables, or instead of variables with the same name.
         user: User who runs the command. Default: the image's user.
         timeout_sec: Time limit. When it expires, the whole process tree is killed inside the container and the output
-            so far is returned with `timed_out=True`. Default: `None`, no limit. Cancelling the caller also kills it.
+            so far is returned with `timed_out=True`. Cancelling the call also kills the process tree. Default: `None`,
+            no limit.
         max_output_bytes: Bound on kept output, half from the head, half from the tail. Default: `MAX_OUTPUT_BYTES`.
         shell: Shell of the command. Default: `"bash -c"`, unless the backend's option sets another shell. A login
             shell reads profile files, which may reset variables of the image (Debian's reset `PATH`), and which an
             agent may have edited.
-        separate_stderr: Whether stderr is returned separately from stdout, which takes a millisecond. Default: no.
+        separate_stderr: Whether stderr is returned separately from stdout, which takes one more millisecond. Default:
+            no.
     """
 
     cwd: str | None
@@ -95,7 +97,7 @@ class Mount:
     """A directory of the host that a container sees, read-only.
 
     Attributes:
-        source: Directory on the host, which does not change.
+        source: Directory on the host. Its contents must not change while the container exists.
         target: Its absolute path in the container.
         digest: Digest of its contents, for backends that copy the directory and keep the copy.
     """
@@ -115,20 +117,21 @@ class ContainerSpec:
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
         compose_file: Docker Compose file whose service `main` is the container, or `None`.
         workdir: Default directory of commands, instead of the image's. It is not created.
-        env: Environment variables of the container, its first process included.
+        env: Environment variables of the container, including its first process.
         network: The network policy at the start.
-        phase_networks: The policies that `Container.set_network` may be called with later.
-        cpus, memory_mb, storage_mb, gpus: Limits; `None` is unlimited.
+        phase_networks: The policies of later phases, which may be passed to `Container.set_network`.
+        cpus, memory_mb, storage_mb: Limits on processors, memory and storage; `None` is unlimited.
+        gpus: Number of required GPUs; `None` or 0 if the task needs none.
         users: Users who run commands in addition to the image's user, as declared by the task. A backend with a
             limited set of users rejects other users before it starts anything.
-        start_timeout_sec: Bound on build + create + start, seconds.
+        start_timeout_sec: Time limit in seconds for building, creating and starting the container together.
         lifetime_sec: Bound on the time for which the container is needed (start, agent and scoring), or `None` if
             unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
         mounts: Read-only directories of the host. Captured changes do not include them.
-        directories: Absolute paths that the episode fills, in addition to the paths of the Dockerfile (such as tests
-            and logs). A backend whose containers are not separate from the machine rejects the task if they are not
-            empty.
+        directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
+            to the directories that the Dockerfile creates. A backend whose containers are not separate from the
+            machine rejects the task if one of them exists and is not empty.
     """
 
     name: str
@@ -161,10 +164,10 @@ class Container(Protocol):
     """A container that a code agent works in.
 
     A `ContainerFactory` creates it. It can be started once and stopped any number of times. Backends inherit from this
-    class, for `async with`.
+    class to support `async with`.
 
     Attributes:
-        image: The source of its files, known after the start: an image's name, or `"host"`; `None` before.
+        image: The source of its files: the name of an image, or `"host"`. `None` before the start.
     """
 
     @property
@@ -173,7 +176,7 @@ class Container(Protocol):
     async def start(self) -> None:
         """Builds or pulls the image, then creates and starts the container.
 
-        Bounded by `ContainerSpec.start_timeout_sec`. After an error or a cancellation nothing remains.
+        Bounded by `ContainerSpec.start_timeout_sec`. After an error or a cancellation, all resources are released.
 
         Raises:
             ContainerStartError: The container could not be built, created or started.
@@ -181,7 +184,7 @@ class Container(Protocol):
         """
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Runs `command` in a fresh `bash -c` (`sh` where the image has no bash), stdin closed.
+        """Runs `command` in a new `bash -c` (`sh -c` if the image has no bash), with an empty stdin.
 
         Commands may run at the same time. A non-zero exit code is a result, not an error. Background processes keep
         running after the command ends. Their later output is dropped.
@@ -228,7 +231,7 @@ class Container(Protocol):
 
         Raises:
             ValueError: `policy` is not one of `ContainerSpec.networks`.
-            ContainerError: The policy could not be applied. The policy in force is then unknown.
+            ContainerError: The policy could not be applied. It is then unknown which policy applies.
             ContainerDiedError: The container is gone.
         """
 
@@ -274,7 +277,7 @@ class ComposedContainer(Protocol):
     """A `Container` that is the service `main` of a compose file."""
 
     def service(self, name: str) -> ServiceContainer:
-        """Returns one of its services, `main` included.
+        """Returns a service of the compose file, which may also be `main`.
 
         Raises:
             ContainerError: The compose file has no such service. The message names the existing services.
@@ -304,8 +307,8 @@ class SnapshottableContainer(Protocol):
 class ContainerFactory(Protocol):
     """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use them,
-    inherit from it, or define some of its members.
+    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use the
+    optional members, inherit from `ContainerFactoryBase`, or define some of them.
     """
 
     name: str
@@ -329,7 +332,7 @@ class ContainerFactory(Protocol):
 
         Raises:
             UnsupportedTaskError: The task needs a feature that the backend lacks.
-            TaskError: The container definition is malformed (for example, without a Dockerfile).
+            TaskError: The container definition is malformed (for example, its Dockerfile is missing).
         """
 
 
@@ -337,12 +340,13 @@ class ContainerFactoryBase(ContainerFactory):
     """All members of a backend's factory, with defaults for the members that `ContainerFactory` does not require.
 
     Attributes:
-        harmless_options: Names of the constructor's options that a snapshot may set. A snapshot can come from any
-            source. If it sets another option, it is restored only with a factory that the user passes. Default: empty.
+        harmless_options: Names of the constructor's options that a snapshot may set. Snapshots can come from untrusted
+            sources. A snapshot that sets any other option is restored only with a factory that the user passes.
+            Default: empty.
         has_terminals: Whether its containers are `TerminalContainer`s. Default: no.
         forwards_ports: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
-        harbor_name: Name of the backend in Harbor, for exported jobs. Default: `None`, for which the export names the
-            class.
+        harbor_name: Name of the backend in Harbor, for exported jobs. Default: `None`; exported jobs then name the
+            factory's class.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
@@ -352,7 +356,7 @@ class ContainerFactoryBase(ContainerFactory):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The constructor's options that snapshots record, JSON-ready, without secrets. Default: empty."""
+        """The constructor's options that snapshots record, as JSON values without secrets. Default: empty."""
         return {}
 
     @property
@@ -373,7 +377,7 @@ class ContainerFactoryBase(ContainerFactory):
         """
 
     def check_snapshots(self) -> None:
-        """Checks, before `preflight`, that its containers can be captured. Starts nothing. Default: rejects captures.
+        """Checks, before `preflight`, that its containers can be captured. Starts nothing. Default: raises an error.
 
         Raises:
             UserError: The containers cannot be captured: the backend, its options or this machine do not support it.
@@ -388,9 +392,9 @@ class ContainerFactoryBase(ContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists the resources that runs of this machine created with the backend, including active runs. Blocking.
+        """Lists the resources that dead and active runs of this machine created with the backend. Blocking.
 
-        `ares-exp clean` removes the stale ones. Default: lists nothing.
+        `ares-exp clean` removes the stale resources. Default: lists nothing.
 
         Args:
             images: Whether images that are kept for the next run also count as stale.
@@ -425,12 +429,12 @@ def refuse_second_start(*, started: bool) -> None:
 async def bounded_start(
     what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], remedy: str = ""
 ) -> AsyncIterator[None]:
-    """Bounds the start in its body; stops the container if the start fails, is cancelled or takes too long.
+    """Bounds the time of the start in its body, and stops the container if the start fails or is cancelled.
 
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
-        stop: Function that undoes the start, also a partial one.
+        stop: Function that undoes a complete or partial start.
         remedy: Advice to the user if the start times out, as a sentence.
 
     Raises:

@@ -4,9 +4,9 @@ One proxy per container runs in this process, on a socket that listens inside th
 `network_namespace`), which has no other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …).
 Programs that ignore them have no network. It supports `CONNECT` and plain HTTP, to any port of an allowed host.
 
-The proxy resolves only allowed names, and connects to the checked address. Loopback and link-local addresses of this
-machine (cloud metadata, for example) are never reached. Other non-public addresses need their own entry. Otherwise, the
-owner of an allowed name could choose which machine of a private network it means.
+The proxy resolves only allowed names, and connects to the address that it has checked. It never connects to loopback
+and link-local addresses of this machine (for example, cloud metadata). Other non-public addresses need their own entry
+in the allow-list. Otherwise, the owner of an allowed name could redirect it to any machine of a private network.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from dataclasses import dataclass
 from ares_exp.containers.network_policy import IPAddress, NetworkPolicy, normalise_host
 
 MAX_CONNECTIONS = 64
-"""Simultaneous connections of one container. Further ones get an error. Beyond twice as many, they are dropped."""
+"""Maximum number of simultaneous connections of one container.
+
+Further connections get an error response. Above twice this number, they are dropped.
+"""
 
 HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
 CONNECT_TIMEOUT_SEC = 15.0
 IDLE_TIMEOUT_SEC = 600.0
-"""Bound on a connection's silence, both directions together."""
+"""Time without data in both directions after which a connection is closed."""
 
 _LINGER_SEC = 2.0
 _DROP_SEC = 5.0
@@ -74,14 +77,14 @@ class EgressProxy:
         idle_timeout_sec: float = IDLE_TIMEOUT_SEC,
         head_timeout_sec: float = HEAD_TIMEOUT_SEC,
     ) -> None:
-        """Opens nothing yet.
+        """Creates the proxy without starting it.
 
         Args:
             policy: Network policy. Only `allowlist` uses the proxy.
             known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
             resolve: Function that looks up the other names.
-            idle_timeout_sec: Bound on a connection's silence.
-            head_timeout_sec: Bound on the arrival of a request.
+            idle_timeout_sec: Time without data after which a connection is closed.
+            head_timeout_sec: Time limit for receiving a request's head.
         """
         self._policy = policy
         self._known_hosts = {name.lower().rstrip("."): address for name, address in (known_hosts or {}).items()}
@@ -199,7 +202,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes both ways until the far side ends. The near side may end its half earlier."""
+        """Copies bytes both ways until the far side (the server) ends. The client may end its half earlier."""
         async with asyncio.timeout(self._idle_timeout_sec) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,7 +246,7 @@ def _unmapped(address: IPAddress) -> IPAddress:
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Returns whether an address refers to this machine or its link."""
+    """Returns whether an address refers to this machine or its local link, or is a multicast address."""
     return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast
 
 

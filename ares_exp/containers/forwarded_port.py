@@ -1,6 +1,6 @@
-"""Forwarded ports: addresses inside a container, under any network policy, whose connections this process serves.
+"""Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
 
-A forwarded port gives access only to the server that opened it. It is not a way out of the container.
+A forwarded port gives access only to one server in this process. It is not a way out of the container.
 `ListeningPort` is a listening socket of this process, created inside the container's network. Backends that only have a
 shell use `relayed_port`.
 """
@@ -33,12 +33,12 @@ MAX_CONNECTIONS = 64
 """Maximum of simultaneous connections of one forwarded port. A further connection waits until another one ends."""
 
 CUT_SEC = 5.0
-"""Bound on cutting connections. Cutting takes no time unless `Serve` holds on to them."""
+"""Time limit for cutting connections. They are cut immediately, unless `Serve` delays this."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Function that takes over a connected, non-blocking stream socket, whose other end a process of the container holds.
 
-It returns as soon as the connection is being served. It closes the socket at the end.
+It returns as soon as it has started to serve the connection. The server closes the socket at the end.
 """
 
 
@@ -65,12 +65,12 @@ class ServingContainer(Protocol):
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Makes `serve` reachable at a port of the container's loopback, under any network policy.
 
-        At most `MAX_CONNECTIONS` are open at the same time. The forwarded port closes when the container stops, and
-        when this process ends in any way.
+        At most `MAX_CONNECTIONS` connections are open at the same time. The forwarded port closes when the container
+        stops, and when this process ends in any way.
 
         Args:
             serve: Called with each connection, on the event loop of the caller.
-            port: First port to try, before the next ones.
+            port: First port to try. If it is taken, the next ports are tried.
 
         Raises:
             PortForwardingError: The port cannot be opened in this container. The message names the missing requirement.
@@ -91,7 +91,7 @@ class ForwardedPorts:
         self._closed = False
 
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
-        """Awaits `opening`, and takes over the forwarded port.
+        """Awaits `opening`, and returns its forwarded port or terminal, which `close` will close.
 
         Raises:
             ContainerDiedError: The container was stopped during the opening. No forwarded port remains. When `close`
@@ -165,7 +165,7 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connection that reports when any component closes it."""
+    """A connection that calls `on_close` when any component closes it."""
 
     on_close: Callable[[_Connection], None] | None = None
 
@@ -176,7 +176,7 @@ class _Connection(socket.socket):
             on_close(self)
 
     def cut(self) -> None:
-        """Shuts it down in both directions, so that its server sees the end and closes it."""
+        """Shuts down both directions of the connection, so that its server sees the end and closes it."""
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 

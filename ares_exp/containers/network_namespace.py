@@ -55,7 +55,14 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a container. Blocks for a millisecond.
 
-    The full id distinguishes the container's first process from a local process with the same number.
+    Args:
+        pid: Number of the container's first process on this machine.
+        container_id: The full id, which distinguishes this process from another process with the same number, if the
+            engine runs elsewhere.
+        address: IP address and port.
+
+    Raises:
+        OSError: The socket cannot be opened; `ProcessLookupError` if the process does not belong to the container.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -65,9 +72,15 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 
 
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a process of this user.
+    """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    Blocks for some milliseconds.
+    Args:
+        pid: Number of the process.
+        namespace: Inode of its network namespace, which distinguishes the process from a later one with its number.
+        address: IP address and port.
+
+    Raises:
+        OSError: The socket cannot be opened; `ProcessLookupError` if another process has this number.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:

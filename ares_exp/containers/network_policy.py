@@ -39,7 +39,7 @@ class NetworkPolicy:
         object.__setattr__(self, "allowed_hosts", frozenset(normalise_host(entry) for entry in self.allowed_hosts))
 
     def with_hosts(self, entries: Iterable[str]) -> NetworkPolicy:
-        """Returns this policy with more allowed hosts: `no-network` becomes an allow-list, `public` is unchanged."""
+        """Returns this policy with more allowed hosts. `no-network` becomes `allowlist`; `public` is unchanged."""
         more = frozenset(entries)
         return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
 
@@ -50,7 +50,7 @@ class NetworkPolicy:
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
 
     def allows_address(self, address: IPAddress) -> bool:
-        """Returns whether an entry allows this IP address directly."""
+        """Returns whether an IP address may be reached because it, or a network that contains it, is an entry."""
         entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 

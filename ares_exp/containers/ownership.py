@@ -4,7 +4,8 @@ The owner is recorded in the labels of the resource, or as a mark in its name. A
 because other machines, boots and containers reuse the same numbers. So the labels also name the machine, its boot, the
 pid namespace, and the start time of the process.
 
-A temporary directory has a lock instead of labels (`OwnedDirectory`), which ends with the process that created it.
+A temporary directory has a lock instead of labels (`OwnedDirectory`). The kernel releases the lock when the process
+that created the directory ends.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ class Leftover:
     """A resource created by a run of this or another process.
 
     Attributes:
-        kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`,
-            `sandbox`, `snapshot`, `cache`.
+        kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`, `sandbox`, `snapshot` or `cache`.
         name: Its name on the engine, at the service or in the file system.
-        whose: The owner, for humans.
-        is_stale: Whether the owner is certainly dead. Other resources must not be touched.
+        whose: Description of the owner, for messages.
+        is_stale: Whether the resource may be removed, because its owner is certainly dead or no process uses it.
         created: Creation time, seconds since the epoch; `None` if unknown.
         remove: Function that removes it and returns the reason if that failed, otherwise `""`. Blocking; never raises.
         size: Its size in bytes, including data shared with other resources; `None` if unknown.
@@ -59,7 +59,7 @@ RUN = "ares_exp.run"
 """The label on all resources of a run."""
 
 HOST = "ares_exp.host"
-"""The label of the machine's host name, for searches. Another machine may have the same name."""
+"""The label with the machine's host name, for searches. Another machine may have the same name."""
 
 _MACHINE, _BOOT = "ares_exp.machine", "ares_exp.boot"
 _NAMESPACE, _USER = "ares_exp.pid-namespace", "ares_exp.user"
@@ -124,8 +124,8 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
     Args:
         labels: The labels of the resource.
-        since_boot: Whether only a missing process counts. For resources outside this machine: cloned machines have the
-            same names, but different boots.
+        since_boot: Whether to ignore reboots, so that only a missing process proves the death. Set for resources
+            outside this machine, because cloned machines have the same names, but different boots.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -135,13 +135,13 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-    """Returns `process 4711 on host`, and the user if it is another one."""
+    """Returns a description such as `process 4711 on host`. Adds the user if it is not this user."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
     return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
 
 def _agree(labels: Mapping[str, str], name: str) -> bool:
-    """Returns whether a label is set and equal to ours."""
+    """Returns whether a label is set and equal to the label of this process."""
     return bool(labels.get(name)) and labels.get(name) == owner_labels()[name]
 
 
@@ -216,15 +216,15 @@ ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
 
 
 def name_prefix(purpose: str) -> str:
-    """Returns the name prefix of directories for a purpose; the process number of the maker follows it."""
+    """Returns the name prefix of directories for a purpose; the process number of their creator follows it."""
     return f"ares_exp-{purpose}-"
 
 
 class OwnedDirectory:
     """A temporary directory, locked until the process that created it ends.
 
-    The kernel holds the lock (`flock` on the directory). It ends with the process, even after `kill -9`, and works
-    across pid namespaces, where process numbers are ambiguous.
+    The kernel holds the lock (`flock` on the directory). The lock ends with the process, even after `kill -9`. It also
+    works across pid namespaces, where process numbers are ambiguous.
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
@@ -248,7 +248,7 @@ class OwnedDirectory:
 
 @contextmanager
 def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
-    """Opens a file or directory like `os.open`, and locks it for the body. Yields the descriptor.
+    """Opens a file or directory with `os.open`, and holds an exclusive lock on it in the body. Yields the descriptor.
 
     Raises:
         OSError: The path cannot be opened or locked; `BlockingIOError` if another process holds the lock.
@@ -285,7 +285,7 @@ def delete(path: Path) -> bool:
 
 
 def find_short_lived() -> Iterator[Leftover]:
-    """Yields this user's directories of each purpose, including directories of running processes. Blocking."""
+    """Yields this user's short-lived directories, including directories of running processes. Blocking."""
     for purpose in get_args(ShortLived):
         yield from find_directories(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
@@ -297,7 +297,7 @@ def find_directories(
 
     Args:
         purpose: Purpose in the names of the directories.
-        kind: Their `Leftover.kind`.
+        kind: Value of `Leftover.kind`.
         delete: Function that deletes one directory and returns whether it is gone.
         folders: Possible parent folders.
     """
@@ -323,7 +323,10 @@ def find_directories(
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether the creator of the directory is dead. If it is, runs `then` under the lock to delete it."""
+    """Returns whether the creator of the directory is dead.
+
+    If it is, and `then` is given, deletes the directory under its lock with `then`, and returns the result of `then`.
+    """
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

@@ -1,6 +1,6 @@
 """A shell that kills a child program when this process ends, even by `kill -9`.
 
-The shell waits for the end of a pipe whose writing end only this process holds. The kernel closes it with the process.
+The shell reads a pipe whose writing end only this process holds. When the process ends, the kernel closes the pipe.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ wait $program
 
 
 def while_we_live(command: Sequence[str], *, pipe: int | None = None, at_end: str = "") -> list[str]:
-    """Returns the command line that runs `command` and kills its process group at the end of a pipe.
+    """Returns a command line that runs `command`, and kills the program's process group when a pipe is closed.
 
-    Its exit code is the program's. It has to lead a process group (`start_new_session=True`). The caller always has to
-    close the pipe, or the shell keeps waiting after the program has ended.
+    The command line has the exit code of the program. Start it with `start_new_session=True`, so that it leads a
+    process group. Always close the pipe, or the shell keeps waiting after the program has ended.
 
     Args:
         command: The program and its arguments.
-        pipe: Descriptor of the reading end, passed to the child (`pass_fds`). The program then reads our stdin. `None`:
-            stdin itself is the pipe, and the program has no input.
-        at_end: Shell source that runs before the kill.
+        pipe: Descriptor of the pipe's reading end, which the child inherits (`pass_fds`); the program then inherits
+            stdin. If `None`, stdin is the pipe, and the program has no input.
+        at_end: Shell source that runs before the program is killed.
     """
     return ["/bin/sh", "-c", _SHELL, "sh", "" if pipe is None else f"/dev/fd/{pipe}", at_end, *command]

@@ -12,8 +12,8 @@ the number of a connection and a word (32 bits each, big-endian), and the data.
 | 0xfffffffe | the connection is broken | both |
 | 0xffffffff | a connection was accepted | the relay |
 
-Each side sends at most 256 KiB of one connection ahead of what the other side allowed, so that an unread connection
-does not stop the others. A relay ends when its stdin does.
+Each side sends at most 256 KiB of a connection that the other side has not taken yet, so that an unread connection
+does not block the other connections. A relay ends when its stdin is closed.
 """
 
 import contextlib
@@ -168,7 +168,7 @@ class Relay:
 
 
 def lapse(*_: object) -> None:
-    """Ends the relay after the silence, and sends an end frame if there is room for it."""
+    """Ends the relay because its lease has expired, and sends an end frame unless stdout is full."""
     os.set_blocking(1, False)
     with contextlib.suppress(OSError):
         os.write(1, struct.pack(">II", 0, 0))

@@ -1,7 +1,7 @@
 """A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
 
-The process is a relay (`relay`), which listens in the container. Programs of the image run it, so it is untrusted: its
-frames are checked, and the memory that it can use in this process is bounded.
+The process is a relay (`relay`), which listens in the container. An interpreter of the image runs the relay, so it is
+untrusted: its frames are checked, and the memory that it can use in this process is bounded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 OpenShell = Callable[[], Awaitable[ChannelStream]]
 """Function that starts a `sh` in the container, as its root. Raises `ContainerError`."""
 
-# Settings of the agent for these programs must not affect the relay. A `sh` may read ahead, so wait for its answers.
+# The agent's settings of these programs must not affect the relay. `sh` may read ahead, so wait for each answer.
 _FIND = """
 exec 2>/dev/null; unset PYTHONHOME PYTHONPATH PERL5LIB PERL5OPT PERL_UNICODE NODE_OPTIONS NODE_PATH; cd /
 _new_enough='import select, socket, struct, sys; sys.exit(sys.version_info < (3, 6))'
@@ -64,7 +64,7 @@ class _RelayError(Exception):
 
 
 class _Relay:
-    """One listening relay, with its connections.
+    """A running relay in the container, and its connections.
 
     Attributes:
         port: Port in the container on which it listens.
@@ -87,7 +87,7 @@ class _Relay:
     async def start(
         cls, open_shell: OpenShell, serve: Serve, ports: range, *, lease_sec: int, remedy: str = ""
     ) -> _Relay:
-        """Starts a relay at the first free one of `ports`.
+        """Starts a relay that listens at the first free port of `ports`. See `open_relayed_port`.
 
         Raises:
             PortForwardingError: The image has no interpreter, or all ports are taken.
@@ -125,7 +125,10 @@ class _Relay:
         raise PortForwardingError(f"The relay in the container ({found}) does not listen: it said {said!r}.")
 
     async def run(self) -> str:
-        """Carries connections until the relay ends, cuts the remaining ones, and returns the reason as a clause."""
+        """Exchanges the data of connections until the relay ends, and then cuts the remaining connections.
+
+        Returns the reason for the end, as a clause.
+        """
         own = {asyncio.create_task(self._write()), asyncio.create_task(self._renew())}
         try:
             self._take_in()
@@ -204,7 +207,7 @@ class _Relay:
 
 
 class _Connection:
-    """One connection, carried between the relay and a socket whose other end is served."""
+    """One connection to the forwarded port: copies data between the relay and a socket whose other end is served."""
 
     def __init__(self, relay: _Relay, number: int, serve: Serve) -> None:
         self.carried = asyncio.create_task(self._run(serve))
@@ -231,7 +234,7 @@ class _Connection:
             self._arrived.put_nowait(data)
 
     async def _run(self, serve: Serve) -> None:
-        """Serves the connection, and carries its data until both halves have ended, or one is broken."""
+        """Serves the connection, and copies its data until both directions have ended, or one is broken."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -251,7 +254,7 @@ class _Connection:
             ours.close()
 
     async def _carry(self, ours: socket.socket) -> None:
-        """Carries both directions."""
+        """Copies data in both directions."""
         up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
         try:
             done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
@@ -298,7 +301,7 @@ class RelayedPort:
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
-        """Takes over a relay, and starts carrying connections on the running event loop."""
+        """Takes over a relay, and starts serving its connections on the running event loop."""
         self.url = f"http://{FORWARDED_PORT_HOST}:{relay.port}"
         self._relay = relay
         self._start_again = start_again
@@ -352,8 +355,8 @@ async def open_relayed_port(
         serve: See `ServingContainer.forward_port`.
         port: First port to try.
         lease_sec: Seconds without a frame from this process after which the relay ends, for a backend whose shells
-            outlive this process. Frames are sent four times as often. 0: the relay ends only with its stdin.
-        remedy: Alternative advice if the image has no interpreter, appended to the advice to add one.
+            outlive this process. This process sends frames four times as often. 0: the relay ends only with its stdin.
+        remedy: Further advice if the image has no interpreter, appended to the advice to add one.
 
     Raises:
         PortForwardingError: The image has no interpreter, or all ports are taken.

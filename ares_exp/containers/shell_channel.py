@@ -1,8 +1,8 @@
-"""A persistent shell in a container that runs one script at a time, and forks the next script's process ahead.
+"""A persistent shell in a container that runs one script at a time, and forks the next script's process in advance.
 
-The module also contains the shell's `sh` source: the script server, the command script, the kill script. It is POSIX
-`sh`, because the container may only have busybox. The shell reports by marks in the output (see `MarkParser`): `hello`
-once, and for each script `ready`, `start` and an exit code.
+The module also contains the source that the shell runs: the script server, the command script and the kill script. It
+is POSIX `sh`, because the container may only have busybox. The shell reports its state with marks in its output (see
+`MarkParser`): `hello` once, and for each script `ready`, `start` and an exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ares_exp.containers.container import Shell, User
 from ares_exp.errors import ContainerDiedError
 
 EXEC_ID_VARIABLE = "ARES_EXEC"
-"""The environment variable with the command's id, which the kill script uses to find its processes."""
+"""The environment variable with a command's id, by which the kill script finds the processes of the command."""
 
 # The kernel limits one argument of exec() to 128 KiB; a longer command is sent as a here-document.
 _MAX_ARGUMENT_BYTES = 100_000
@@ -32,10 +32,10 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class ShellInfo:
-    """The facts that a channel's shell reports about itself.
+    """The properties of a channel's shell, as reported by the shell.
 
     Attributes:
-        pid: Its process number in the container; 0 if unknown.
+        pid: Process number of the shell in the container; 0 if unknown.
         bash: Absolute path of bash; empty if the image has no bash.
     """
 
@@ -43,12 +43,12 @@ class ShellInfo:
     bash: str = ""
 
 
-# The script server, which forks the next script's process ahead of time. This process is a shell in its own session,
-# with its output piped through `cat`. It reads one script from the stream and becomes the command: the command's shell
-# replaces it, with the same environment (including `BASH_ENV`), line numbers and traces as after a manual start. `cat`
-# puts the exit code after all output of the command itself. The server continues only when no process holds the pipe
-# any more, including background processes. It forks the next process when it then reads a line with the key, which may
-# be sent as soon as the script has started.
+# The script server, which forks the next script's process in advance. This process is a shell in its own session, with
+# its output piped through `cat`. It reads one script from the stream, which replaces it by the shell of the command. So
+# the command has the same environment (including `BASH_ENV`), line numbers and traces as if it was started directly.
+# `cat` ensures that the exit code follows all output of the command. The server continues only when no process has the
+# pipe open any more, including background processes. It then reads a line with the key, and forks the next process. The
+# line may be sent as soon as the script has started.
 _SERVER = r"""{
 _setsid=$(command -v setsid) _bash=$(command -v bash)
 printf '\036KEY hello %s|%s\036' $$ "$_bash"
@@ -103,19 +103,20 @@ def command_script(
     shell: Shell,
     stderr: int | None = None,
 ) -> str:
-    """Returns a script that becomes `command`.
+    """Returns a script that replaces its own process with `command`.
 
     Args:
         key: Key of the channel.
         info: Shell of the channel.
         command: Shell source text.
-        exec_id: Id that the kill script uses to find the command's processes.
+        exec_id: Id by which the kill script finds the command's processes.
         cwd: Working directory; `None` means the directory of the channel's shell.
-        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered. So a
-            command can create a removed directory again.
+        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered. This
+            allows a command to recreate a removed working directory.
         env: Variables to export.
         shell: Shell of the command.
-        stderr: Process of the container whose stdout receives the command's stderr; `None` merges both.
+        stderr: Number of a process in the container whose stdout receives the command's stderr; `None` merges stderr
+            into stdout.
     """
     lines = []
     if stderr is not None:
@@ -138,9 +139,10 @@ def command_script(
 
 
 def sink_script(*, key: str) -> str:
-    """Returns a script that prints the mark `sink` with its process id, and ends when it reads the line `end`.
+    """Returns a script whose stdout other processes in the container can open and write to.
 
-    Its output is everything that other processes write to its stdout, as long as it or they keep it open.
+    The script prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its
+    channel then continues until the other processes have also closed the stdout.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
@@ -151,9 +153,9 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
     It sends SIGSTOP until no new process appears, then SIGKILL, until no process is left. A process belongs to a
     command if its environment has the id, if its parent belongs to it, or if its session leader does. The environment
-    finds `setsid`, double forks and daemons; parent and session leader find programs that cleared their environment.
-    The script uses only builtins, because a container at its process limit cannot fork. The exit code is 0 if no
-    process is left.
+    identifies daemons and processes after `setsid` or a double fork. The parent and the session leader identify
+    programs that cleared their environment. The script uses only builtins, because a container at its process limit
+    cannot fork. The exit code is 0 if no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -161,7 +163,7 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 
 def _script(key: str, body: str) -> str:
-    """Returns one compound command, so that the shell has read it completely before it starts."""
+    """Wraps `body` in one compound command, so that the shell reads all of it before it runs it."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
@@ -205,7 +207,8 @@ _MARK = b"\x1e"
 _MAX_WORD_BYTES = 8192
 
 _MAX_COMPLAINT = 500
-# Time between the exit code and a channel's readiness. If it takes longer, a background process holds the channel.
+# Usual bound on the time from the exit code until a channel is ready. If it takes longer, a background process has the
+# channel's output open.
 _SETTLE_SEC = 0.05
 Script = Callable[[str, ShellInfo], str]
 """Function that creates the source of a script for the key and the shell of a channel."""
@@ -214,21 +217,26 @@ Script = Callable[[str, ShellInfo], str]
 class MarkParser:
     """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame its scripts.
 
-    The transport may split a mark anywhere. The parser searches only new bytes and a carry shorter than a mark, because
-    searching all received bytes would take quadratic time.
+    The transport may split a mark anywhere. The parser searches only new bytes and an incomplete mark before them,
+    because searching all received bytes would take quadratic time.
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Args: key: Random hex, unknown to programs in the container. sign: The byte around a mark."""
+        """Expects marks with a key.
+
+        Args:
+            key: Random hex digits, unknown to programs in the container.
+            sign: Byte before and after a mark.
+        """
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields (output, following mark) pairs; the mark is `None` until one has arrived.
+        """Yields pairs of output and the mark that follows it. The mark of the last pair is `None`.
 
         Raises:
-            ValueError: A mark does not end, so the script server did not write it.
+            ValueError: A mark is too long, so the script server did not write it.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -252,7 +260,11 @@ class BoundedOutput:
     """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
 
     def __init__(self, limit: int) -> None:
-        """Args: limit: Bytes to keep, at least 0."""
+        """Creates an empty buffer.
+
+        Args:
+            limit: Maximum number of kept bytes, at least 0.
+        """
         self._limit = limit
         self._tail_limit = limit // 2
         self._head = bytearray()
@@ -305,7 +317,10 @@ class ChannelStream(Protocol):
         """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
 
     def close(self) -> None:
-        """Releases the shell immediately, and kills it if nothing else ends it. Idempotent, never blocks or raises."""
+        """Closes the stream immediately, and kills the shell if it would not end by itself.
+
+        Idempotent, never blocks or raises.
+        """
 
 
 class ScriptRun:
@@ -313,9 +328,9 @@ class ScriptRun:
 
     Attributes:
         output: Buffer for the script's output until its exit code.
-        pid: Process of the script, which becomes the command; 0 before it starts.
-        sink: Process named by the script's mark `sink`, whose stdout other processes may write to.
-        answered: Event that is set when the exit code is known, or will never be known.
+        pid: Process number of the script, and then of the command that replaces it; 0 before the start.
+        sink: Future with the process number of a `sink_script`.
+        answered: Event that is set when the exit code is known, or can no longer arrive.
         word: Exit code in decimal; empty while unknown.
     """
 
@@ -327,7 +342,7 @@ class ScriptRun:
         self.word = ""
 
     def answer(self, word: str = "") -> None:
-        """Records the exit code, or that none will arrive, and wakes the waiters."""
+        """Records the exit code, or by default that none will arrive. Wakes the waiting callers."""
         if not self.answered.is_set():
             self.word = word
             self.answered.set()
@@ -343,6 +358,9 @@ class Channel:
         ready: Future that is done when a script may run, or when the channel has closed (see `is_open`).
         run: Current script, until the next one may start; `None` when ready.
         settling_until: `time.monotonic()` until which the channel is expected to become ready.
+        is_open: Whether the channel can run scripts.
+        complaint: First characters of the output before the first script, which is the engine's error message if the
+            shell could not start.
         stream: Stream of the shell.
         listener: Task that reads the stream.
     """
@@ -366,14 +384,14 @@ class Channel:
         self.listener.add_done_callback(lambda _: self.close())
 
     def start(self, output: BoundedOutput) -> ScriptRun:
-        """Prepares a ready channel for the script that is sent next."""
+        """Marks a ready channel as busy. Returns the state of its next script, whose output goes to `output`."""
         self.ready = asyncio.get_running_loop().create_future()
         self.settling_until = 0.0
         self.run = ScriptRun(output)
         return self.run
 
     async def send(self, script: Script) -> None:
-        """Sends a script, made for this channel's key and shell, or input for the running one."""
+        """Creates a script for this channel's key and shell, and sends it. Also sends input to the running script."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 
@@ -391,7 +409,7 @@ class Channel:
             raise ContainerDiedError(f"The connection to a shell of the container broke. {reason}") from reason
 
     def close(self) -> None:
-        """Releases the shell. The waiter of its script gets no exit code. Idempotent."""
+        """Closes the stream to the shell. A caller that waits for the script gets no exit code. Idempotent."""
         if not self.is_open:
             return
         self.is_open = False

@@ -17,7 +17,7 @@ KEPT_BYTES = 128 * 1024
 """Bound on the kept output between two reads, half from the head, half from the tail."""
 
 PROMPT_SEC = 2.0
-PROMPT_REST_SEC = 0.1  # after its first bytes
+PROMPT_REST_SEC = 0.1  # wait for the rest of the prompt after its first bytes
 
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
 """Source text for `sh` that selects the login shell of a terminal."""
@@ -41,7 +41,7 @@ class Terminal(Protocol):
         """
 
     async def close(self) -> None:
-        """Hangs up, which ends its processes unless they ignore the signal. Idempotent, never raises."""
+        """Hangs up the terminal, which ends its processes unless they ignore SIGHUP. Idempotent, never raises."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class TerminalContainer(Protocol):
             columns: Width of the terminal.
             lines: Height of the terminal.
             user: User of the shell. Default: the image's user.
-            env: Variables on top of the container's.
+            env: Variables in addition to the container's variables.
 
         Raises:
             ContainerDiedError: The container is gone.

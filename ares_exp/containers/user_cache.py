@@ -19,7 +19,10 @@ from ares_exp.containers.ownership import Leftover, delete, locked
 logger = logging.getLogger(__name__)
 
 _held: dict[tuple[int, int], int] = {}
-"""Descriptors with the locks of this process, by device and inode of the folder. The kernel closes them at its end."""
+"""Descriptors with the locks of this process, by device and inode of the folder.
+
+The kernel closes them when the process ends.
+"""
 
 
 def user_cache_dir() -> Path:
@@ -74,7 +77,10 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Returns why a folder is in use or, with `empty`, could not be emptied. Returns an empty string on success."""
+    """Checks that no process uses a folder and, with `empty`, deletes the folder's contents.
+
+    Returns the reason for a failure, otherwise an empty string.
+    """
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
             return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it

@@ -379,8 +379,8 @@ class AgentHost:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SnapshotBusyError(
-                    f"Expected the agent's calls to end within {timeout_sec:g} s before its state is captured, but "
-                    f"{len(busy)} go on ({busy[0].kind}). Capture at a step at which the agent only waits for its LLM."
+                    f"Cannot capture the agent's state: {len(busy)} of its calls ({busy[0].kind}) did not end within "
+                    f"{timeout_sec:g} s. Take the snapshot at a step where the agent only waits for its LLM."
                 )
             if works := [call.work for call in busy if isinstance(call.work, asyncio.Task)]:
                 await asyncio.wait(works, timeout=left)

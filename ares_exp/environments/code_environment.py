@@ -497,8 +497,8 @@ class CodeEnvironment(EnvironmentBase):
     @staticmethod
     def _on_another_loop(what: str) -> EpisodeStateError:
         return EpisodeStateError(
-            f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
-            "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
+            f"{what} was called on another event loop than reset(). Call it on the same loop. "
+            "With a GymWrapper, use `gym.loop_thread.run(…)`."
         )
 
     @contextmanager

@@ -64,7 +64,7 @@ NOT_CAPTURED = (
     "mounts: /proc, /sys, /dev (with /dev/shm), tmpfs and volumes",
 )
 
-THE_AGENT = "the agent, which is a process: no episode can go on from this snapshot"
+THE_AGENT = "the agent, which is a process: no episode can continue from this snapshot"
 
 
 async def export_episode(
@@ -100,7 +100,7 @@ async def export_episode(
         if host.runtime.journal is None and not isinstance(host.agent, StatefulAgent):
             raise SnapshotUnsupportedError(
                 f"{type(host.agent).__name__} is not deterministic (its factory says so) and has no get_state(): its "
-                "state can be had in neither way."
+                "state cannot be captured. Add get_state() and set_state()."
             )
         await host.quiesce(QUIESCE_SEC)
     try:

@@ -252,7 +252,7 @@ class OwnModel:
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
             f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
-            "one that answers in fewer words."
+            "a model with shorter answers."
         )
 
     def message(self, error: BaseException) -> str:

@@ -218,7 +218,9 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
         raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` names no path.")
     if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
-        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are no texts.")
+        raise SnapshotMetadataError(
+            f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are not texts."
+        )
     store = snapshot.snapshot_dir.parent.resolve()
     if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may request host variables
         raise UnsafeSnapshotError(

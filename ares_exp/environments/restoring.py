@@ -157,7 +157,7 @@ class Rerun:
         if differing:
             self._report(
                 f"Run again up to step {self._step}, the episode differs from the recorded one in "
-                f"{count_of(len(differing), 'request')}, from step {differing[0]} on. It goes on from what it is now."
+                f"{count_of(len(differing), 'request')}, from step {differing[0]} on. It continues from its new state."
             )
         return time_step
 
@@ -249,7 +249,7 @@ class Continuation:
         if setup.provide_solution and not facts.provide_solution:
             raise SnapshotMismatchError(
                 f"{snapshot.snapshot_dir}: its episode was run without the task's solution, which is not in its "
-                "container: the oracle cannot go on with it. Choose another policy."
+                "container: the oracle cannot continue it. Choose another policy."
             )
         episode.setup = replace(setup, provide_solution=facts.provide_solution)
         episode.current_task, episode.seed = checked, facts.integer("seed")
@@ -308,7 +308,7 @@ class Continuation:
         _ = snapshot.agent_messages  # an agent that is run again does not need them, but they must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
-            raise SnapshotMetadataError(f"{where}: its list of files is not the one that its snapshot.json describes.")
+            raise SnapshotMetadataError(f"{where}: its list of files does not match its snapshot.json.")
         journal = state = None
         if snapshot.journal:
             journal = decode_journal(
@@ -329,7 +329,7 @@ class Continuation:
         else:
             raise SnapshotUnsupportedError(
                 f"{where}: it has the container's files and the pending request, and neither a journal nor a state of "
-                "the agent, which was a process: no episode can go on from it. `branch_from=<run>/<episode>@<step>` "
+                "the agent, which was a process: no episode can continue from it. `branch_from=<run>/<episode>@<step>` "
                 "runs the recorded responses again up to a step."
             )
         return StoredChanges(delta, objects), journal, state
@@ -363,15 +363,15 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
     recorded, options = snapshot.agent.get("factory"), factory.options
     if recorded != import_name(factory):
         raise SnapshotMismatchError(
-            f"{snapshot.snapshot_dir}: it was taken of an agent of {recorded!r:.100}, and cannot go on with one of "
-            f"{import_name(factory)!r}."
+            f"{snapshot.snapshot_dir}: it was taken with an agent of {recorded!r:.100} and cannot continue with "
+            f"an agent of {import_name(factory)!r}."
         )
     was = recorded_agent_options(snapshot)
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):
         key = changed[0]
         raise SnapshotMismatchError(
             f"{snapshot.snapshot_dir}: the agent's option `{key}` was {was.get(key)!r:.80}, is "
-            f"{options.get(key)!r:.80}. An agent goes on with the options that it started with."
+            f"{options.get(key)!r:.80}. An agent must continue with its original options."
         )
 
 

@@ -143,7 +143,7 @@ class Endpoint:
         most = max(self._max_concurrency, MAX_CONNECTIONS)
         if max_concurrency > most:
             raise ConfigError(
-                f"Expected policy.max_concurrency of at most {most:,} while the run goes on, got {max_concurrency:,}."
+                f"Expected policy.max_concurrency of at most {most:,} during the run, got {max_concurrency:,}."
             )
 
     def resize(self, max_concurrency: int) -> None:

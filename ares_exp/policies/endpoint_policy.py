@@ -356,7 +356,7 @@ class EndpointPolicy(Policy):
                 refusal = RefusalError(
                     f"The model refuses to answer ({response.finish_reason}): "
                     f"{self._endpoint.scrub(shorten(response.text))}. "
-                    "policy.on_refusal=answer lets the agent see that and go on.",
+                    "Use policy.on_refusal=answer to pass the refusal to the agent.",
                     code=response.finish_reason,
                 )
                 refusal.response = response

@@ -129,7 +129,7 @@ class Policy(LLMClient):
         Raises:
             ConfigError: The setting cannot be changed, or not to this value.
         """
-        raise ConfigError(f"`policy.{name}` of this policy cannot change while the run goes on. Set it with `resume=`.")
+        raise ConfigError(f"`policy.{name}` of this policy cannot change during the run. Set it with `resume=`.")
 
     async def close(self) -> None:
         """Releases connections. Idempotent."""
@@ -218,7 +218,7 @@ async def checked_response(client: LLMClient, request: LLMRequest) -> LLMRespons
     if not isinstance(response.data, tuple) or not all(map(is_dataclass, response.data)):
         raise PolicyError(
             "Expected the `data` of the policy's LLMResponse to be a list of pieces such as TextData(text), got "
-            f"{response.data!r:.80}. Of a text it is made by LLMResponse.from_text(text)."
+            f"{response.data!r:.80}. To create one from a text, use LLMResponse.from_text(text)."
         )
     if not is_countable(response):
         raise MalformedResponseError(

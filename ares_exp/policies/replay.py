@@ -110,7 +110,7 @@ class ReplayPolicy(Policy):
             names = ", ".join(sorted(self._episodes)) or "none"
             raise ReplayDivergenceError(
                 f"{self._path} has no recorded episode of task {episode.task_name!r}; it has: {names}. "
-                "Select those with `env.tasks=…`."
+                "Select recorded tasks with `env.tasks=…`."
             )
         own = compiled(episode.normalisers) if self._normalisers else ()
         ran = _Replayed(recorded, strict=self._strict, normalisers=(*own, *self._normalisers))
@@ -229,10 +229,10 @@ class _Replayed:
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has no response for what the agent asks beside its work "
+                f"Recorded episode {self._episode.episode_id} has no response for this background request of the agent "
                 f"({conversation_of(asked)}). Run it with `agent.background_requests=observe`.",
                 step=len(self.steps),
-                why="the agent asks for more beside its work than recorded",
+                why="the agent sends more background requests than recorded",
             )
         return recorded
 
@@ -267,7 +267,7 @@ class _Replayed:
             )
         raise ReplayDivergenceError(
             f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "
-            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same.",
+            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to continue anyway.",
             step=step.step,
             why=words,
         )

@@ -159,7 +159,7 @@ class HarborTask:
         unsupported = refusals(self.config)
         if unsupported:
             raise UnsupportedTaskError(
-                f"{self.path}: task {self.name!r} uses what is not supported yet: {', '.join(unsupported)}. "
+                f"{self.path}: task {self.name!r} uses unsupported features: {', '.join(unsupported)}. "
                 f"Leave it out with env.exclude=[{self.name}]."
             )
         if (services := _sidecars(self.stages)) and compose_file(self._environment_dir) is None:

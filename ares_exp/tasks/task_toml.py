@@ -266,7 +266,7 @@ def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(table.get(key), str):
             yield f"{key} is the old name of {key}_mb"
         elif key in table:
-            yield f"{key} = {table[key]!r} is no size string and sets no limit; write {key}_mb = {table[key]!r}"
+            yield f"{key} = {table[key]!r} is not a size string and sets no limit; write {key}_mb = {table[key]!r}"
     if "allow_internet" in table:
         yield from _internet_warnings(table)
     if table.get("gpu_types"):
@@ -275,8 +275,8 @@ def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:
 
 def _internet_warnings(table: Mapping[str, Any]) -> Iterator[str]:
     if "network_mode" in table:
-        yield "allow_internet is ignored beside network_mode"
+        yield "allow_internet is ignored because network_mode is set"
     elif table.get("allowed_hosts") == [] and not table["allow_internet"]:
-        yield 'allow_internet = false does nothing beside allowed_hosts = []; write network_mode = "no-network"'
+        yield 'allow_internet = false has no effect with allowed_hosts = []; write network_mode = "no-network"'
     else:
         yield "allow_internet is the old spelling of network_mode"

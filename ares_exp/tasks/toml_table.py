@@ -102,7 +102,7 @@ class PhaseTable(TomlTable):
     @model_validator(mode="after")
     def _hosts_need_a_mode(self) -> Self:
         if self.network is None and self.allowed_hosts is not None:
-            raise ValueError('allowed_hosts needs network_mode = "allowlist" beside it, got no network_mode')
+            raise ValueError('allowed_hosts needs network_mode = "allowlist", got no network_mode')
         return self
 
     @property

@@ -59,16 +59,12 @@ class AgentContract:
     def test_preflight_passes(self, factory: CodeAgentFactory) -> None:
         asyncio.run(as_agent_factory(factory).preflight())
 
-    def test_each_episode_has_an_agent_of_its_own(
-        self, factory: CodeAgentFactory, container: RehearsalContainer
-    ) -> None:
+    def test_each_episode_has_a_separate_agent(self, factory: CodeAgentFactory, container: RehearsalContainer) -> None:
         agents = [factory(container=container, llm_client=_silent) for _ in range(2)]
         assert agents[0] is not agents[1]
         assert all(inspect.iscoroutinefunction(agent.run) for agent in agents)
 
-    def test_it_works_on_a_task_and_can_be_run_again(
-        self, factory: CodeAgentFactory, container: RehearsalContainer
-    ) -> None:
+    def test_agent_runs_and_replays(self, factory: CodeAgentFactory, container: RehearsalContainer) -> None:
         checking = check_agent(factory, replies=self.replies, container=container)
         try:
             steps = asyncio.run(checking)
@@ -78,22 +74,20 @@ class AgentContract:
             pytest.skip(str(error))
         assert steps >= 1, "it asked its LLM for nothing"
 
-    def test_what_it_takes_besides_its_instruction(
-        self, factory: CodeAgentFactory, container: RehearsalContainer
-    ) -> None:
+    def test_supported_context_is_accepted(self, factory: CodeAgentFactory, container: RehearsalContainer) -> None:
         supports = as_agent_factory(factory).supports
         assert supports <= {field.name for field in fields(AgentContext)}
         if supports:
             assert isinstance(factory(container=container, llm_client=_silent), ContextualAgent)
 
-    def test_its_options_make_the_same_factory_again(self, factory: CodeAgentFactory) -> None:
+    def test_options_recreate_the_factory(self, factory: CodeAgentFactory) -> None:
         found = as_agent_factory(factory)
         options = json.loads(json.dumps(dict(found.options), allow_nan=False))
         assert options == dict(found.options)
         if options:
             assert as_agent_factory(kind_of(factory)(**options)).options == options
 
-    def test_it_has_a_name(self, factory: CodeAgentFactory) -> None:
+    def test_factory_has_a_name(self, factory: CodeAgentFactory) -> None:
         assert isinstance(as_agent_factory(factory).name, str)
         assert as_agent_factory(factory).name
 

@@ -120,10 +120,10 @@ class ChangesContract:
 
     # Captured and restored contents
 
-    async def test_a_new_box_has_no_changes(self, box: Container, objects: ObjectStore) -> None:
+    async def test_new_container_has_no_changes(self, box: Container, objects: ObjectStore) -> None:
         assert dict((await capture(box, objects)).entries) == {}
 
-    async def test_every_kind_of_change_comes_back(
+    async def test_every_kind_of_change_round_trips(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         roots, failed = await make_awkward(box, leave_out=self.lost)
@@ -137,7 +137,7 @@ class ChangesContract:
             assert await listing(again, roots) == await listing(box, roots)
             assert again.image == box.image
 
-    async def test_changes_on_top_of_changes(
+    async def test_changes_accumulate_across_captures(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         await run(box, "mkdir -p /w/d/e /w/gone /w/filled; echo 1 > /w/d/e/f; echo 2 > /w/new; echo 3 > /w/gone/a")
@@ -163,7 +163,7 @@ class ChangesContract:
             assert await run(third, "ls /w; ls /usr/share/doc") == "a\nb\nc\nd\ndir\ne\nfile\nfilled\nonly\n"
             assert differences(await capture(third, objects), delta) == []
 
-    async def test_a_capture_is_whole_in_whatever_store_it_goes_to(
+    async def test_capture_is_complete_in_any_store(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore, tmp_path: Path
     ) -> None:
         await run(box, "mkdir /w; head -c 300000 /dev/urandom > /w/large")
@@ -175,7 +175,7 @@ class ChangesContract:
         async with factory(replace(spec, changes=StoredChanges(delta, other))) as third:
             assert await listing(third, ["/w"]) == want
 
-    async def test_containers_that_start_with_the_same_changes_are_independent(
+    async def test_containers_with_same_changes_are_independent(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         roots, _ = await make_awkward(box, leave_out=self.lost)
@@ -194,7 +194,7 @@ class ChangesContract:
             await asyncio.gather(*(one.stop() for one in boxes))
         await self.nothing_left_but(before)
 
-    async def test_eight_from_one(
+    async def test_eight_containers_restore_one_capture(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         await run(box, "mkdir /w; echo shared > /w/file; head -c 3000000 /dev/urandom > /w/large; rm /etc/shells")
@@ -216,7 +216,7 @@ class ChangesContract:
 
     # Cost of a capture, and its effect on others
 
-    async def test_a_second_capture_reads_what_changed(self, box: Container, objects: CountingStore) -> None:
+    async def test_second_capture_reads_only_changes(self, box: Container, objects: CountingStore) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large; echo one > /w/small")
         await asyncio.sleep(2.1)  # files that have just changed are read again, because they may change unnoticed
         first = await capture(box, objects)
@@ -228,13 +228,13 @@ class ChangesContract:
         assert second.entries["/w/large"] == first.entries["/w/large"]
         assert objects.get(str(second.entries["/w/small"].chunks[0])) == b"two\n"
 
-    async def test_a_change_that_keeps_size_and_time_is_seen(self, box: Container, objects: ObjectStore) -> None:
+    async def test_change_with_same_size_and_time_is_detected(self, box: Container, objects: ObjectStore) -> None:
         await run(box, "mkdir /w; echo one > /w/file; touch -d @1000000000 /w/file")
         await capture(box, objects)
         await run(box, "echo two > /w/file; touch -d @1000000000 /w/file")
         assert objects.get(str((await capture(box, objects)).entries["/w/file"].chunks[0])) == b"two\n"
 
-    async def test_it_disturbs_no_command(self, box: Container, objects: ObjectStore) -> None:
+    async def test_capture_does_not_disturb_commands(self, box: Container, objects: ObjectStore) -> None:
         await run(
             box, "mkdir /w; (while :; do echo x >> /w/ticks; sleep 0.02; done) > /dev/null 2>&1 & echo $! > /w/pid"
         )
@@ -248,7 +248,7 @@ class ChangesContract:
             while int(await run(box, "wc -l < /w/ticks")) <= ticks:
                 pass
 
-    async def test_captures_at_the_same_time_as_commands(self, box: Container, objects: ObjectStore) -> None:
+    async def test_captures_and_commands_run_concurrently(self, box: Container, objects: ObjectStore) -> None:
         users: list[str | int | None] = [None, 0, "root", None, 0]
 
         async def ask(number: int) -> str:
@@ -258,7 +258,7 @@ class ChangesContract:
         assert await asyncio.gather(*(ask(number) for number in range(40))) == [f"{n}\n" for n in range(40)]
         assert [differences(await one, await captured[0]) for one in captured] == [[]] * 4
 
-    async def test_a_capture_while_somebody_writes(
+    async def test_capture_during_writes_is_consistent(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         await run(box, "mkdir /w")
@@ -273,7 +273,7 @@ class ChangesContract:
         assert len(numbers) >= 1000
         assert numbers[:-1] == [str(n) for n in range(1, len(numbers))]
 
-    async def test_cancelled_captures(self, box: Container, objects: ObjectStore) -> None:
+    async def test_cancelled_captures_leave_no_resources(self, box: Container, objects: ObjectStore) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
         before = await self.left()
         for seconds in _CANCELLED_AFTER_SEC:
@@ -287,7 +287,7 @@ class ChangesContract:
 
     # Errors
 
-    async def test_cancelled_restores(
+    async def test_cancelled_restores_leave_no_resources(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
@@ -302,7 +302,7 @@ class ChangesContract:
             await again.stop()
             await self.nothing_left_but(before)
 
-    async def test_another_base(
+    async def test_changes_of_another_base_are_refused(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore, other_base: str
     ) -> None:
         await run(box, "echo x > /file")
@@ -314,7 +314,7 @@ class ChangesContract:
                 await again.start()
             await self.nothing_left_but(before)
 
-    async def test_a_damaged_store(
+    async def test_damaged_store_is_refused(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
@@ -326,7 +326,7 @@ class ChangesContract:
             await factory(replace(spec, changes=StoredChanges(delta, objects))).start()
         await self.nothing_left_but(before)
 
-    async def test_a_secret_is_not_captured(self, box: Container, objects: ObjectStore) -> None:
+    async def test_secret_is_not_captured(self, box: Container, objects: ObjectStore) -> None:
         secret = "not-for-the-disk-4711"
         protect([secret])
         await run(box, "mkdir /w; echo fine > /w/file")
@@ -336,7 +336,7 @@ class ChangesContract:
         await run(box, "rm /w/key")
         assert set((await capture(box, objects)).entries) == {"/w", "/w/file"}
 
-    async def test_a_box_that_is_gone(
+    async def test_stopped_container_cannot_be_captured(
         self, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         box = factory(spec)
@@ -347,7 +347,7 @@ class ChangesContract:
         with pytest.raises(ContainerDiedError):
             await capture(box, objects)
 
-    async def test_a_stop_during_a_capture(
+    async def test_stop_during_capture_leaves_no_resources(
         self, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         before = await self.left()

@@ -53,10 +53,10 @@ class CollectorContract:
         """Returns the collector as a `CollectorBase`."""
         return as_collector(collector)
 
-    def test_it_has_the_members_that_are_needed(self, collector: TrajectoryCollector) -> None:
+    def test_required_members_exist(self, collector: TrajectoryCollector) -> None:
         assert isinstance(collector, TrajectoryCollector)
 
-    def test_an_episode_has_its_steps(self, collector: TrajectoryCollector) -> None:
+    def test_episode_has_its_steps(self, collector: TrajectoryCollector) -> None:
         records, before = episode_records("a"), time.time()
         collector.begin_episode(task_name="task a")
         for record in records:
@@ -68,13 +68,13 @@ class CollectorContract:
             assert [step.to_dict() for step in found.steps] == [record.to_dict() for record in records]
             assert (found.num_steps, found.total_reward) == (4, 1.0)
 
-    def test_truncation(self, collector: TrajectoryCollector) -> None:
+    def test_truncation_is_recorded(self, collector: TrajectoryCollector) -> None:
         collector.begin_episode(task_name="a")
         for record in episode_records("a"):
             collector.record_step(record)
         assert collector.end_episode(truncated=True).truncated
 
-    def test_a_missing_reward_is_none(self, collector: TrajectoryCollector) -> None:
+    def test_missing_reward_is_none(self, collector: TrajectoryCollector) -> None:
         collector.begin_episode(task_name="a")
         records = episode_records("a", 2, reward=None)
         for record in records:
@@ -83,7 +83,7 @@ class CollectorContract:
         assert found.total_reward is None
         assert [step.reward for step in found.steps] == ([None, None] if self.keeps_steps else [])
 
-    def test_one_episode_after_the_other(self, collector: TrajectoryCollector) -> None:
+    def test_consecutive_episodes_are_recorded(self, collector: TrajectoryCollector) -> None:
         ids = set()
         for text in "abc":
             collector.begin_episode(task_name=text)
@@ -93,22 +93,22 @@ class CollectorContract:
             assert (found.task_name, found.num_steps) == (text, int(self.keeps_steps))
         assert len(ids) == 3
 
-    def test_no_step_without_an_episode(self, collector: TrajectoryCollector) -> None:
+    def test_step_without_an_episode_is_refused(self, collector: TrajectoryCollector) -> None:
         with pytest.raises(RuntimeError):
             collector.record_step(episode_records("a")[0])
 
-    def test_no_end_without_an_episode(self, collector: TrajectoryCollector) -> None:
+    def test_end_without_an_episode_is_refused(self, collector: TrajectoryCollector) -> None:
         with pytest.raises(RuntimeError):
             collector.end_episode()
 
-    def test_no_step_after_the_end(self, collector: TrajectoryCollector) -> None:
+    def test_step_after_the_end_is_refused(self, collector: TrajectoryCollector) -> None:
         collector.begin_episode(task_name="a")
         collector.record_step(episode_records("a")[0])
         collector.end_episode()
         with pytest.raises(RuntimeError):
             collector.record_step(episode_records("a")[1])
 
-    def test_what_is_known_of_an_episode_is_kept(self, complete: CollectorBase) -> None:
+    def test_episode_metadata_is_recorded(self, complete: CollectorBase) -> None:
         if not isinstance(complete, CollectorBase) or not complete.keeps_apart:
             pytest.skip("it takes less")
         handle = complete.begin_episode(
@@ -119,7 +119,7 @@ class CollectorContract:
         assert (found.episode_id, found.start_time, found.end_time) == ("a__0__0badcafe", 2.5, 4.0)
         assert (found.metadata, found.outcome, found.error) == ({"attempt": 3}, Outcome.AGENT_ERROR, error)
 
-    def test_concurrent_episodes_are_kept_apart(self, complete: CollectorBase) -> None:
+    def test_concurrent_episodes_are_separate(self, complete: CollectorBase) -> None:
         if not complete.keeps_apart:
             pytest.skip("it records one episode at a time")
         names = [f"task {number}" for number in range(8)]
@@ -145,7 +145,7 @@ class CollectorContract:
             if self.keeps_steps:
                 assert [step.observation for step in found.steps] == _observations(episode_records(name, 12))
 
-    def test_with_several_open_one_must_be_named(self, complete: CollectorBase) -> None:
+    def test_concurrent_episodes_need_a_handle(self, complete: CollectorBase) -> None:
         if not complete.keeps_apart:
             pytest.skip("it records one episode at a time")
         handles = [complete.begin_episode(task_name=name) for name in "ab"]
@@ -157,7 +157,7 @@ class CollectorContract:
         complete.record_step(episode_records("b")[0])
         assert complete.end_episode().task_name == "b"
 
-    def test_it_can_be_closed_twice(self, complete: CollectorBase) -> None:
+    def test_close_is_idempotent(self, complete: CollectorBase) -> None:
         for _ in repeat(None, 2):
             complete.close()
 

@@ -101,7 +101,7 @@ class ContainerContract:
         async with factory(spec) as box:
             yield box
 
-    def test_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    def test_factory_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         assert isinstance(factory, ContainerFactory)
         assert isinstance(factory(spec), Container)
 
@@ -111,17 +111,17 @@ class ContainerContract:
 
     # Input and results of a command
 
-    async def test_result_of_a_command(self, box: Container) -> None:
+    async def test_command_has_a_result(self, box: Container) -> None:
         result = await box.exec("echo out; echo err >&2; exit 7")
         assert (result.output, result.exit_code) == ("out\nerr\n", 7)
         assert (result.timed_out, result.elided_bytes) == (False, 0)
         assert 0 < result.duration_sec < SLACK_SEC
 
-    async def test_exit_code(self, box: Container) -> None:
+    async def test_exit_code_is_reported(self, box: Container) -> None:
         expected = {"true": 0, "false": 1, "no-such-program": 127, "kill -9 $$": 137, "kill -TERM $$": 143, "(": 2}
         assert {command: (await box.exec(command)).exit_code for command in expected} == expected
 
-    async def test_commands_share_files_but_no_shell_state(self, box: Container) -> None:
+    async def test_commands_share_files_but_not_shell_state(self, box: Container) -> None:
         await box.exec("cd /tmp; X=1; export Y=2; alias ls=false; echo kept > /tmp/file; set -e")
         result = await box.exec("echo $X$Y; cat /tmp/file; false; echo on")
         assert result.output == "\nkept\non\n"
@@ -129,13 +129,13 @@ class ContainerContract:
     async def test_stdin_is_empty(self, box: Container) -> None:
         assert (await box.exec("cat; echo $?", timeout_sec=SLACK_SEC)).output == "0\n"
 
-    async def test_env_of_spec_and_command(self, box: Container) -> None:
+    async def test_command_variables_override_the_spec(self, box: Container) -> None:
         value = "a b'c\"d$e\nf\\g ü"
         result = await box.exec('printf "%s|" "$FROM_SPEC" "$BOTH" "$WEIRD"', env={"BOTH": "exec", "WEIRD": value})
         assert result.output == f"spec|exec|{value}|"
         assert (await box.exec('echo "$BOTH$WEIRD"')).output == "spec\n"
 
-    async def test_the_environment_is_as_declared(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_declared_environment_is_set(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         declared = "/opt/declared/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         async with factory(replace(spec, env={"PATH": declared, "DECLARED": "a  b"})) as box:
             profile = "echo 'export PATH=/usr/bin:/bin DECLARED=reset' >/etc/profile"
@@ -146,7 +146,7 @@ class ContainerContract:
             if is_written:
                 assert (await box.exec(ask, shell="bash -lc")).output.startswith("/usr/bin:/bin reset\n")
 
-    async def test_refuses_what_no_process_can_get(self, box: Container) -> None:
+    async def test_impossible_arguments_are_refused(self, box: Container) -> None:
         every: tuple[dict[str, Any], ...] = (
             {"command": "echo \0"},
             {"command": "true", "cwd": "/\0"},
@@ -157,43 +157,43 @@ class ContainerContract:
             with pytest.raises(ValueError, match="Expected"):
                 await box.exec(**bad)
 
-    async def test_working_directory(self, box: Container) -> None:
+    async def test_command_runs_in_its_working_directory(self, box: Container) -> None:
         assert (await box.exec("pwd", cwd="/usr/bin")).output == "/usr/bin\n"
         missing = await box.exec("echo never", cwd="/no/such place")
         assert missing.exit_code == 126
         assert "/no/such place" in missing.output
         assert "never" not in missing.output
 
-    async def test_workdir_of_the_spec(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_spec_sets_the_working_directory(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         async with factory(ContainerSpec("contract", docker_image=spec.docker_image, workdir="/usr")) as box:
             assert (await box.exec("pwd")).output == "/usr\n"
             assert (await box.exec("pwd", cwd="bin")).output == "/usr/bin\n"
             assert (await box.exec("pwd", cwd="/")).output == "/\n"
 
-    async def test_user(self, box: Container) -> None:
+    async def test_command_runs_as_the_user(self, box: Container) -> None:
         assert (await box.exec("id -u", user="root")).output == "0\n"
         if self.other_user is not None:
             assert (await box.exec("id -un", user=self.other_user)).output == f"{self.other_user}\n"
 
-    async def test_unknown_user(self, box: Container) -> None:
+    async def test_unknown_user_is_refused(self, box: Container) -> None:
         with pytest.raises(ContainerError, match="no-such-user"):
             await box.exec("true", user="no-such-user")
         assert (await box.exec("echo fine")).output == "fine\n"
 
-    async def test_weird_names(self, box: Container) -> None:
+    async def test_unusual_directory_names_are_supported(self, box: Container) -> None:
         for name in WEIRD_NAMES:
             await box.exec('mkdir -p -- "/tmp/weird/$NAME"', env={"NAME": name})
             assert (await box.exec("pwd", cwd=f"/tmp/weird/{name}")).output == f"/tmp/weird/{name}\n"
         assert int((await box.exec("ls -b /tmp/weird | wc -l")).output) == len(WEIRD_NAMES)
 
-    async def test_long_command(self, box: Container) -> None:
+    async def test_long_commands_are_supported(self, box: Container) -> None:
         for size in (90_000, 110_000, 2**20):
             result = await box.exec(f"x='{'é' * (size // 2)}'; printf '%s' \"$x\" | wc -c; exit 5", timeout_sec=60)
             assert (result.output.strip(), result.exit_code) == (str(size), 5)
 
     # Output
 
-    async def test_any_bytes_survive(self, box: Container) -> None:
+    async def test_output_may_be_any_bytes(self, box: Container) -> None:
         every_byte = "".join(f"\\{byte:03o}" for byte in range(256))
         result = await box.exec(f"printf '{every_byte}'")
         assert result.output == bytes(range(256)).decode("utf-8", "replace")
@@ -202,7 +202,7 @@ class ContainerContract:
         assert (await box.exec("printf x")).output == "x", "no newline is added"
         assert (await box.exec("true")).output == ""
 
-    async def test_stderr_apart(self, box: Container) -> None:
+    async def test_stderr_can_be_separate(self, box: Container) -> None:
         result = await box.exec("echo out; echo err >&2; printf '\\377' >&2; exit 7", separate_stderr=True)
         assert (result.output, result.stderr, result.exit_code) == ("out\n", "err\n\ufffd", 7)
         assert (await box.exec("echo err >&2")).stderr is None
@@ -212,7 +212,7 @@ class ContainerContract:
         late = await box.exec("echo out; echo err >&2; sleep 60", separate_stderr=True, timeout_sec=0.5)
         assert (late.output, late.stderr, late.timed_out) == ("out\n", "err\n", True)
 
-    async def test_shells(self, box: Container) -> None:
+    async def test_command_selects_its_shell(self, box: Container) -> None:
         ask = "shopt login_shell 2>/dev/null | grep -c on; echo ${BASH_VERSION:+bash}"
         every: tuple[Shell | None, ...] = (None, "bash -c", "sh -c", "bash -lc")
         for shell in every:
@@ -228,7 +228,7 @@ class ContainerContract:
         assert result.elided_bytes == len(whole) - 1000
         assert result.exit_code == 0
 
-    async def test_a_flood_grows_nothing_and_stops_nobody(self, box: Container) -> None:
+    async def test_large_output_is_bounded_and_does_not_block(self, box: Container) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         flood = asyncio.gather(box.exec("yes | head -c 8388608"), box.exec("yes", timeout_sec=1))
         longest, last = 0.0, time.thread_time()  # CPU time, which does not depend on other processes
@@ -245,7 +245,7 @@ class ContainerContract:
 
     # Time limits and cancellation
 
-    async def test_a_time_limit_ends_the_whole_tree(self, box: Container) -> None:
+    async def test_time_limit_kills_the_process_tree(self, box: Container) -> None:
         """Covers many kinds of process trees, concurrently."""
         trees = {
             "4331": "sleep 4331",
@@ -270,19 +270,19 @@ class ContainerContract:
         assert {name: await alive(box, f"sleep {name}") for name in trees} == dict.fromkeys(trees, 0)
         assert (await box.exec("echo next")).output == "next\n"
 
-    async def test_everything_stopped(self, factory: ContainerFactory, box: Container) -> None:
+    async def test_stopped_processes_time_out(self, factory: ContainerFactory, box: Container) -> None:
         _needs_isolation(factory)
         result = await box.exec("echo before; sleep 0.5; kill -STOP -1; kill -STOP $$", timeout_sec=1.5)
         assert (result.output, result.timed_out) == ("before\n", True)
         assert (await box.exec("echo next")).output == "next\n"
 
-    async def test_a_time_limit_spares_other_commands(self, box: Container) -> None:
+    async def test_time_limit_does_not_affect_other_commands(self, box: Container) -> None:
         other = asyncio.create_task(box.exec("until [ -e /tmp/late ]; do sleep 0.05; done; echo other"))
         assert (await box.exec("sleep 30", timeout_sec=0.3)).timed_out
         await box.exec("touch /tmp/late")
         assert (await other).output == "other\n"
 
-    async def test_cancellation_ends_the_whole_tree(self, box: Container) -> None:
+    async def test_cancellation_kills_the_process_tree(self, box: Container) -> None:
         task = asyncio.create_task(box.exec("setsid sleep 4322 & sleep 4322"))
         await until_alive(box, "sleep 4322", 2)
         task.cancel()
@@ -293,7 +293,7 @@ class ContainerContract:
 
     # Background processes, and commands that hurt themselves
 
-    async def test_a_background_process_lives_on_and_is_not_heard(self, box: Container) -> None:
+    async def test_background_process_continues_silently(self, box: Container) -> None:
         noisy = "(until [ -e /tmp/enough ]; do echo noise; sleep 0.01; done; echo > /tmp/done) &"
         result = await box.exec(f"{noisy} echo started", timeout_sec=30)
         assert result.output.endswith("started\n") or "started\n" in result.output
@@ -305,7 +305,7 @@ class ContainerContract:
         )
         assert waited.output == "seen\n"
 
-    async def test_a_background_process_does_not_hang_a_command(self, box: Container) -> None:
+    async def test_background_process_does_not_block_a_command(self, box: Container) -> None:
         result = await box.exec("sleep 4323 & echo $!", timeout_sec=SLACK_SEC)
         assert not result.timed_out
         assert await alive(box, "sleep 4323") == 1
@@ -314,13 +314,11 @@ class ContainerContract:
         )
         assert not gone.timed_out, "a process that was killed stays as a zombie"
 
-    async def test_closed_output(self, box: Container) -> None:
+    async def test_closed_output_ends_the_command(self, box: Container) -> None:
         assert (await box.exec("echo seen; exec 1>&- 2>&-; echo lost; exit 4")).exit_code in (1, 4)
         assert (await box.exec("echo next")).output == "next\n"
 
-    async def test_killing_the_shell_around_it_has_a_defined_result(
-        self, factory: ContainerFactory, spec: ContainerSpec
-    ) -> None:
+    async def test_killed_shell_has_a_defined_result(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         killers = ["kill -9 $PPID", "kill -9 0"]
         if as_container_factory(factory).is_isolated:
             killers += ["kill -9 -1", "kill -TERM -- -1"]
@@ -335,7 +333,7 @@ class ContainerContract:
                 except ContainerDiedError:  # if the container itself ends, it reports so
                     box = await boxes.enter_async_context(factory(spec))
 
-    async def test_many_commands_at_once(self, box: Container) -> None:
+    async def test_many_commands_run_concurrently(self, box: Container) -> None:
         started = time.monotonic()
         results = await asyncio.gather(*(box.exec(f"sleep 0.5; echo {n}") for n in range(64)))
         assert [result.output for result in results] == [f"{n}\n" for n in range(64)]
@@ -343,7 +341,7 @@ class ContainerContract:
 
     # Files
 
-    async def test_upload_of_a_file(self, box: Container, tmp_path: Path) -> None:
+    async def test_file_is_uploaded(self, box: Container, tmp_path: Path) -> None:
         source = tmp_path / "script"
         source.write_bytes(b"#!/bin/sh\necho ran\n")
         source.chmod(0o750)
@@ -358,7 +356,7 @@ class ContainerContract:
         left = await box.exec("readlink /linked; cat /real/file")
         assert left.output == "real\n#!/bin/sh\necho again\n", "links of the container stay"
 
-    async def test_upload_of_a_directory(self, box: Container, tmp_path: Path) -> None:
+    async def test_directory_is_uploaded(self, box: Container, tmp_path: Path) -> None:
         (tmp_path / "sub" / "empty").mkdir(parents=True)
         (tmp_path / "sub" / "file").write_text("text")
         (tmp_path / "sub" / "file").chmod(0o604)
@@ -375,7 +373,7 @@ class ContainerContract:
         expected = f"1777\n604\nstays\ntext\nsub/file\n/no/such\nsub/empty\n{len(WEIRD_NAMES) + 4}\n"
         assert result.output.replace("     ", "") == expected
 
-    async def test_upload_of_many_small_files_and_of_one_large_one(self, box: Container, tmp_path: Path) -> None:
+    async def test_many_small_and_large_files_are_uploaded(self, box: Container, tmp_path: Path) -> None:
         (tmp_path / "many").mkdir()
         for n in range(50):
             (tmp_path / "many" / f"file{n}").write_text(str(n))
@@ -389,7 +387,7 @@ class ContainerContract:
         await box.download("/large", tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == data
 
-    async def test_download_of_a_directory(self, box: Container, tmp_path: Path) -> None:
+    async def test_directory_is_downloaded(self, box: Container, tmp_path: Path) -> None:
         await box.exec(
             "mkdir -p /out/sub/empty; printf text > /out/sub/file; chmod 750 /out/sub/file; ln -s sub/file /out/link;"
             "ln /out/sub/file /out/hard; printf '\\0\\377' > '/out/we ird'"
@@ -404,21 +402,21 @@ class ContainerContract:
         assert (tmp_path / "into" / "we ird").read_bytes() == b"\0\xff"
         assert stat.S_IMODE((tmp_path / "into" / "sub" / "file").stat().st_mode) == 0o750
 
-    async def test_download_of_a_file(self, box: Container, tmp_path: Path) -> None:
+    async def test_file_is_downloaded(self, box: Container, tmp_path: Path) -> None:
         await box.exec("printf one > /one; ln -s one /two")
         await box.download("/one", tmp_path / "new" / "a")
         await box.download("/two", str(tmp_path / "new" / "b"))
         assert (tmp_path / "new" / "a").read_text() == (tmp_path / "new" / "b").read_text() == "one"
         assert not (tmp_path / "new" / "b").is_symlink()
 
-    async def test_nothing_to_transfer(self, box: Container, tmp_path: Path) -> None:
+    async def test_missing_files_cannot_be_transferred(self, box: Container, tmp_path: Path) -> None:
         with pytest.raises(TransferError, match="/no/such"):
             await box.download("/no/such", tmp_path / "x")
         assert not (tmp_path / "x").exists()
         with pytest.raises(TransferError, match="missing"):
             await box.upload(tmp_path / "missing", "/x")
 
-    async def test_nothing_that_comes_out_leads_out(self, box: Container, tmp_path: Path) -> None:
+    async def test_downloads_stay_inside_the_target(self, box: Container, tmp_path: Path) -> None:
         await box.exec(
             "mkdir -p /evil/d; cd /evil; ln -s /etc/passwd absolute; ln -s ../../secret relative; mkfifo fifo;"
             "ln -s . self; ln -s self/../../secret chained; ln -s ../ok d/fine; echo fine > ok"
@@ -432,7 +430,7 @@ class ContainerContract:
     # Network
 
     @pytest.mark.parametrize("start", ["no-network", "public", "allowlist"])
-    async def test_the_network_follows_the_policy(
+    async def test_network_follows_the_policy(
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
         async with hello_server() as (address, port):
@@ -459,7 +457,7 @@ class ContainerContract:
                     )
                     assert ("hello" in relayed.output) == (offered and mode == "allowlist")
 
-    async def test_only_announced_policies(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_unannounced_policy_is_refused(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         async with factory(replace(spec, network=NO_NETWORK)) as box:
             await box.set_network(NO_NETWORK)
             with pytest.raises(ValueError, match=r"Expected one of the .*policies"):
@@ -467,7 +465,7 @@ class ContainerContract:
 
     # Contents that a container must not have
 
-    async def test_home_keys_runs_and_cache_are_out_of_reach(
+    async def test_home_keys_runs_and_cache_are_unreachable(
         self, factory: ContainerFactory, spec: ContainerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _needs_isolation(factory)
@@ -500,7 +498,7 @@ class ContainerContract:
 
     # Lifetime
 
-    async def test_a_box_can_be_stopped_again_and_then_refuses_commands(
+    async def test_stop_is_idempotent_and_commands_are_refused(
         self, factory: ContainerFactory, spec: ContainerSpec, tmp_path: Path
     ) -> None:
         box = factory(spec)
@@ -520,7 +518,7 @@ class ContainerContract:
         with pytest.raises(ContainerError):
             await box.download("/etc/hostname", tmp_path / "x")
 
-    async def test_boxes_are_apart(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_containers_are_isolated(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         _needs_isolation(factory)
         async with factory(spec) as one, factory(spec) as two:
             await one.exec("echo one > /tmp/mine")

@@ -52,14 +52,14 @@ class EnvironmentContract:
 
     # Behaviour of every environment
 
-    def test_an_episode_starts_with_first(self, environment: MinimalEnvironment) -> None:
+    def test_episode_starts_with_first(self, environment: MinimalEnvironment) -> None:
         first = _with(environment, lambda env: env.reset())
         assert isinstance(first, TimeStep)
         assert first.first()
         assert (first.reward, first.discount) == (None, None)
         assert first.observation is not None
 
-    def test_the_steps_of_an_episode(self, environment: MinimalEnvironment) -> None:
+    def test_episode_steps_are_valid(self, environment: MinimalEnvironment) -> None:
         steps = _with(environment, self._execute)
         assert steps
         for step in steps:
@@ -74,7 +74,7 @@ class EnvironmentContract:
         else:
             _assert_mid(steps[-1])
 
-    def test_a_reset_in_mid_episode_starts_another(self, environment: MinimalEnvironment) -> None:
+    def test_reset_mid_episode_starts_another(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> TimeStep[Any]:
             await env.reset()
             await env.step(self._respond())
@@ -82,7 +82,7 @@ class EnvironmentContract:
 
         assert _with(environment, execute).first()
 
-    def test_a_reset_after_the_end_starts_another(self, environment: MinimalEnvironment) -> None:
+    def test_reset_after_the_end_starts_another(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> list[TimeStep[Any]]:
             await self._execute(env)
             return [await env.reset(), await env.step(self._respond())]
@@ -91,11 +91,11 @@ class EnvironmentContract:
         assert first.first()
         assert not second.first()
 
-    def test_no_step_before_the_first_reset(self, environment: MinimalEnvironment) -> None:
+    def test_step_before_the_first_reset_is_refused(self, environment: MinimalEnvironment) -> None:
         with pytest.raises(AresExpError):
             _with(environment, lambda env: env.step(self._respond()))
 
-    def test_no_step_after_the_end(self, environment: MinimalEnvironment) -> None:
+    def test_step_after_the_end_is_refused(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             if not (await self._execute(env))[-1].last():
                 pytest.skip("the replies bring no episode to its end")
@@ -104,7 +104,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_it_can_be_closed_at_any_time(self, environment: MinimalEnvironment) -> None:
+    def test_close_works_at_any_time(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             await env.close()
             await env.reset()
@@ -113,7 +113,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_nothing_runs_on_when_it_is_closed(self, environment: MinimalEnvironment) -> None:
+    def test_close_ends_all_tasks(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             before = asyncio.all_tasks()
             await env.reset()
@@ -125,25 +125,25 @@ class EnvironmentContract:
 
         asyncio.run(asyncio.wait_for(execute(environment), TIMEOUT_SEC))
 
-    def test_it_can_be_entered_and_left(self, environment: MinimalEnvironment) -> None:
+    def test_context_manager_works(self, environment: MinimalEnvironment) -> None:
         async def execute() -> None:
             async with complete(environment):
                 await environment.reset()
 
         asyncio.run(asyncio.wait_for(execute(), TIMEOUT_SEC))
 
-    def test_the_same_seed_gives_the_same_task(self, environment: MinimalEnvironment) -> None:
+    def test_same_seed_gives_the_same_task(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> list[list[str]]:
             return [[await self._task_name(env, seed), await self._task_name(env, None)] for seed in (7, 7)]
 
         first, again = _with(environment, execute)
         assert first == again
 
-    def test_options_that_mean_nothing_are_refused(self, environment: MinimalEnvironment) -> None:
+    def test_unknown_options_are_refused(self, environment: MinimalEnvironment) -> None:
         with pytest.raises((AresExpError, TypeError, ValueError)):
             _with(environment, lambda env: complete(env).reset(options={"no_such_option": 1}))
 
-    def test_its_episodes_are_recorded(self, environment: MinimalEnvironment) -> None:
+    def test_episodes_are_recorded(self, environment: MinimalEnvironment) -> None:
         collector = MemoryTrajectoryCollector()
         around = TrajectoryCollectingEnvironment(environment, collector)
         steps = _with(around, self._execute)
@@ -156,7 +156,7 @@ class EnvironmentContract:
 
     # Optional behaviour
 
-    def test_reporting(self, environment: MinimalEnvironment) -> None:
+    def test_report_follows_the_episode(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             reporting = _able(env, "report")
             reports = [reporting.report()]
@@ -174,7 +174,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_inspectable(self, environment: MinimalEnvironment) -> None:
+    def test_inspection_follows_the_episode(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             shown = _able(env, "step_count", "current_task", "time_step")
             assert (shown.step_count, shown.current_task, shown.time_step) == (0, None, None)
@@ -187,7 +187,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_timed(self, environment: MinimalEnvironment) -> None:
+    def test_time_limit_can_be_extended(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             timed = _able(env, "time_left_sec", "grant_time")
             assert timed.time_left_sec is None
@@ -204,7 +204,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_truncating(self, environment: MinimalEnvironment) -> None:
+    def test_truncate_ends_the_episode(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             truncating = _able(env, "truncate")
             await env.reset()
@@ -219,7 +219,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_recordable(self, environment: MinimalEnvironment) -> None:
+    def test_past_steps_are_available(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             recordable = _able(env, "activity", "past_steps")
             first = await env.reset()
@@ -232,7 +232,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_exportable(self, environment: MinimalEnvironment, tmp_path: Path) -> None:
+    def test_state_can_be_exported_and_forked(self, environment: MinimalEnvironment, tmp_path: Path) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             exportable = _able(env, "export_state", "fork")
             with pytest.raises(AresExpError):
@@ -253,7 +253,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_concurrent(self, environment: MinimalEnvironment) -> None:
+    def test_pending_requests_are_ordered(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             concurrent = _able(env, "pending_requests")
             assert concurrent.pending_requests() == ()
@@ -271,7 +271,7 @@ class EnvironmentContract:
 
         _with(environment, execute)
 
-    def test_announcing(self, environment: MinimalEnvironment) -> None:
+    def test_changed_requests_are_announced(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             announcing = concurrent = _able(env, "changed_requests", "pending_requests")
             await env.reset()

@@ -183,7 +183,7 @@ class ForwardedPortContract:
         return "Connection refused" in result.output
 
     @pytest.mark.parametrize("start", ["no-network", "public", "allowlist"])
-    async def test_it_is_open_under_every_network(
+    async def test_port_is_open_under_every_network(
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
         policies = {
@@ -202,7 +202,7 @@ class ForwardedPortContract:
                 await box.set_network(policies[mode])
                 assert await self.run(box, greet(port)) == "hello\n"
 
-    async def test_megabytes_each_way(self, box: Container) -> None:
+    async def test_megabytes_pass_each_way(self, box: Container) -> None:
         async with self.opened(box) as (port, _):
             made = f"head -c {self.large_bytes} /dev/urandom >/tmp/in"
             seen = await self.run(
@@ -211,7 +211,7 @@ class ForwardedPortContract:
         first, second = seen.splitlines()
         assert first == second
 
-    async def test_many_connections_at_once(self, box: Container) -> None:
+    async def test_many_connections_are_served_concurrently(self, box: Container) -> None:
         together = asyncio.Event()
 
         async def together_or_never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,7 +226,7 @@ class ForwardedPortContract:
             assert server.served == MAX_CONNECTIONS
             assert await self.run(box, greet_at_last(port)) == "hello\n"  # closed connections do not count
 
-    async def test_one_more_connection_waits_or_is_refused(self, box: Container) -> None:
+    async def test_excess_connection_waits_or_is_refused(self, box: Container) -> None:
         async with self.opened(box) as (port, server):
             holding = asyncio.create_task(box.exec(perl(_HOLD, port), timeout_sec=SLACK_SEC))
             await server.has_served(MAX_CONNECTIONS)
@@ -237,7 +237,7 @@ class ForwardedPortContract:
             assert (await holding).output == "held\n"
             assert await self.run(box, greet_at_last(port)) == "hello\n"
 
-    async def test_each_half_ends_by_itself(self, box: Container) -> None:
+    async def test_each_direction_can_be_closed(self, box: Container) -> None:
         async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"before\n")
             writer.write(f"{len(await reader.read())}\n".encode())  # after the client's end of file
@@ -257,7 +257,7 @@ class ForwardedPortContract:
             async with asyncio.timeout(SLACK_SEC):
                 assert await heard == b"all and more"
 
-    async def test_a_reset_by_either_side_ends_the_other(self, box: Container) -> None:
+    async def test_reset_by_either_side_closes_both(self, box: Container) -> None:
         async with self.opened(box) as (port, server):
             reset = f"{CONNECT}$s->sockopt(SO_LINGER, pack('II', 1, 0)); syswrite($s, 'x'); sysread($s, my $b, 1);"
             await self.run(box, perl(reset, port))
@@ -272,7 +272,7 @@ class ForwardedPortContract:
             ended = f"{CONNECT}syswrite($s, 'x'); my $n = sysread($s, my $b, 1); print $n ? 'data' : 'end';"
             assert await self.run(box, perl(ended, port)) == "end"
 
-    async def test_one_that_does_not_read_stops_no_other(self, box: Container) -> None:
+    async def test_stalled_connection_does_not_block_others(self, box: Container) -> None:
         go_on = asyncio.Event()
         received = asyncio.get_running_loop().create_future()
 
@@ -304,7 +304,7 @@ class ForwardedPortContract:
             async with asyncio.timeout(SLACK_SEC):
                 assert await received == self.large_bytes
 
-    async def test_a_connection_that_cannot_be_served(self, box: Container) -> None:
+    async def test_failing_server_closes_the_connection(self, box: Container) -> None:
         async def serve(connection: socket.socket) -> None:
             raise RuntimeError("not this one")
 
@@ -316,7 +316,7 @@ class ForwardedPortContract:
         finally:
             await forwarded_port.close()
 
-    async def test_a_closed_forwarded_port_is_gone(self, box: Container) -> None:
+    async def test_closed_forwarded_port_is_unreachable(self, box: Container) -> None:
         server = Server(echo)
         forwarded_port = await self.open(box, server)
         port = port_of(forwarded_port)
@@ -330,19 +330,19 @@ class ForwardedPortContract:
         await forwarded_port.close()
         assert await self.refused(box, port)
 
-    async def test_a_time_limit_of_a_command_spares_it(self, box: Container) -> None:
+    async def test_command_time_limit_does_not_affect_port(self, box: Container) -> None:
         async with self.opened(box) as (port, _):
             result = await box.exec(f"{perl(f'{CONNECT}sleep 60;', port)} & sleep 60", timeout_sec=0.5)
             assert result.timed_out
             assert await self.run(box, greet(port)) == "hello\n"
 
-    async def test_a_port_that_is_taken(self, box: Container) -> None:
+    async def test_occupied_port_is_avoided(self, box: Container) -> None:
         async with self.opened(box) as (first, _), self.opened(box) as (second, _):
             assert first != second
             assert not self.own_network or (first, second) == (FORWARDED_PORT, FORWARDED_PORT + 1)
             assert await self.run(box, f"{greet(first)}; {greet(second)}") == "hello\nhello\n"
 
-    async def test_one_whose_opening_is_cancelled(self, box: Container) -> None:
+    async def test_cancelled_opening_releases_the_port(self, box: Container) -> None:
         for pause in (0.0, 0.001, 0.01, 0.05):
             opening = asyncio.create_task(self.open(box, Server(echo)))
             await asyncio.sleep(pause)
@@ -352,7 +352,7 @@ class ForwardedPortContract:
         async with self.opened(box) as (port, _):
             assert await self.run(box, greet(port)) == "hello\n"
 
-    async def test_a_stop_while_one_is_being_opened(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_stop_during_opening_does_not_hang(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         for pause in (0.0, 0.001):
             async with factory(spec) as box:
                 opening = asyncio.create_task(self.open(box, Server(echo)))
@@ -362,7 +362,9 @@ class ForwardedPortContract:
                     with contextlib.suppress(ContainerError):
                         await (await opening).lost()
 
-    async def test_none_in_a_container_that_is_stopped(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_stopped_container_has_no_forwarded_ports(
+        self, factory: ContainerFactory, spec: ContainerSpec
+    ) -> None:
         box = factory(spec)
         server = Server(echo)
         with pytest.raises(ContainerDiedError):
@@ -390,7 +392,7 @@ RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f
 class RelayedForwardedPortContract(ForwardedPortContract):
     """The suite of forwarded ports whose connections are relayed by a process in the container."""
 
-    async def test_a_relay_that_is_killed_is_started_again_once(self, box: Container) -> None:
+    async def test_killed_relay_is_restarted_once(self, box: Container) -> None:
         server = Server(echo)
         forwarded_port = await self.open(box, server)
         try:
@@ -409,7 +411,7 @@ class RelayedForwardedPortContract(ForwardedPortContract):
         finally:
             await forwarded_port.close()
 
-    async def test_nothing_is_left_of_a_relay(self, box: Container) -> None:
+    async def test_closed_port_leaves_no_relay(self, box: Container) -> None:
         async with self.opened(box) as (port, _):
             assert await self.run(box, f"{greet(port)}; {RELAYS} | wc -l") == "hello\n1\n"
         left = f'until [ -z "$({RELAYS})" ]; do sleep 0.05; done; echo none'

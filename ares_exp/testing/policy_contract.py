@@ -42,7 +42,7 @@ class PolicyContract:
         """Makes the spec of an episode."""
         return EpisodeSpec(self.task_name, attempt, seed=attempt)
 
-    def test_it_answers(self, policy: LLMClient, question: LLMRequest) -> None:
+    def test_policy_returns_a_response(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> LLMResponse:
             return await opened.for_episode(self.episode())(question)
 
@@ -52,7 +52,7 @@ class PolicyContract:
         assert response.cost >= 0
         assert response.usage.total_tokens >= 0
 
-    def test_the_request_stays_as_it_was(self, policy: LLMClient, question: LLMRequest) -> None:
+    def test_request_is_unchanged(self, policy: LLMClient, question: LLMRequest) -> None:
         before = json.dumps(serialize_llm_request(question))
 
         async def ask(opened: Policy) -> None:
@@ -61,14 +61,14 @@ class PolicyContract:
         _with(policy, ask)
         assert json.dumps(serialize_llm_request(question)) == before
 
-    def test_concurrent_episodes_are_each_answered(self, policy: LLMClient, question: LLMRequest) -> None:
+    def test_concurrent_episodes_get_responses(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> list[LLMResponse]:
             clients = [opened.for_episode(self.episode(attempt)) for attempt in range(4)]
             return await asyncio.gather(*(client(question) for client in clients))
 
         assert all(isinstance(response, LLMResponse) for response in _with(policy, ask))
 
-    def test_one_that_may_be_asked_several_at_once_answers_each(self, policy: LLMClient, question: LLMRequest) -> None:
+    def test_concurrent_requests_get_responses(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> list[LLMResponse]:
             client = opened.for_episode(self.episode())
             if (count := min(4, concurrency_of(client))) < 2:
@@ -77,9 +77,7 @@ class PolicyContract:
 
         assert all(isinstance(response, LLMResponse) for response in _with(policy, ask))
 
-    def test_a_client_with_a_place_of_its_own_goes_past_responses(
-        self, policy: LLMClient, question: LLMRequest
-    ) -> None:
+    def test_advancing_client_skips_responses(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> None:
             ran, resumed = opened.for_episode(self.episode()), opened.for_episode(self.episode())
             if not isinstance(resumed, AdvancingClient):
@@ -89,20 +87,20 @@ class PolicyContract:
 
         _with(policy, ask)
 
-    def test_it_says_whether_it_needs_the_solution(self, policy: LLMClient) -> None:
+    def test_needs_solution_is_a_bool(self, policy: LLMClient) -> None:
         async def look(opened: Policy) -> object:
             return opened.needs_solution
 
         assert _with(policy, look) in (True, False)
 
-    def test_the_seed_of_an_episode(self, policy: LLMClient) -> None:
+    def test_episode_seed_is_valid(self, policy: LLMClient) -> None:
         async def look(opened: Policy) -> int | None:
             return opened.seed_of(self.task_name, 0)
 
         seed = _with(policy, look)
         assert seed is None or 0 <= seed < 2**31
 
-    def test_what_it_has_to_say_of_a_run(self, policy: LLMClient) -> None:
+    def test_report_is_json_and_renders(self, policy: LLMClient) -> None:
         async def look(opened: Policy) -> None:
             if (report := opened.report([])) is not None:
                 json.dumps(report.to_dict(), allow_nan=False)
@@ -110,7 +108,7 @@ class PolicyContract:
 
         _with(policy, look)
 
-    def test_one_that_can_be_updated_says_which_version_answers(self, policy: LLMClient, question: LLMRequest) -> None:
+    def test_updated_policy_reports_its_version(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> list[str | None]:
             if not isinstance(opened, UpdatablePolicy):
                 pytest.skip("its weights cannot be changed")
@@ -127,7 +125,7 @@ class PolicyContract:
         assert (first, last) == ("contract-1", "contract-3")
         assert in_progress in ("contract-1", "contract-2", "contract-3")
 
-    def test_it_can_be_closed_twice(self, policy: LLMClient) -> None:
+    def test_close_is_idempotent(self, policy: LLMClient) -> None:
         async def close() -> None:
             await as_policy(policy).close()
             await as_policy(policy).close()

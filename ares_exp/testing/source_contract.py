@@ -20,7 +20,7 @@ TIMEOUT_SEC = 120.0
 class SourceContract:
     """The suite. Define the fixture `source`, and `parts` if its tasks need containers other than local ones.
 
-    Only `test_an_episode_starts` starts a container; no test asks an LLM.
+    Only `test_episode_starts` starts a container; no test asks an LLM.
     """
 
     @pytest.fixture
@@ -46,29 +46,29 @@ class SourceContract:
         yield complete
         asyncio.run(complete.close())
 
-    def test_it_has_the_members_that_are_needed(self, source: EnvironmentSource) -> None:
+    def test_required_members_exist(self, source: EnvironmentSource) -> None:
         assert isinstance(source, EnvironmentSource)
         assert source.path is None or isinstance(source.path, Path)
 
-    def test_it_names_its_tasks(self, names: list[str]) -> None:
+    def test_task_names_are_unique(self, names: list[str]) -> None:
         assert names
         assert all(isinstance(name, str) and name for name in names)
         assert len(set(names)) == len(names)
 
-    def test_the_tasks_are_the_same_when_they_are_loaded_again(self, loaded: SourceBase, names: list[str]) -> None:
+    def test_reload_gives_the_same_tasks(self, loaded: SourceBase, names: list[str]) -> None:
         assert list(loaded.load(_listen)) == names
 
-    def test_its_tasks_can_be_run_with_these_parts(self, loaded: SourceBase, parts: EpisodeParts) -> None:
+    def test_tasks_pass_their_checks(self, loaded: SourceBase, parts: EpisodeParts) -> None:
         asyncio.run(loaded.preflight())
         loaded.check(parts, report=_listen)
 
-    def test_each_episode_has_an_environment_of_its_own(
+    def test_each_episode_has_a_separate_environment(
         self, loaded: SourceBase, names: list[str], parts: EpisodeParts
     ) -> None:
         one, other = loaded.make(names[0], parts), loaded.make(names[0], parts)
         assert one is not other
 
-    def test_what_was_never_reset_can_be_closed(
+    def test_environment_without_reset_can_be_closed(
         self, loaded: SourceBase, names: list[str], parts: EpisodeParts
     ) -> None:
 
@@ -79,7 +79,7 @@ class SourceContract:
 
         asyncio.run(close())
 
-    def test_an_episode_starts(self, loaded: SourceBase, names: list[str], parts: EpisodeParts) -> None:
+    def test_episode_starts(self, loaded: SourceBase, names: list[str], parts: EpisodeParts) -> None:
 
         async def start() -> None:
             await loaded.preflight()
@@ -94,25 +94,23 @@ class SourceContract:
 
         asyncio.run(asyncio.wait_for(start(), TIMEOUT_SEC))
 
-    def test_a_digest_stays_the_same(self, loaded: SourceBase, names: list[str]) -> None:
+    def test_digest_is_stable(self, loaded: SourceBase, names: list[str]) -> None:
         digests = {name: loaded.digest(name) for name in names[:3]}
         assert digests == {name: loaded.digest(name) for name in digests}
         assert all(digest is None or isinstance(digest, str) for digest in digests.values())
 
-    def test_its_tasks_and_origins_are_those_that_it_names(self, loaded: SourceBase, names: list[str]) -> None:
+    def test_tasks_and_origins_match_the_names(self, loaded: SourceBase, names: list[str]) -> None:
         assert [task.name for task in loaded.tasks] in ([], names)
         assert set(loaded.origins) <= set(names)
 
-    def test_tasks_that_are_not_kept_are_left_out(
-        self, loaded: SourceBase, names: list[str], parts: EpisodeParts
-    ) -> None:
+    def test_dropped_tasks_are_omitted(self, loaded: SourceBase, names: list[str], parts: EpisodeParts) -> None:
         kept = names[:1]
         loaded.keep(kept)
         assert [task.name for task in loaded.tasks] in ([], kept)
         asyncio.run(loaded.preflight())
         loaded.check(parts, report=_listen)
 
-    def test_it_says_what_its_environments_can_do(
+    def test_declared_abilities_match_the_environment(
         self, loaded: SourceBase, names: list[str], parts: EpisodeParts
     ) -> None:
         for said in (loaded.needs_container, loaded.has_solutions, loaded.exports_state, loaded.loads_offline):
@@ -121,7 +119,7 @@ class SourceContract:
         if loaded.exports_state:
             assert {"export_state", "step_count"} <= set(dir(environment))
 
-    def test_it_can_be_closed_twice(self, source: EnvironmentSource) -> None:
+    def test_close_is_idempotent(self, source: EnvironmentSource) -> None:
         async def close() -> None:
             await as_source(source).close()
             await as_source(source).close()

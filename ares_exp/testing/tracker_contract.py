@@ -67,17 +67,17 @@ class TrackerContract:
         yield watched
         assert watched.failures == 0
 
-    def test_it_has_the_members_that_are_needed(self, tracker: Tracker) -> None:
+    def test_required_members_exist(self, tracker: Tracker) -> None:
         assert isinstance(tracker, Tracker)
 
-    def test_it_records_a_run(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+    def test_run_is_recorded(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
         tracker.start(run_info)
         for result in RESULTS:
             watched.log_episode(result, _trajectory(result))
         watched.log_system(SAMPLE)
         tracker.finish(RunSummary(3, RESULTS))
 
-    def test_only_finish_takes_its_time(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+    def test_only_finish_may_be_slow(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
         since = time.monotonic()
         tracker.start(run_info)
         started = time.monotonic()
@@ -89,22 +89,24 @@ class TrackerContract:
         assert started - since < AT_ONCE_SEC
         assert logged - started < AT_ONCE_SEC
 
-    def test_a_run_without_episodes(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+    def test_run_without_episodes_is_recorded(
+        self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo
+    ) -> None:
         tracker.start(run_info)
         tracker.finish(RunSummary(0, ()))
 
-    def test_a_resumed_run(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+    def test_resumed_run_is_recorded(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
         tracker.start(replace(run_info, resumed=True, earlier=RESULTS[:2], group="sweep", tags=("a",)))
         watched.log_episode(RESULTS[2])
         tracker.finish(RunSummary(3, RESULTS))
 
-    def test_numbers_that_are_not_finite(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+    def test_infinite_numbers_are_accepted(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
         tracker.start(run_info)
         watched.log_episode(replace(RESULTS[0], reward=math.inf))
         watched.log_system({"system/loop_lag_sec": math.nan})
         tracker.finish(RunSummary(1, RESULTS[:1]))
 
-    def test_a_run_directory_that_cannot_be_written(self, tracker: Tracker, run_info: RunInfo) -> None:
+    def test_unwritable_run_directory_is_tolerated(self, tracker: Tracker, run_info: RunInfo) -> None:
         run_info.run_dir.rmdir()
         run_info.run_dir.write_text("a file")
         watched = SeveralTrackers({"tracker": tracker})

@@ -59,14 +59,12 @@ class WandbFiles:
         """Adds the rows of earlier sessions. Records inputs, and their digests in the config. Online, links them."""
         for result in info.earlier:
             self.add(result)
-        used = []
         if self._record.log_artifacts:
             found = {path: artifact for path in info.parents if (artifact := _trajectories_artifact(path)) is not None}
             parents = {path: artifact.digest for path, artifact in found.items()}
             task_set = _prepare_task_set(info, limit_mb) if info.tasks else None
             self._record = self._record.write(self._run_dir, parents=parents, task_set=task_set)
             used = [*self._task_sets(), *found.values()]
-        if used:
             named = [{"name": one.name.partition(":")[0], "digest": one.digest} for one in used]
             self._run.config.update({"inputs": named}, allow_val_change=True)  # type: ignore[no-untyped-call]
         if not self._run.offline:
@@ -141,12 +139,8 @@ class WandbFiles:
 
     def log_code(self) -> None:
         """Logs the source files of this package."""
-        import ares_exp
-
-        package = Path(ares_exp.__file__).parent
-        kinds = {".py", ".yaml", ".j2"}
-        files = [path for path in _files(package) if path.suffix in kinds and "samples" not in path.parts]
-        self._run.log_artifact(_artifact(f"run-{self._run.id}-code", "code", files, package.parent))
+        package, kinds = Path(__file__).parents[1], (".py", ".yaml", ".j2")
+        self._run.log_code(str(package), f"run-{self._run.id}-code", lambda name: name.endswith(kinds))
 
     def _task_sets(self) -> list[wandb.Artifact]:
         """Returns the artifact of the task set, if there is one."""
@@ -195,17 +189,17 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
     root = info.task_set or Path()
     is_task = (root / TASK_TOML).exists()
     base = root.parent if is_task else root
-    folders = [base / name for name in info.tasks if info.task_set and (base / name / TASK_TOML).is_file()]
-    bounds = [LinkBounds.of(task, None if is_task else base) for task in folders]
-    files = [one.root / path for one in bounds for path in digested_files(one)]
+    names = [name for name in info.tasks if info.task_set and (base / name / TASK_TOML).is_file()]
+    tasks = [(name, LinkBounds.of(base / name, None if is_task else base)) for name in names]
+    files = {f"{name}/{path}": task.root / path for name, task in tasks for path in digested_files(task)}
     options = scrub(info.config.get("env") or {})
     _write_json(folder / "tasks.json", {name: content_of(info.task_digests.get(name)) for name in sorted(info.tasks)})
     if origins := info.provenance.get("task_origins"):
         _write_json(folder / "origins.json", scrub(origins))
     known = KnownSecrets()
-    for path in files if _fits(files, limit_mb) else ():
+    for inside, path in files.items() if _fits([*files.values()], limit_mb) else ():
         if not known.found_in(path.read_bytes()):
-            copy = folder / path.relative_to(base)
+            copy = folder / inside
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
     # Named by its folder or file, its data set or repository, or the class that makes it.

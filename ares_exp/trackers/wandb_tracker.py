@@ -44,7 +44,6 @@ MAX_WAITING = 100
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
 """Shares of the bound on `finish`: for table and artifacts, and for W&B to close, which must not be interrupted."""
 
-Mode = Literal["auto", "offline", "online", "disabled"]
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
@@ -81,7 +80,7 @@ class WandbTracker(TrackerBase):
     job_type: str | None = None
     name: str | None = None
     tags: tuple[str, ...] = ()
-    mode: Mode = "auto"
+    mode: Literal["auto", "offline", "online", "disabled"] = "auto"
     log_artifacts: bool = True
     log_trajectories: bool = True
     log_code: bool = False
@@ -225,8 +224,7 @@ class WandbTracker(TrackerBase):
         totals = total_metrics(summary)
         chosen = run.config.get("objective", "mean_reward")  # type: ignore[no-untyped-call]
         totals["objective"] = totals.get(f"stat/{chosen}", math.nan)
-        is_endless = {key for key, value in totals.items() if isinstance(value, float) and not math.isfinite(value)}
-        run.summary.update({key: value for key, value in totals.items() if key not in is_endless})
+        run.summary.update({key: n for key, n in totals.items() if not isinstance(n, float) or math.isfinite(n)})
 
     def _close(self, run: wandb.Run, summary: RunSummary) -> None:
         session = Path(run.dir).parent

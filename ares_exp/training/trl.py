@@ -21,17 +21,18 @@ from typing import Any
 
 from ares_exp.errors import UserError
 from ares_exp.policies.in_process.generation import as_it_generates
-from ares_exp.training.client import Client, Episode, Request, Response
+from ares_exp.training.client import BlockingClient, Client, Episode, Request, Response
 
 BATCH_WAIT_SEC = 0.005
 """Time in seconds that the first request of a batch waits for others."""
+LEASE_SEC = 60.0
+"""Time in seconds after which the service cancels the rollouts of a trainer that was killed."""
 
 
 def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
-    """Returns the columns that a `rollout_func` returns: one row per episode.
+    """Returns the columns of a `rollout_func`: for each episode, the row with the most trained tokens.
 
-    If an episode has several rows, the row with the most trained tokens is used. An episode that cannot be trained on
-    has a row of one token with mask 0. Its reward is `None`, which excludes it from the baseline.
+    An episode that cannot be trained on has a row of one token with mask 0, and no reward.
 
     Raises:
         UserError: No episode can be trained on.
@@ -39,18 +40,16 @@ def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
     if not any(episode.trainable for episode in episodes):
         errors = [f" The first error: {one.error.type}: {one.error.message}" for one in episodes if one.error] or [""]
         raise UserError(f"Expected rewards, but none of the {len(episodes)} episodes has one.{errors[0]}")
-    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "episode_reward")
-    columns: dict[str, list[Any]] = {name: [] for name in names}
+    made: list[tuple[Any, ...]] = []
     for episode in episodes:
-        rows = episode.report.rows if episode.trainable else ()
-        values: tuple[Any, ...] = ([pad], [pad], [0.0], [0], None)
-        if rows:
+        if episode.trainable and (rows := episode.report.rows):
             row = max(rows, key=lambda row: row.trained_tokens)
             parts = (row.prompt_ids, row.response_ids, row.response_logprobs, row.response_mask)
-            values = (*([*part] for part in parts), episode.reward)
-        for name, value in zip(names, values, strict=True):
-            columns[name].append(value)
-    return columns
+            made.append((*map(list, parts), episode.reward))
+        else:
+            made.append(([pad], [pad], [0.0], [0], None))
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "episode_reward")
+    return {name: [*column] for name, column in zip(names, zip(*made, strict=True), strict=True)}
 
 
 def episode_reward(episode_reward: list[float | None], **_: Any) -> list[float | None]:
@@ -67,13 +66,7 @@ class RolloutFunc:
     """
 
     def __init__(self, url: str, *, key_env: str | None = None, **submission: Any) -> None:
-        """Stores the arguments.
-
-        Args:
-            url: URL of the service.
-            key_env: Name of the environment variable that has the service's key.
-            submission: Fields of each submission, such as `conversations` and `limits`.
-        """
+        """Stores the arguments of the client, and other fields of each submission, such as `limits`."""
         self._url = url
         self._key_env = key_env
         self._submission = submission
@@ -90,7 +83,8 @@ class RolloutFunc:
         policy = {"mode": "relay", "model": model, "sampling": sampling}
         async with Client(self._url, key_env=self._key_env) as client:
             await client.versions(str(step), step)
-            return await client.run(prompts, sample=_Sampler(trainer), policy=policy, **self._submission)
+            fields = {"lease_sec": LEASE_SEC, **self._submission, "policy": policy}
+            return await client.run(prompts, sample=_Sampler(trainer), **fields)
 
 
 class _Sampler:
@@ -105,7 +99,7 @@ class _Sampler:
     async def __call__(self, request: Request) -> Response:
         self._waiting.append(request)
         async with self._turns:
-            if request.request_id not in self._sampled:
+            while request.request_id not in self._sampled:
                 await asyncio.sleep(BATCH_WAIT_SEC)
                 size = self._trainer.args.per_device_train_batch_size
                 batch, self._waiting = self._waiting[:size], self._waiting[size:]
@@ -169,12 +163,7 @@ class Arguments:
 
     url: str = field(metadata={"help": "URL of the rollout service."})
     model: str = field(metadata={"help": "Directory of a saved model, or its name on the hub."})
-    key_env: str | None = field(default=None, metadata={"help": "Environment variable with the key of the service."})
-
-
-async def _task_names(arguments: Arguments) -> list[str]:
-    async with Client(arguments.url, key_env=arguments.key_env) as client:
-        return [task.name async for task in client.tasks()]
+    key_env: str | None = field(default=None, metadata={"help": "Variable with the key of the service."})
 
 
 def main() -> None:
@@ -189,7 +178,8 @@ def main() -> None:
     parser = TrlParser((Arguments, GRPOConfig))
     parser.set_defaults(use_cpu=not on_gpu, bf16=on_gpu, logging_steps=1, lr_scheduler_type="constant")
     arguments, config = parser.parse_args_and_config()
-    names = asyncio.run(_task_names(arguments))
+    with BlockingClient(arguments.url, key_env=arguments.key_env) as client:
+        names = [task.name for task in client.tasks()]
     groups = config.generation_batch_size // config.num_generations
     trainer = GRPOTrainer(
         arguments.model,
@@ -198,8 +188,8 @@ def main() -> None:
         rollout_func=RolloutFunc(arguments.url, key_env=arguments.key_env),
         train_dataset=Dataset.from_dict({"prompt": names * -(-groups // len(names))}),  # a step needs `groups` rows
     )
-    output = Path(config.output_dir)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(output) if output.is_dir() else None)
+    is_resumed = Path(config.output_dir).is_dir()
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(config.output_dir) if is_resumed else None)
     trainer.save_model()
 
 

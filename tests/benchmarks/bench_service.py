@@ -1,4 +1,4 @@
-"""Rollouts over HTTP against the same run without the service, in pairs; and the size of a row.
+"""Rollouts over HTTP against the same run without the service, in pairs; the size of a row; the relay per call.
 
 Run by hand: `python -m tests.benchmarks.bench_service [ROLLOUTS [PAIRS]]`. Both have the same endpoint, agent and
 containers. The time of a run is from its first start to its last end of an episode. The time of the service is what
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -17,13 +18,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.run_dir import dump_json
 from ares_exp.training.sequences import TrainingSequence
 from ares_exp.training.service.episode_lines import row_of
 from tests.loopback_endpoint import LoopbackEndpoint, slow
-from tests.service_contract import calling
+from tests.service_contract import calling, served
 from tests.soak.service_kills import GREET, SUBMIT
 from tests.token_engine import TokenEngine
+from tests.unit.training.counted_tasks import options
 
 LATENCY_SEC = 1.0
 COMMON = ("env=harbor", "env.tasks=[write-greeting]", "agent=shell", "container=local", "tracker=none")
@@ -88,10 +91,40 @@ def sizes(tokens: int = 100_000) -> dict[str, int]:
     return {encoding: len(dump_json(row_of(row, encoding))) for encoding in ("json", "packed")}
 
 
+async def relay_overhead(folder: Path, calls: int = 300) -> list[float]:
+    """Milliseconds of calls that a trainer answers at once over the relay, with prompts of 8,000 tokens."""
+    os.chdir(folder)
+    options(folder / "options")
+    spent = []
+    async with served([]) as caller:
+        assert caller.service is not None
+        relay = caller.service.policy.relay
+
+        async def sample() -> None:
+            while True:
+                for one in (await caller.get("requests?wait=20"))["requests"]:
+                    body = {"request_id": one["request_id"], "ids": [1] * 200, "logprobs": [-0.5] * 200, "stop": "stop"}
+                    await caller.post("responses", body)
+
+        sampling = asyncio.create_task(sample())
+        for _ in range(calls):
+            started = time.perf_counter()
+            await relay.sampled("r", list(range(8000)), {"max_tokens": 200}, EpisodeSpec(""))
+            spent.append((time.perf_counter() - started) * 1000)
+        sampling.cancel()
+        await asyncio.wait({sampling})
+    return spent
+
+
 def main(rollouts: int, pairs: int) -> None:
     """Prints a line per pair, and the median ratio."""
     for encoding, size in sizes().items():
         print(f"row of 100,000 tokens, {encoding}: {size / 1e6:.2f} MB")
+    with tempfile.TemporaryDirectory() as folder:
+        spent = asyncio.run(relay_overhead(Path(folder)))
+        os.chdir("/")
+    p90 = sorted(spent)[len(spent) * 9 // 10]
+    print(f"a call over the relay, 8,000 tokens: {statistics.median(spent):.1f} ms (p90 {p90:.1f}, n={len(spent)})")
     ratios = []
     with LoopbackEndpoint(otherwise=slow(LATENCY_SEC, TokenEngine([GREET, SUBMIT]))) as endpoint:
         for pair in range(pairs):

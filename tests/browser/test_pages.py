@@ -135,7 +135,7 @@ def test_forty_hostile_texts_are_text(page: Page, tmp_path: Path) -> None:
     assert_quiet(page, out)
 
 
-def test_keys_links_filters_and_themes(page: Page, runs: Path, tmp_path: Path) -> None:
+def test_keys_links_filters_and_themes_work(page: Page, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     opened(page, out, runs / "solved")
     page.press("e")
@@ -210,13 +210,13 @@ def test_omitted_episodes_are_listed_with_their_command(page: Page, runs: Path, 
     assert_quiet(page, out)
 
 
-def test_the_script_cannot_run_text_as_code() -> None:
+def test_script_cannot_run_text_as_code() -> None:
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser",
                  "createContextualFragment", "srcdoc", "setTimeout(\"", "importScripts"):  # fmt: skip
         assert word not in page_of.script()
 
 
-def test_a_live_page_shows_new_steps(page: Page, tmp_path: Path) -> None:
+def test_live_page_shows_new_steps(page: Page, tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [row("done", 0, 1.0)])
     lines = [*dump_episode(chat("live-0", "live", length=8))]
     partial = run / "trajectories" / "live-0.json"
@@ -250,7 +250,7 @@ repeat_last: true
 """
 
 
-def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> None:
+def test_page_follows_commands_to_a_run(page: Page, tmp_path: Path) -> None:
     (tmp_path / "conf" / "policy").mkdir(parents=True)
     (tmp_path / "conf" / "policy" / "slow.yaml").write_text(SLOW)
     run = tmp_path / "runs" / "live"
@@ -289,7 +289,7 @@ def test_the_page_follows_the_orders_to_a_run(page: Page, tmp_path: Path) -> Non
         running.join(60)
 
 
-def test_the_page_of_one_episode(page: Page, tmp_path: Path) -> None:
+def test_page_of_one_episode_opens(page: Page, tmp_path: Path) -> None:
     out = tmp_path / "episode.html"
     out.write_text(episode_page(chat("one", "task", length=80)), encoding="utf-8")
     page.open(out.as_uri())

@@ -231,7 +231,7 @@ CASES: list[Case] = [
         says="allow_internet = false beside allowed_hosts = [] is ignored without a word.",
         deviation="It is ignored, and the user is told: the network is open where a task meant to shut it.",
         files={"task.toml": "[environment]\nallow_internet = false\nallowed_hosts = []\n"},
-        expected={"reward": 1, "warnings": ["allow_internet = false does nothing"]},
+        expected={"reward": 1, "warnings": ["allow_internet = false has no effect"]},
         reference={"error": None, "rewards": {"reward": 1.0}},
     ),
     Reading(

@@ -48,20 +48,20 @@ def _param(case: Case) -> Any:
     return pytest.param(case, id=case.id.replace(" ", "-"), marks=marks)
 
 
-def test_the_table_is_whole() -> None:
+def test_table_is_complete() -> None:
     ids = [case.id for case in CASES]
     assert len(ids) == len(set(ids)) >= 60
     assert {case.section for case in CASES} == set(TITLES)
 
 
 @of_kind(Reading)
-def test_reading(case: Reading) -> None:
+def test_reading_follows_the_specification(case: Reading) -> None:
     found = {example: as_json(read(case, example)) for example in case.examples}
     assert found == {example: as_json(expected) for example, expected in case.examples.items()}
 
 
 @of_kind(Directory)
-def test_directory(case: Directory, tmp_path: Path) -> None:
+def test_directory_follows_the_specification(case: Directory, tmp_path: Path) -> None:
     root = write_task(tmp_path / "set" / "a-task", case.files, case.links)
     tasks, skipped = scan_tasks(root.parent)
     assert [task.name for task in tasks] == ["a-task"] * case.scan
@@ -74,7 +74,7 @@ def test_directory(case: Directory, tmp_path: Path) -> None:
 
 
 @of_kind(Containers)
-def test_containers(case: Containers, tmp_path: Path) -> None:
+def test_containers_follow_the_specification(case: Containers, tmp_path: Path) -> None:
     task = load_task(write_task(tmp_path / "a-task", case.files))
     assert {name: _asked_for(task, name) for name in case.expected} == case.expected
 
@@ -98,7 +98,7 @@ def _asked_for(task: HarborTask, name: str) -> Any:
 
 
 @of_kind(Limits)
-def test_limits(case: Limits, tmp_path: Path) -> None:
+def test_limits_follow_the_specification(case: Limits, tmp_path: Path) -> None:
     files = {"task.toml": case.toml, "steps/a/instruction.md": "x"}
     task, limits = load_task(write_task(tmp_path / "a-task", files)), TimeLimits(**case.limits)
     found = {
@@ -110,7 +110,9 @@ def test_limits(case: Limits, tmp_path: Path) -> None:
 
 
 @of_kind(Episode)
-async def test_episode(case: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episode_follows_the_specification(
+    case: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in case.host.items():
         monkeypatch.setenv(name, value)
     outcome = await execute(case, tmp_path)
@@ -129,7 +131,7 @@ def cwd(tmp_path: Path) -> Iterator[Path]:
 
 
 @of_kind(Selection)
-def test_selection(case: Selection, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_follows_the_specification(case: Selection, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options, reported = make_sources(case, cwd), list[str]()
     if case.harbors_own:
         for name, value in mirror(HARBOR_REPOSITORY, f"file://{cwd.parent / 'repository'}").items():

@@ -15,13 +15,15 @@ from tests.daytona.conftest import OnSandboxes
 @pytest.mark.docker
 @pytest.mark.once
 class TestSandboxChanges(OnSandboxes, ChangesContract):
-    by_night = frozenset(dir(ChangesContract)) - {"test_eight_from_one"}
+    by_night = frozenset(dir(ChangesContract)) - {"test_eight_containers_restore_one_capture"}
     backend = "docker"
-    test_every_kind_of_change_comes_back = test_changes_on_top_of_changes = test_a_secret_is_not_captured = None
-    test_a_second_capture_reads_what_changed = test_a_change_that_keeps_size_and_time_is_seen = None
-    test_a_capture_is_whole_in_whatever_store_it_goes_to = test_captures_at_the_same_time_as_commands = None
-    test_containers_that_start_with_the_same_changes_are_independent = None
-    test_cancelled_captures = test_a_stop_during_a_capture = test_a_damaged_store = None
+    test_every_kind_of_change_round_trips = test_changes_accumulate_across_captures = test_secret_is_not_captured = None
+    test_second_capture_reads_only_changes = test_change_with_same_size_and_time_is_detected = None
+    test_capture_is_complete_in_any_store = test_captures_and_commands_run_concurrently = None
+    test_containers_with_same_changes_are_independent = None
+    test_cancelled_captures_leave_no_resources = test_stop_during_capture_leaves_no_resources = (
+        test_damaged_store_is_refused
+    ) = None
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:

@@ -57,7 +57,7 @@ def posted(emulator: Emulator, what: str) -> list[Any]:
     return [one.body for one in emulator.requests if one.method == "POST" and one.path.endswith(what)]
 
 
-async def test_a_capture_starts_another_sandbox(
+async def test_capture_starts_another_sandbox(
     emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
 ) -> None:
     """With the files of the first sandbox, and local directories."""
@@ -101,7 +101,7 @@ async def test_a_capture_starts_another_sandbox(
     ],
     ids=["rate-limit", "key", "refused-command", "lost", "no-shell"],
 )
-async def test_a_rejected_start_leaves_no_sandbox(
+async def test_rejected_start_leaves_no_sandbox(
     emulator: Emulator, fault: Fault, error: type[Exception], said: str
 ) -> None:
     factory = DaytonaContainerFactory()
@@ -117,7 +117,7 @@ async def test_a_rejected_start_leaves_no_sandbox(
 
 
 @pytest.mark.nightly
-async def test_too_late(emulator: Emulator) -> None:
+async def test_late_start_leaves_no_sandbox(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory()
     for path in (CREATION, "/process/execute"):
         slow = emulator.faults.add(Fault("slow", "POST", path, seconds=2))
@@ -127,7 +127,7 @@ async def test_too_late(emulator: Emulator) -> None:
         await nothing_is_left(emulator, factory)
 
 
-async def test_no_credentials(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_are_a_preflight_error(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAYTONA_API_KEY")
     factory = DaytonaContainerFactory()
     for start in (factory.preflight(), factory(SPEC).start()):
@@ -139,7 +139,7 @@ async def test_no_credentials(emulator: Emulator, monkeypatch: pytest.MonkeyPatc
 # A start that is given up
 
 
-async def test_a_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
+async def test_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
     """Before every other one of its requests is acted upon, and after the others."""
     factory = DaytonaContainerFactory()
     for skip in itertools.count():
@@ -162,8 +162,8 @@ async def test_a_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
     await nothing_is_left(emulator, factory)
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
-async def test_stopped_while_it_starts(emulator: Emulator, others: bool) -> None:
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "next to others"])
+async def test_stop_during_start_leaves_no_sandbox(emulator: Emulator, others: bool) -> None:
     factory = DaytonaContainerFactory()
     async with contextlib.AsyncExitStack() as stack:
         if others:  # which keep the connection open
@@ -185,7 +185,7 @@ async def test_stopped_while_it_starts(emulator: Emulator, others: bool) -> None
     await nothing_is_left(emulator, factory)
 
 
-async def test_a_cancelled_stop_still_removes_the_sandbox(emulator: Emulator) -> None:
+async def test_cancelled_stop_still_removes_the_sandbox(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory()
     box = factory(SPEC)
     await box.start()
@@ -218,7 +218,7 @@ async def test_stop_survives_a_lost_or_unreachable_sandbox(
 
 
 @pytest.mark.nightly
-def test_one_factory_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factory_works_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
     factory = DaytonaContainerFactory()
 
@@ -263,7 +263,7 @@ async def test_requests_contain_variables_and_network(emulator: Emulator) -> Non
         ] == [(False, "", ""), (False, "", "example.org,pypi.org"), (False, "", "pypi.org")]
 
 
-async def test_a_failed_network_switch_is_an_error(emulator: Emulator) -> None:
+async def test_failed_network_switch_is_an_error(emulator: Emulator) -> None:
     spec = replace(SPEC, network=NO_NETWORK, phase_networks=frozenset({PUBLIC}))
     async with DaytonaContainerFactory()(spec) as box:
         refusal = emulator.faults.add(Fault("status", path="network-settings", status=403))
@@ -277,7 +277,7 @@ async def test_a_failed_network_switch_is_an_error(emulator: Emulator) -> None:
             await box.set_network(PUBLIC)
 
 
-async def test_a_named_snapshot_of_the_service(emulator: Emulator) -> None:
+async def test_named_snapshot_of_the_service_is_used(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory(snapshot="team/base")
     assert "not used" in factory.check(SPEC)[0]
     with pytest.raises(ContainerError, match="Snapshot team/base not found"):
@@ -307,7 +307,7 @@ SEEN = "pwd; id -un; echo $FIRST $SECOND; tool; cd /app; ls -lnR --time-style=+ 
 
 
 @pytest.mark.root
-async def test_a_dockerfile_with_files_gives_its_build(emulator: Emulator, tmp_path: Path) -> None:
+async def test_dockerfile_with_files_matches_its_build(emulator: Emulator, tmp_path: Path) -> None:
     """The service builds what needs no file, and has no object store; the rest is done in the sandbox."""
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
     (tmp_path / "tool.sh").write_text("#!/bin/sh\necho tool of $(id -un)\n")
@@ -330,7 +330,7 @@ async def test_a_dockerfile_with_files_gives_its_build(emulator: Emulator, tmp_p
 
 
 @pytest.mark.root
-async def test_the_service_builds_a_dockerfile_without_files(emulator: Emulator, tmp_path: Path) -> None:
+async def test_service_builds_a_dockerfile_without_files(emulator: Emulator, tmp_path: Path) -> None:
     text = DOCKERFILE.replace("COPY tool.sh data ./", "RUN echo echo built >tool.sh")
     (tmp_path / "Dockerfile").write_text(text)
     spec = ContainerSpec("t", context_dir=tmp_path, workdir="/app/bin", env={"FIRST": "task"})
@@ -347,7 +347,7 @@ async def test_the_service_builds_a_dockerfile_without_files(emulator: Emulator,
 # Its time to live
 
 
-async def test_a_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) -> None:
+async def test_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) -> None:
     """The runner's machine is disconnected: the service removes the sandbox, and a command reports it."""
     factory = DaytonaContainerFactory(ttl_min=30)
     async with factory(SPEC) as box:
@@ -365,7 +365,7 @@ async def test_a_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator
 # Secrets
 
 
-async def test_the_key_is_in_no_text(
+async def test_key_is_never_shown(
     emulator: Emulator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)

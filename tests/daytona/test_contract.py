@@ -18,14 +18,14 @@ from tests.daytona.conftest import OnSandboxes
 pytestmark = pytest.mark.once
 
 OF_THE_SERVICE = {
-    "test_it_is_open_under_every_network",
-    "test_megabytes_each_way",
-    "test_one_that_does_not_read_stops_no_other",
-    "test_one_whose_opening_is_cancelled",
-    "test_a_stop_while_one_is_being_opened",
-    "test_none_in_a_container_that_is_stopped",
-    "test_a_relay_that_is_killed_is_started_again_once",
-    "test_nothing_is_left_of_a_relay",
+    "test_port_is_open_under_every_network",
+    "test_megabytes_pass_each_way",
+    "test_stalled_connection_does_not_block_others",
+    "test_cancelled_opening_releases_the_port",
+    "test_stop_during_opening_does_not_hang",
+    "test_stopped_container_has_no_forwarded_ports",
+    "test_killed_relay_is_restarted_once",
+    "test_closed_port_leaves_no_relay",
 }
 """What the service has a part in; the rest of a relay is the same on every backend."""
 
@@ -36,7 +36,9 @@ NETWORKS = pytest.mark.parametrize(
 
 
 class TestDaytonaContainer(OnSandboxes, ContainerContract):
-    by_night = frozenset({"test_many_commands_at_once"})  # `test_many_sandboxes_and_commands_at_once` says it, too
+    by_night = frozenset(
+        {"test_many_commands_run_concurrently"}
+    )  # `test_many_sandboxes_run_concurrent_commands` says it, too
     other_user = "nobody" if is_privileged() else None
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 
@@ -46,10 +48,10 @@ class TestDaytonaContainer(OnSandboxes, ContainerContract):
         return ContainerSpec("contract", docker_image="debian:12.9", env=env)
 
     @NETWORKS
-    async def test_the_network_follows_the_policy(
+    async def test_network_follows_the_policy(
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
-        await super().test_the_network_follows_the_policy(factory, spec, start)
+        await super().test_network_follows_the_policy(factory, spec, start)
 
 
 class TestDaytonaForwardedPorts(OnSandboxes, RelayedForwardedPortContract):
@@ -64,17 +66,17 @@ class TestDaytonaForwardedPorts(OnSandboxes, RelayedForwardedPortContract):
         return ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
 
     @NETWORKS
-    async def test_it_is_open_under_every_network(
+    async def test_port_is_open_under_every_network(
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
-        await super().test_it_is_open_under_every_network(factory, spec, start)
+        await super().test_port_is_open_under_every_network(factory, spec, start)
 
 
 @pytest.mark.docker
 class TestDaytonaContainerOnDocker(OnSandboxes, ContainerContract):
     """The same for a sandbox with a separate image and network."""
 
-    by_night = frozenset(dir(ContainerContract)) - {"test_only_announced_policies"}
+    by_night = frozenset(dir(ContainerContract)) - {"test_unannounced_policy_is_refused"}
     networks = frozenset({"no-network", "public"})
     backend = "docker"
 

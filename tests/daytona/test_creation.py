@@ -90,7 +90,7 @@ async def test_create_gives_a_running_sandbox(emulator: Emulator, service: Dayto
     ],
     ids=lambda fault: f"{fault.kind}-{fault.method}-{fault.status}",
 )
-async def test_exactly_one_whatever_becomes_of_the_answer(
+async def test_exactly_one_sandbox_exists_after_faults(
     emulator: Emulator, service: DaytonaService, fault: Fault
 ) -> None:
     emulator.faults.add(fault)
@@ -102,7 +102,7 @@ async def test_exactly_one_whatever_becomes_of_the_answer(
     await nothing_is_left(emulator, service)
 
 
-async def test_an_existing_sandbox_is_adopted(emulator: Emulator, service: DaytonaService) -> None:
+async def test_existing_sandbox_is_adopted(emulator: Emulator, service: DaytonaService) -> None:
     """A request whose answer got lost on its way through a proxy that then sent it again."""
     there = await service.client.create(params().model_copy(update={"name": NAME}))
     sandbox = await create_sandbox(service, params(), name=NAME, timeout_sec=60)
@@ -110,7 +110,7 @@ async def test_an_existing_sandbox_is_adopted(emulator: Emulator, service: Dayto
     assert asked(emulator) == [200, 409]
 
 
-async def test_a_quota(emulator: Emulator, service: DaytonaService) -> None:
+async def test_exceeded_quota_is_a_quota_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.service.max_count = 0
     with pytest.raises(ContainerQuotaError, match=f"The sandbox {NAME}: .*Total CPU limit exceeded.*concurrency="):
         await create_sandbox(service, params(), name=NAME, timeout_sec=60)
@@ -130,7 +130,7 @@ async def test_a_quota(emulator: Emulator, service: DaytonaService) -> None:
     ],
     ids=["snapshot", "image"],
 )
-async def test_a_sandbox_from_nothing(
+async def test_missing_image_or_snapshot_is_an_error(
     emulator: Emulator, service: DaytonaService, wanted: SandboxRequest, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -139,7 +139,7 @@ async def test_a_sandbox_from_nothing(
     await nothing_is_left(emulator, service)
 
 
-async def test_an_unavailable_service_leaves_no_sandbox(
+async def test_unavailable_service_leaves_no_sandbox(
     emulator: Emulator, service: DaytonaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(creation, "APPEARS_WITHIN_SEC", 0.2)
@@ -149,7 +149,7 @@ async def test_an_unavailable_service_leaves_no_sandbox(
     await nothing_is_left(emulator, service)
 
 
-async def test_too_slow(emulator: Emulator, service: DaytonaService) -> None:
+async def test_slow_creation_times_out(emulator: Emulator, service: DaytonaService) -> None:
     """It is given up before the service even starts, and then found and removed."""
     emulator.faults.add(Fault("slow", "POST", CREATION, seconds=1))
     with pytest.raises(EnvironmentStartTimeoutError, match=f"The sandbox {NAME} did not start within 0"):
@@ -167,7 +167,7 @@ async def test_too_slow(emulator: Emulator, service: DaytonaService) -> None:
     ],
     ids=["at once", "later", "answer lost"],
 )
-async def test_a_cancelled_creation_leaves_nothing(
+async def test_cancelled_creation_leaves_no_sandbox(
     emulator: Emulator, service: DaytonaService, faults: list[Fault]
 ) -> None:
     for fault in faults:
@@ -197,9 +197,9 @@ async def test_removal_during_creation_fails_the_creation(emulator: Emulator, se
         Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"}),
         Fault("lost", "DELETE"),
     ],
-    ids=["its state changes", "it goes meanwhile"],
+    ids=["its state changes", "it disappears"],
 )
-async def test_a_changing_sandbox_is_removed(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
+async def test_changing_sandbox_is_removed(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
     await delete_sandbox(service, NAME)  # there is none yet
     await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     emulator.faults.add(fault)
@@ -208,14 +208,14 @@ async def test_a_changing_sandbox_is_removed(emulator: Emulator, service: Dayton
     await nothing_is_left(emulator, service)
 
 
-async def test_a_rejected_removal_is_an_authorization_error(emulator: Emulator, service: DaytonaService) -> None:
+async def test_rejected_removal_is_an_authorization_error(emulator: Emulator, service: DaytonaService) -> None:
     await create_sandbox(service, params(), name=NAME, timeout_sec=60)
     emulator.faults.add(Fault("status", "DELETE", status=403))
     with pytest.raises(ContainerAuthorizationError):
         await delete_sandbox(service, NAME)
 
 
-async def test_a_closed_connection_ends_creations(emulator: Emulator, service: DaytonaService) -> None:
+async def test_closed_connection_ends_creations(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("slow", "POST", CREATION, seconds=0.5))
     making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
     await until(lambda: emulator.requests)
@@ -241,7 +241,7 @@ def count(emulator: Emulator, sandbox: AsyncSandbox, what: str) -> int:
     return sum(request.path == f"/api/sandbox/{sandbox.id}/{what}" for request in emulator.requests)
 
 
-async def test_the_end_is_put_off_again_and_again(
+async def test_keepalive_extends_the_ttl_repeatedly(
     emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive
 ) -> None:
     first, second = await new(service), await new(service)
@@ -267,7 +267,7 @@ async def test_lost_and_discarded_sandboxes_are_not_renewed(
     assert not caplog.records
 
 
-async def test_failures_are_survived_with_one_warning(
+async def test_failures_cause_only_one_warning(
     emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive, caplog: pytest.LogCaptureFixture
 ) -> None:
     sandbox = await new(service)
@@ -306,13 +306,13 @@ def names(emulator: Emulator) -> list[str]:
     return [name for name in emulator.service.snapshots if name.startswith(KEPT_PREFIX)]
 
 
-async def test_a_snapshot_restores_files_in_another_sandbox(
+async def test_snapshot_restores_files_in_another_sandbox(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox, objects: ObjectStore
 ) -> None:
     await said(sandbox, "echo mine >/file")
     delta = await keep_files(service, sandbox)
     assert dict(delta.entries) == {}
-    assert "Daytona keeps" in delta.notes[0]
+    assert "Daytona stores" in delta.notes[0]
     changes = StoredChanges(get_delta(objects, put_delta(delta, objects)), objects)
     name = snapshot_to_start_from(changes)
     assert [name] == names(emulator)
@@ -329,7 +329,7 @@ async def test_a_snapshot_restores_files_in_another_sandbox(
         await make_ready(service, str(name))
 
 
-async def test_a_lost_response_keeps_one_snapshot(
+async def test_lost_response_creates_one_snapshot(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     lost = emulator.faults.add(Fault("drop_after", "POST", path="/snapshot$"))
@@ -338,7 +338,7 @@ async def test_a_lost_response_keeps_one_snapshot(
     assert [snapshot_to_start_from(StoredChanges(delta, ObjectStore(Path())))] == names(emulator)
 
 
-async def test_a_failed_snapshot_is_a_capture_error(
+async def test_failed_snapshot_is_a_capture_error(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     emulator.faults.add(
@@ -352,7 +352,7 @@ async def test_a_failed_snapshot_is_a_capture_error(
     assert names(emulator) == []
 
 
-async def test_an_unusable_snapshot_is_a_mismatch(
+async def test_unusable_snapshot_is_a_mismatch(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     name = str(snapshot_to_start_from(StoredChanges(await keep_files(service, sandbox), ObjectStore(Path()))))
@@ -365,7 +365,7 @@ async def test_an_unusable_snapshot_is_a_mismatch(
         await make_ready(service, name)
 
 
-async def test_a_cancelled_capture_leaves_no_snapshot(
+async def test_cancelled_capture_leaves_no_snapshot(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     slow = emulator.faults.add(Fault("slow", "GET", path="/snapshots/", seconds=30))
@@ -384,7 +384,7 @@ async def test_capture_of_a_lost_sandbox_fails(service: DaytonaService, sandbox:
         await keep_files(service, sandbox)
 
 
-def test_a_foreign_snapshot_is_rejected(objects: ObjectStore) -> None:
+def test_foreign_snapshot_is_rejected(objects: ObjectStore) -> None:
     assert snapshot_to_start_from(None) is None
     with pytest.raises(SnapshotMismatchError, match="another backend"):
         snapshot_to_start_from(StoredChanges(Delta("docker:sha256:0", {}), objects))

@@ -46,7 +46,7 @@ def test_credentials_are_read_from_the_environment(
     assert Credentials.from_environment() == expected
 
 
-def test_nothing_is_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_env_files_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("hostile")
     (directory / ".env").write_text(f"DAYTONA_API_KEY={KEY}\n")
     monkeypatch.chdir(directory)
@@ -87,12 +87,12 @@ def test_invalid_credentials_are_rejected_without_secrets(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:3000/api", "http://localhost:3000/api", "http://[::1]:3000/api"])
-def test_a_service_on_this_machine_needs_no_tls(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_local_service_needs_no_tls(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     set_all(monkeypatch, API_KEY=KEY, API_URL=url)
     assert Credentials.from_environment().api_url == url
 
 
-def test_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, API_KEY=f"{KEY}-shown")
     with_key = Credentials.from_environment()
     set_all(monkeypatch, API_KEY="", JWT_TOKEN=f"{TOKEN}-shown", ORGANIZATION_ID="org")

@@ -42,7 +42,7 @@ async def make(client: AsyncDaytona, image: str | Image = "debian:bookworm-slim"
     return await client.create(CreateSandboxFromImageParams(image=image, os_user="root"), timeout=100)
 
 
-async def test_an_unknown_route_is_recorded(emulator: Emulator) -> None:
+async def test_unknown_route_is_recorded(emulator: Emulator) -> None:
     async with client_of(emulator.api_key, emulator.url) as client:
         sandbox = await make(client)
         with pytest.raises(DaytonaNotFoundError):
@@ -50,7 +50,7 @@ async def test_an_unknown_route_is_recorded(emulator: Emulator) -> None:
     assert emulator.unknown.pop() == f"POST /api/sandbox/{sandbox.id}/archive"
 
 
-async def test_an_invalid_request_is_recorded(emulator: Emulator) -> None:
+async def test_invalid_request_is_recorded(emulator: Emulator) -> None:
     headers = {"Authorization": f"Bearer {emulator.api_key}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -60,7 +60,7 @@ async def test_an_invalid_request_is_recorded(emulator: Emulator) -> None:
     assert emulator.invalid.pop() == "POST /api/sandbox: CreateSandbox has no nmae"
 
 
-async def test_a_slow_reader_is_cut_off(emulator: Emulator) -> None:
+async def test_slow_reader_is_cut_off(emulator: Emulator) -> None:
     async def take(_: bytes) -> None: ...
 
     emulator.traffic.message_sec = 0.01
@@ -90,7 +90,7 @@ async def test_close_ends_requests_and_sandboxes_in_progress() -> None:
     assert _traces() == before
 
 
-async def test_the_process_removes_everything_on_sigterm() -> None:
+async def test_process_removes_everything_on_sigterm() -> None:
     serving = [sys.executable, "-m", "tests.daytona.emulator", "--box", "local"]
     process = await asyncio.create_subprocess_exec(*serving, cwd=ROOT, stdout=PIPE)
     try:
@@ -111,7 +111,7 @@ async def test_the_process_removes_everything_on_sigterm() -> None:
 
 
 @pytest.mark.docker
-async def test_docker_containers_as_sandboxes() -> None:
+async def test_docker_containers_serve_as_sandboxes() -> None:
     """Images are built, the network is cut and given back, and nothing is left on the engine."""
     base = "debian:bookworm-slim"
     async with Emulator(box="docker") as emulator, client_of(emulator.api_key, emulator.url) as client:

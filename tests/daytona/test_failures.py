@@ -64,7 +64,7 @@ def said(status: int, message: str = "No", code: str | None = None, source: str 
         (DaytonaError("1 validation error for Sandbox"), ContainerServiceError, NEVER),
     ],
 )
-def test_classes(error: DaytonaError, kind: type[ContainerError], again: tuple[bool, bool]) -> None:
+def test_sdk_errors_are_classified(error: DaytonaError, kind: type[ContainerError], again: tuple[bool, bool]) -> None:
     failure = read("The sandbox x", error)
     assert type(failure.error) is kind
     assert (failure.passes, failure.untouched) == again
@@ -82,14 +82,14 @@ def test_classes(error: DaytonaError, kind: type[ContainerError], again: tuple[b
         ({"X-RateLimit-Reset": "9"}, None),
     ],
 )
-def test_how_long_to_wait(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_header_is_read(headers: dict[str, str], seconds: float | None) -> None:
     failure = read("x", create_daytona_error("slow down", 429, headers))
     assert failure.wait_sec == seconds
     assert isinstance(failure.error, ContainerRateLimitError)
     assert failure.error.retry_after_sec == seconds
 
 
-def test_a_message_has_request_response_and_fix() -> None:
+def test_message_contains_request_response_and_fix() -> None:
     message = str(read("The sandbox x", said(403, "Organization is suspended.", "ORGANIZATION_SUSPENDED", API)).error)
     assert message.startswith(
         "The sandbox x: the Daytona service answers 403, ORGANIZATION_SUSPENDED: Organization is suspended. Check "
@@ -105,7 +105,7 @@ def test_response_text_is_masked_and_bounded() -> None:
     assert len(message) < 1000
 
 
-def test_plain_text() -> None:
+def test_control_characters_are_replaced() -> None:
     assert plain(" a\tb\r\n\n c\x00") == "a b c\N{REPLACEMENT CHARACTER}"
 
 

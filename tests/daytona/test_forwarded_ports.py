@@ -19,13 +19,13 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.root
 @pytest.mark.nightly
-async def test_a_killed_process_closes_its_forwarded_port(emulator: Emulator) -> None:
+async def test_killed_process_closes_its_forwarded_port(emulator: Emulator) -> None:
     async with killed_forwarded_port("daytona", {}) as forwarded_port:
         assert len(forwarded_port.relays) == 1
         assert await asyncio.to_thread(forwarded_port.is_gone)
 
 
-async def test_a_silent_forwarded_port_reopens_each_time(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:
+async def test_silent_forwarded_port_reopens_each_time(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:
     """A short outage of the service cuts open connections; an agent's client tries again."""
     caplog.set_level(logging.INFO)
     spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
@@ -43,7 +43,7 @@ async def test_a_silent_forwarded_port_reopens_each_time(emulator: Emulator, cap
         await forwarded_port.close()
 
 
-async def test_an_idle_forwarded_port_sends_no_requests(emulator: Emulator) -> None:
+async def test_idle_forwarded_port_sends_no_requests(emulator: Emulator) -> None:
     spec = ContainerSpec("forwarded_ports", docker_image="debian:12.9", network=NO_NETWORK)
     async with (
         DaytonaContainerFactory(forwarded_port_lease_sec=2)(spec) as box,

@@ -41,7 +41,7 @@ def files_of(planned: ImagePlan) -> list[str]:
     return sorted(planned.local.files)
 
 
-def test_a_snapshot_replaces_the_task_image_and_warns(tmp_path: Path) -> None:
+def test_snapshot_replaces_the_task_image_and_warns(tmp_path: Path) -> None:
     task = spec(tmp_path, "FROM x\nCOPY a /a\n")
     planned = plan_image(task, "team/base")
     assert (planned.snapshot, planned.image, planned.dockerfile) == ("team/base", None, None)
@@ -62,7 +62,7 @@ def test_a_snapshot_replaces_the_task_image_and_warns(tmp_path: Path) -> None:
         ("reg.example:5000/a/b", False),
     ],
 )
-def test_an_image(image: str, is_fixed: bool) -> None:
+def test_image_is_used_unchanged(image: str, is_fixed: bool) -> None:
     planned = plan_image(ContainerSpec(name="t", docker_image=image))
     assert (planned.image, planned.dockerfile, planned.user, planned.workdir) == (image, None, "root", None)
     assert not planned.env
@@ -70,7 +70,7 @@ def test_an_image(image: str, is_fixed: bool) -> None:
 
 
 @pytest.mark.parametrize("image", [None, "", "a b", "debian\nRUN x", "$IMAGE"])
-def test_no_image(image: str | None) -> None:
+def test_invalid_image_is_refused(image: str | None) -> None:
     with pytest.raises(TaskError, match="docker_image"):
         plan_image(ContainerSpec(name="t", docker_image=image))
 
@@ -109,7 +109,7 @@ ENTRYPOINT ["/x"]
 """
 
 
-def test_a_dockerfile_without_files_is_sent_unchanged(tmp_path: Path) -> None:
+def test_dockerfile_without_files_is_sent_unchanged(tmp_path: Path) -> None:
     planned = plan(tmp_path, WITHOUT_FILES)
     assert planned.local is None
     assert planned.after_start() is planned
@@ -129,7 +129,7 @@ def test_a_dockerfile_without_files_is_sent_unchanged(tmp_path: Path) -> None:
         ("FROM x\nENV A=1 B=1\n", None, "root"),
     ],
 )
-def test_a_stage_inherits_from_its_base(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
+def test_stage_inherits_from_its_base(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
     """A directory that is relative to the base image's is not known."""
     planned = plan(tmp_path, text)
     assert (planned.env, planned.workdir, planned.user) == ({"A": "1", "B": "1"}, workdir, user)
@@ -152,7 +152,7 @@ IN_CONTEXT = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my f
         ("COPY inner /x", ["inner"]),
     ],
 )
-def test_the_builder_gets_only_copied_files(tmp_path: Path, instruction: str, expected: list[str]) -> None:
+def test_builder_gets_only_copied_files(tmp_path: Path, instruction: str, expected: list[str]) -> None:
     context, staged = tmp_path / "context", tmp_path / "staged"
     task = spec(context, f"FROM x\n{instruction}\n", **IN_CONTEXT)
     if "inner" in instruction:  # a link that is itself a source is followed
@@ -184,7 +184,7 @@ def test_files_outside_copy_sources_are_not_staged(tmp_path: Path, instruction: 
     assert [path.name for path in sorted((tmp_path / "staged").iterdir())] == [expected[0].partition("/")[0]]
 
 
-def test_dockerignore_is_kept_to(tmp_path: Path) -> None:
+def test_dockerignore_is_respected(tmp_path: Path) -> None:
     files = {"a": "1", "key.pem": "secret", "d__b": "2", "d__key.pem": "secret", ".dockerignore": "**/*.pem\n# c\n"}
     (tmp_path / "empty").mkdir()
     (tmp_path / "out").symlink_to("/etc/passwd")
@@ -264,7 +264,7 @@ def test_instructions_that_need_the_object_store_are_named(tmp_path: Path, rest:
     assert named in str(caught.value)
 
 
-def test_an_unbuildable_dockerfile_is_rejected_with_both_reasons(tmp_path: Path) -> None:
+def test_unbuildable_dockerfile_is_rejected_with_both_reasons(tmp_path: Path) -> None:
     task = spec(tmp_path, "FROM x AS one\nCOPY d /d\nFROM y\nCOPY --from=one /d /d\n", d__a="1")
     (tmp_path / "d" / "link").symlink_to("a")
     with pytest.raises(UnsupportedTaskError) as caught:
@@ -273,7 +273,7 @@ def test_an_unbuildable_dockerfile_is_rejected_with_both_reasons(tmp_path: Path)
         assert part in str(caught.value)
 
 
-def test_an_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> None:
+def test_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> None:
     text = "FROM x\nARG V=${W%x}\nRUN a $V\n"
     assert plan(tmp_path, text).dockerfile == text
     assert "substitution" in plan(tmp_path, text + "COPY a /a\nRUN b $V\n", a="1").warnings[0]
@@ -293,7 +293,7 @@ def test_an_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> N
         ("# syntax=someone/else:1\nanything\n", "line 1: the frontend someone/else:1"),
     ],
 )
-def test_malformed(tmp_path: Path, text: str | bytes | None, message: str) -> None:
+def test_malformed_dockerfile_is_rejected(tmp_path: Path, text: str | bytes | None, message: str) -> None:
     if text is not None:
         (tmp_path / "Dockerfile").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(TaskError, match=message):
@@ -353,7 +353,7 @@ def built(planned: ImagePlan, directory: Path) -> LocalContainer:
 @pytest.mark.local
 @pytest.mark.root
 @pytest.mark.once
-async def test_a_running_sandbox_finishes_like_a_builder(tmp_path: Path) -> None:
+async def test_running_sandbox_matches_a_build(tmp_path: Path) -> None:
     task = context_with_a_tree(tmp_path / "context", REST)
     planned = plan_image(task)
     after = planned.after_start()
@@ -388,7 +388,7 @@ async def test_platform_arguments_match_the_builder(tmp_path: Path) -> None:
 
 @pytest.mark.local
 @pytest.mark.once
-async def test_a_failed_command_after_start_names_its_line(tmp_path: Path) -> None:
+async def test_failed_command_after_start_names_its_line(tmp_path: Path) -> None:
     planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN echo why; false\n", a="1").after_start()
     async with built(planned, tmp_path / "built") as box:
         with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
@@ -397,7 +397,7 @@ async def test_a_failed_command_after_start_names_its_line(tmp_path: Path) -> No
 
 @pytest.mark.local
 @pytest.mark.once
-async def test_nothing_is_left_to_do(tmp_path: Path) -> None:
+async def test_dockerfile_without_files_needs_no_finish(tmp_path: Path) -> None:
     planned = plan(tmp_path / "context", "FROM x\nENV A=1\n")
     async with built(planned, tmp_path / "built") as box:
         assert await finish(planned, box) == ({}, "/", "root")
@@ -426,7 +426,7 @@ def test_local_directories_become_layers_where_supported(tmp_path: Path) -> None
 
 
 @pytest.mark.docker
-def test_a_builder_makes_the_layer(tmp_path: Path) -> None:
+def test_builder_creates_the_layer(tmp_path: Path) -> None:
     tool, directory = package(tmp_path), tmp_path / "staged"
     directory.mkdir()
     planned = plan(tmp_path / "context", "FROM debian:bookworm-slim\nUSER nobody").stored(directory, [tool])
@@ -444,7 +444,7 @@ def test_a_builder_makes_the_layer(tmp_path: Path) -> None:
         subprocess.run(["docker", "rmi", "-f", image], check=True, capture_output=True)
 
 
-async def test_a_cancelled_start_leaves_no_context_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_start_leaves_no_context_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = tmp_path / "copies"
     copies.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(copies))

@@ -74,7 +74,7 @@ async def test_find_lists_sandboxes_with_owner_and_age(service: DaytonaService, 
     assert {leftover.name for leftover in await find(service, of_this_machine=True)} == {DEAD, LIVING}
 
 
-async def test_removal_at_the_start_of_a_run(
+async def test_stale_sandboxes_are_removed_when_run_starts(
     emulator: Emulator, service: DaytonaService, dead: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     refusal = emulator.faults.add(Fault("status", "DELETE", status=403))
@@ -85,7 +85,7 @@ async def test_removal_at_the_start_of_a_run(
     assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
 
 
-async def test_a_failed_list_is_an_error(emulator: Emulator, service: DaytonaService) -> None:
+async def test_failed_list_is_an_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", "GET", "/api/sandbox$", status=401))
     with pytest.raises(ContainerAuthorizationError, match="The list of sandboxes: "):
         await remove_stale(service)
@@ -109,7 +109,7 @@ async def clean(directory: Path, *arguments: str, **env: str) -> tuple[int | Non
 
 
 @pytest.mark.once
-async def test_the_command(emulator: Emulator, dead: dict[str, str], tmp_path: Path) -> None:
+async def test_command_removes_stale_sandboxes(emulator: Emulator, dead: dict[str, str], tmp_path: Path) -> None:
     line = f"sandbox        {DEAD}  of process {dead['ares_exp.pid']} on {dead[HOST]}, made "
     code, said, errors = await clean(tmp_path, "--dry-run")
     assert (code, len(said), errors) == (0, 1, "")
@@ -123,7 +123,9 @@ async def test_the_command(emulator: Emulator, dead: dict[str, str], tmp_path: P
 
 @pytest.mark.nightly
 @pytest.mark.once
-async def test_the_command_with_snapshots(emulator: Emulator, service: DaytonaService, tmp_path: Path) -> None:
+async def test_command_removes_snapshots_on_request(
+    emulator: Emulator, service: DaytonaService, tmp_path: Path
+) -> None:
     """Only snapshots that runs of this machine created, not snapshots of a user."""
     request = CreateSandboxFromSnapshotParams(labels=owner_labels())
     sandbox = await create_sandbox(service, request, name=LIVING, timeout_sec=60)
@@ -139,14 +141,14 @@ async def test_the_command_with_snapshots(emulator: Emulator, service: DaytonaSe
     assert set(emulator.service.snapshots) == before - {kept}
 
 
-async def test_the_command_where_the_service_does_not_answer(emulator: Emulator, tmp_path: Path) -> None:
+async def test_command_reports_an_unavailable_service(emulator: Emulator, tmp_path: Path) -> None:
     emulator.faults.add(Fault("status", status=403, times=None))
     code, said, errors = await clean(tmp_path)
     assert (code, errors) == (1, "")
     assert said[0].startswith("The Daytona service could not be asked what it has. The list of sandboxes: ")
 
 
-async def test_the_command_without_credentials(tmp_path: Path) -> None:
+async def test_command_needs_credentials(tmp_path: Path) -> None:
     half = {"DAYTONA_API_KEY": "", "DAYTONA_JWT_TOKEN": "x", "DAYTONA_ORGANIZATION_ID": ""}
     code, said, errors = await clean(tmp_path, **half)
     assert (code, errors) == (1, "")

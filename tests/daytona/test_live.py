@@ -74,7 +74,7 @@ class TestLiveContainer(ContainerContract):
         return SPEC
 
 
-async def test_networks(factory: ContainerFactory) -> None:
+async def test_networks_follow_the_policy(factory: ContainerFactory) -> None:
     allowed = NetworkPolicy("allowlist", frozenset({"1.1.1.1/32"}))
     policies = {NO_NETWORK: (False, False), PUBLIC: (True, True), allowed: (True, False)}
     spec = ContainerSpec("live", docker_image=IMAGE, network=NO_NETWORK, phase_networks=frozenset(policies))
@@ -88,7 +88,7 @@ async def test_networks(factory: ContainerFactory) -> None:
             assert (await reached(box, "1.1.1.1/443"), await reached(box, "8.8.8.8/443")) == expected
 
 
-async def test_a_dockerfile_with_local_files(
+async def test_dockerfile_with_local_files_is_built(
     factory: ContainerFactory, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """By the service's object store where it has one."""
@@ -101,7 +101,7 @@ async def test_a_dockerfile_with_local_files(
         assert (await box.exec("pwd; id -un; cat data size")).output == "/app\nnobody\ndata\n5\n"
 
 
-async def test_a_snapshot_starts_another_sandbox(
+async def test_snapshot_starts_another_sandbox(
     factory: ContainerFactory, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     objects = ObjectStore(tmp_path_factory.mktemp("objects"))

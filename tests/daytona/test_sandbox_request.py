@@ -73,7 +73,7 @@ def test_every_sandbox_has_the_default_parameters() -> None:
         ),
     ],
 )
-def test_resources(
+def test_resources_are_rounded_with_warnings(
     asked: dict[str, Any], options: dict[str, Any], expected: tuple[int | None, ...], warned: list[str]
 ) -> None:
     spec, chosen = replace(TASK, **asked), DaytonaOptions(**options)
@@ -85,7 +85,7 @@ def test_resources(
         assert re.search(pattern, warning)
 
 
-def test_a_snapshot_has_its_own_resources() -> None:
+def test_snapshot_has_fixed_resources() -> None:
     spec, options = replace(TASK, cpus=2, gpus=1), DaytonaOptions(snapshot="s", memory_mb=2048)
     made = params(spec, options)
     assert made.snapshot == "s"
@@ -118,7 +118,9 @@ def test_task_variables_override_image_and_options(tmp_path: Path) -> None:
         (PUBLIC, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "")),
     ],
 )
-def test_network(policy: NetworkPolicy, options: dict[str, Any], expected: tuple[bool, str, str]) -> None:
+def test_network_settings_follow_the_policy(
+    policy: NetworkPolicy, options: dict[str, Any], expected: tuple[bool, str, str]
+) -> None:
     chosen = DaytonaOptions(**options)
     settings = network_settings(policy, chosen)
     assert tuple(settings.values()) == expected
@@ -140,7 +142,7 @@ def test_network(policy: NetworkPolicy, options: dict[str, Any], expected: tuple
         ([f"10.0.{n}.0/24" for n in range(MAX_NETWORKS + 1)], f"{MAX_NETWORKS} networks"),
     ],
 )
-def test_an_unsupported_allow_list_is_rejected(hosts: list[str], named: str) -> None:
+def test_unsupported_allow_list_is_rejected(hosts: list[str], named: str) -> None:
     later = replace(TASK, phase_networks=frozenset({allow(*hosts)}))
     with pytest.raises(UnsupportedTaskError) as caught:
         check_spec(later, PLAIN)
@@ -149,7 +151,7 @@ def test_an_unsupported_allow_list_is_rejected(hosts: list[str], named: str) -> 
     assert check_spec(later, DaytonaOptions(network=NO_NETWORK)) == []
 
 
-def test_as_much_as_the_service_takes() -> None:
+def test_allow_list_may_have_the_maximum_size() -> None:
     assert check_spec(replace(TASK, network=allow(*(f"h{n}.example" for n in range(MAX_DOMAINS)))), PLAIN) == []
     assert check_spec(replace(TASK, network=allow(*(f"10.0.{n}.0/24" for n in range(MAX_NETWORKS)))), PLAIN) == []
 
@@ -169,11 +171,11 @@ def test_build_steps_after_start_have_a_network(tmp_path: Path) -> None:
     ("lifetime_sec", "ttl_min", "expected"),
     [(None, None, 1440), (600.0, None, 20), (601.0, None, 21), (None, 1, 1), (600.0, 11, 11)],
 )
-def test_ttl(lifetime_sec: float | None, ttl_min: int | None, expected: int) -> None:
+def test_ttl_follows_the_lifetime(lifetime_sec: float | None, ttl_min: int | None, expected: int) -> None:
     assert ttl_minutes(replace(TASK, lifetime_sec=lifetime_sec), DaytonaOptions(ttl_min=ttl_min)) == expected
 
 
-def test_a_short_ttl_is_rejected_before_the_run() -> None:
+def test_short_ttl_is_rejected_before_the_run() -> None:
     with pytest.raises(ConfigError) as caught:
         check_spec(replace(TASK, lifetime_sec=600.0), DaytonaOptions(ttl_min=10))
     for part in ("Task t", "600 s", "10 min", "container.ttl_min=20"):
@@ -207,7 +209,7 @@ async def test_files_are_stored_before_the_sandbox_exists(emulator: Emulator, tm
     assert sent["buildInfo"]["dockerfileContent"] == "FROM x\n"
 
 
-def test_the_sdk_gets_only_needed_files(tmp_path: Path) -> None:
+def test_sdk_gets_only_needed_files(tmp_path: Path) -> None:
     context, staged = tmp_path / "context", tmp_path / "staged"
     (context / "d").mkdir(parents=True)
     for name in ("Dockerfile", "a.txt", "unneeded", "d/script"):

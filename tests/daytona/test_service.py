@@ -60,7 +60,7 @@ async def test_retry_after_delays_the_next_request(
     assert [request.status for request in emulator.requests] == [*[429] * times, 404]
 
 
-async def test_a_retry_after_beyond_the_timeout_fails(emulator: Emulator, service: DaytonaService) -> None:
+async def test_retry_after_above_the_timeout_fails(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=600))
     with pytest.raises(ContainerRateLimitError, match=r"answers 429: .*concurrency=") as caught:
         await service.call("The sandbox x", look)
@@ -68,7 +68,7 @@ async def test_a_retry_after_beyond_the_timeout_fails(emulator: Emulator, servic
 
 
 @pytest.mark.parametrize("outage", [Fault("status", status=503, times=2), Fault("drop")], ids=["503", "dropped"])
-async def test_an_outage_is_waited_out(
+async def test_outage_is_waited_out(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox, outage: Fault
 ) -> None:
     emulator.faults.add(outage)
@@ -76,7 +76,7 @@ async def test_an_outage_is_waited_out(
     assert outage.times == 0
 
 
-async def test_a_request_with_possible_effect_is_not_repeated(
+async def test_request_with_possible_effect_is_not_repeated(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     for kind in ("status_after", "drop_after"):
@@ -87,7 +87,7 @@ async def test_a_request_with_possible_effect_is_not_repeated(
         emulator.faults.clear()
 
 
-async def test_a_defect_is_tried_a_few_times(
+async def test_server_error_is_retried_a_few_times(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     defect = emulator.faults.add(Fault("status", status=500, times=None))
@@ -106,7 +106,7 @@ def closed_port() -> int:
     raise AssertionError("all ports are taken")
 
 
-async def test_a_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
+async def test_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
     """Also a request that must not be repeated: the service never received it."""
     monkeypatch.setenv("DAYTONA_API_URL", f"http://127.0.0.1:{closed_port}/api")
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_of_a_service_that_is_not_there")
@@ -139,13 +139,13 @@ async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch
         await made.check_reachable()
 
 
-async def test_a_missing_response_times_out(emulator: Emulator, service: DaytonaService) -> None:
+async def test_missing_response_times_out(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("slow", seconds=1))
     with pytest.raises(ContainerServiceUnavailableError, match=r"The sandbox x: no answer .* within 0\.3 s"):
         await service.call("The sandbox x", look, timeout_sec=0.3)
 
 
-async def test_cancellation_during_a_wait(emulator: Emulator, service: DaytonaService) -> None:
+async def test_cancellation_ends_a_wait(emulator: Emulator, service: DaytonaService) -> None:
     asked = asyncio.Event()
 
     async def request(client: AsyncDaytona) -> AsyncSandbox:
@@ -162,7 +162,7 @@ async def test_cancellation_during_a_wait(emulator: Emulator, service: DaytonaSe
         await asking
 
 
-async def test_a_rejected_key_is_an_authorization_error(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejected_key_is_an_authorization_error(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_which_nobody_has_made")
     service = DaytonaService(Credentials.from_environment())
     emulator.faults.add(Fault("status", status=401, body={"message": "no such key: dtn_which_nobody_has_made"}))
@@ -174,7 +174,7 @@ async def test_a_rejected_key_is_an_authorization_error(emulator: Emulator, monk
     await service.close()
 
 
-async def test_an_invalid_response_is_a_service_error(emulator: Emulator, service: DaytonaService) -> None:
+async def test_invalid_response_is_a_service_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=200, body="<html>maintenance</html>"))
     with pytest.raises(ContainerServiceError, match="The sandbox x: ") as caught:
         await service.call("The sandbox x", look)
@@ -182,7 +182,7 @@ async def test_an_invalid_response_is_a_service_error(emulator: Emulator, servic
     assert len(emulator.requests) == 1
 
 
-async def test_a_token_is_sent_with_its_organisation(emulator: Emulator) -> None:
+async def test_token_is_sent_with_its_organisation(emulator: Emulator) -> None:
     service = DaytonaService(Credentials(emulator.url, jwt_token=emulator.api_key, organization_id="org"))
     with pytest.raises(ContainerDiedError):
         await service.call("The sandbox x", look)
@@ -203,14 +203,14 @@ async def test_is_gone_detects_lost_and_stopped_sandboxes(
     assert await service.is_gone(stopped)
 
 
-async def test_a_forbidden_lookup_does_not_mean_gone(
+async def test_forbidden_lookup_does_not_mean_gone(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     emulator.faults.add(Fault("status", status=403, times=None))
     assert not await service.is_gone(sandbox)
 
 
-async def test_a_hostile_working_directory(
+async def test_env_files_of_the_working_directory_are_ignored(
     emulator: Emulator, service: DaytonaService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = ("API_URL=http://127.0.0.1:1", "TARGET=elsewhere", "OTEL_ENABLED=true", "JWT_TOKEN=x")
@@ -223,7 +223,7 @@ async def test_a_hostile_working_directory(
     assert service.client._tracer_provider is None
 
 
-async def test_the_sdk_leaves_sigint_and_opens_no_stream(emulator: Emulator, service: DaytonaService) -> None:
+async def test_sdk_ignores_sigint_and_opens_no_stream(emulator: Emulator, service: DaytonaService) -> None:
     """The SDK's event stream installs a handler of SIGINT that cancels every task and stops the loop."""
     before = signal.getsignal(signal.SIGINT)
     sandbox = await service.client.create(CreateSandboxFromSnapshotParams())
@@ -232,7 +232,7 @@ async def test_the_sdk_leaves_sigint_and_opens_no_stream(emulator: Emulator, ser
     assert not [request.path for request in emulator.requests if "socket.io" in request.path]
 
 
-async def test_a_closed_connection_leaves_nothing(emulator: Emulator, service: DaytonaService) -> None:
+async def test_closed_connection_leaves_no_tasks(emulator: Emulator, service: DaytonaService) -> None:
     def tasks() -> set[str]:
         running = (task.get_coro() for task in asyncio.all_tasks())
         return {coroutine.__qualname__ for coroutine in running if coroutine is not None}
@@ -250,7 +250,7 @@ async def test_a_closed_connection_leaves_nothing(emulator: Emulator, service: D
         await service.call("The sandbox x", look)
 
 
-def test_importing_it_does_not_import_the_sdk() -> None:
+def test_import_does_not_load_the_sdk() -> None:
     modules = ("service", "creation", "connection", "leftovers", "failures", "credentials", "sandbox_request")
     imports = "; ".join(f"import ares_exp.containers.daytona.{name}" for name in modules)
     script = f"import sys; {imports}; print({{'daytona', 'aiohttp', 'opentelemetry'}} & sys.modules.keys())"

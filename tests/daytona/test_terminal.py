@@ -40,7 +40,7 @@ async def until(session: TerminalSession, text: str, keys: str = "") -> str:
     return seen
 
 
-async def test_a_terminal_has_a_separate_shell(sandbox: DaytonaContainer, emulator: Emulator) -> None:
+async def test_terminal_has_a_separate_shell(sandbox: DaytonaContainer, emulator: Emulator) -> None:
     session = TerminalSession(
         await sandbox.open_terminal(columns=90, lines=25, env={"MINE": "a 'b'", "KEY": "se\ncret"})
     )
@@ -65,7 +65,7 @@ async def test_a_terminal_has_a_separate_shell(sandbox: DaytonaContainer, emulat
 
 
 @pytest.mark.root
-async def test_of_another_user(sandbox: DaytonaContainer) -> None:
+async def test_terminal_runs_as_another_user(sandbox: DaytonaContainer) -> None:
     session = TerminalSession(await sandbox.open_terminal(columns=80, lines=24, user="nobody"))
     seen = await until(session, "tail", "id -un; echo x > $(tty); echo ta''il\r")
     assert "nobody\r\n" in seen
@@ -75,7 +75,7 @@ async def test_of_another_user(sandbox: DaytonaContainer) -> None:
         await sandbox.open_terminal(columns=80, lines=24, user="nosuch")
 
 
-async def test_closing_a_terminal_kills_its_processes(sandbox: DaytonaContainer, emulator: Emulator) -> None:
+async def test_closed_terminal_kills_its_processes(sandbox: DaytonaContainer, emulator: Emulator) -> None:
     session = TerminalSession(await sandbox.open_terminal(columns=80, lines=24))
     await until(session, "sleep 2000\r\n", "sleep 2000\r")
     await session.close()
@@ -85,7 +85,7 @@ async def test_closing_a_terminal_kills_its_processes(sandbox: DaytonaContainer,
     assert len(one.terminals) == SHELLS
 
 
-async def test_it_ends_with_the_sandbox(sandbox: DaytonaContainer, emulator: Emulator) -> None:
+async def test_terminal_ends_with_the_sandbox(sandbox: DaytonaContainer, emulator: Emulator) -> None:
     lost, stopped = [TerminalSession(await sandbox.open_terminal(columns=80, lines=24)) for _ in range(2)]
     [one] = emulator.sandboxes
     emulator.lose(one)
@@ -105,7 +105,7 @@ LINES = 200_000
 SHA256 = hashlib.sha256("".join(f"{n}\n" for n in range(1, LINES + 1)).encode()).hexdigest()
 
 
-async def test_a_flood_over_a_slow_connection_is_held_back(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_large_output_is_throttled_on_slow_connections(emulator: Emulator, box: DaytonaContainer) -> None:
     """The service cuts off a client for whom too much waits."""
     emulator.traffic.message_sec = 0.005
     result = await box.exec(f"seq 1 {LINES}", max_output_bytes=2**22, timeout_sec=200)
@@ -115,14 +115,14 @@ async def test_a_flood_over_a_slow_connection_is_held_back(emulator: Emulator, b
     assert (await box.exec("ls /tmp/.ares_exp-*/ | grep -c '[.]'; true")).output in ("0\n", "1\n", "2\n")
 
 
-async def test_what_was_heard_is_told_again(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_acknowledgements_are_repeated(emulator: Emulator, box: DaytonaContainer) -> None:
     for kind in ("drop", "drop_after", "status"):
         emulator.faults.add(Fault(kind, "DELETE", "/files$", status=502))  # type: ignore[arg-type]
     result = await box.exec(f"seq 1 {LINES}", max_output_bytes=2**22, timeout_sec=200)
     assert hashlib.sha256(result.output.encode()).hexdigest() == SHA256
 
 
-async def test_a_shell_that_cannot_be_told_is_lost(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_shell_without_acknowledgements_is_lost(emulator: Emulator, box: DaytonaContainer) -> None:
     emulator.faults.add(Fault("status", "DELETE", "/files$", status=403, times=None))
     with pytest.raises(ContainerDiedError, match=r"connection to a shell of the container broke.*answers 403"):
         await box.exec(f"seq 1 {LINES}", timeout_sec=200)
@@ -130,7 +130,7 @@ async def test_a_shell_that_cannot_be_told_is_lost(emulator: Emulator, box: Dayt
     assert (await box.exec("echo next")).output == "next\n"
 
 
-async def test_a_broken_connection_is_no_end_of_a_command(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_broken_connection_does_not_end_a_command(emulator: Emulator, box: DaytonaContainer) -> None:
     running = asyncio.create_task(box.exec("touch /tmp/started; sleep 4331"))
     await box.exec("until [ -e /tmp/started ]; do sleep 0.01; done")
     emulator.traffic.cut()
@@ -139,7 +139,7 @@ async def test_a_broken_connection_is_no_end_of_a_command(emulator: Emulator, bo
     assert (await box.exec("echo next")).output == "next\n"
 
 
-async def test_the_end_of_the_sandbox_is_the_end_of_its_commands(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_end_of_the_sandbox_ends_its_commands(emulator: Emulator, box: DaytonaContainer) -> None:
     running = asyncio.create_task(box.exec("touch /tmp/started; sleep 4332"))
     await box.exec("until [ -e /tmp/started ]; do sleep 0.01; done")
     emulator.lose(next(iter(emulator.sandboxes)))
@@ -148,7 +148,7 @@ async def test_the_end_of_the_sandbox_is_the_end_of_its_commands(emulator: Emula
             await asked
 
 
-async def test_an_agent_that_knows_the_marks(emulator: Emulator, box: DaytonaContainer) -> None:
+async def test_forged_marks_affect_only_the_sandbox(emulator: Emulator, box: DaytonaContainer) -> None:
     """It is root, and may do what it likes in its sandbox; on this side it gets no further."""
     key = 'key=$(sed -n "s/^printf .*n. \\([0-9a-f]*\\)$/\\1/p" /tmp/.ares_exp-*/shell)'
     forged = f"{key}; printf '\\035%s %s\\035' $key"
@@ -161,7 +161,7 @@ async def test_an_agent_that_knows_the_marks(emulator: Emulator, box: DaytonaCon
 
 
 @pytest.mark.root
-async def test_users(box: DaytonaContainer) -> None:
+async def test_commands_run_as_the_given_user(box: DaytonaContainer) -> None:
     for user, said in {
         "root": "0 0",
         0: "0 0",
@@ -175,14 +175,14 @@ async def test_users(box: DaytonaContainer) -> None:
 
 
 @pytest.mark.root
-async def test_what_another_user_started_is_ended(box: DaytonaContainer) -> None:
+async def test_processes_of_another_user_are_killed(box: DaytonaContainer) -> None:
     late = await box.exec("echo started; (trap '' TERM; sleep 4324) & sleep 4324", user="nobody", timeout_sec=1)
     assert (late.output, late.timed_out) == ("started\n", True)
     left = await box.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 432[4]'", shell="sh -c")
     assert left.output == "0\n"
 
 
-async def test_many_sandboxes_and_commands_at_once(emulator: Emulator, factory: DaytonaContainerFactory) -> None:
+async def test_many_sandboxes_run_concurrent_commands(emulator: Emulator, factory: DaytonaContainerFactory) -> None:
     async def one(number: int) -> list[str]:
         async with factory(ContainerSpec(f"t{number}", docker_image="debian:12.9")) as box:
             results = await asyncio.gather(*(box.exec(f"echo {number} {n}", timeout_sec=60) for n in range(4)))

@@ -52,7 +52,7 @@ async def archives_left(box: DaytonaContainer) -> int:
 
 
 @pytest.mark.parametrize("size", [100_000, SPOOLED])
-async def test_a_broken_connection_is_retried(
+async def test_broken_connection_is_retried(
     emulator: Emulator, box: DaytonaContainer, tmp_path: Path, size: int
 ) -> None:
     source = tree(tmp_path / "source", size)
@@ -77,7 +77,7 @@ async def test_a_broken_connection_is_retried(
 @pytest.mark.parametrize(
     ("direction", "state"), [("upload", "destroyed"), ("download", "destroyed"), ("download", "error")]
 )
-async def test_a_sandbox_lost_during_transfer_is_an_error(
+async def test_sandbox_lost_during_transfer_is_an_error(
     emulator: Emulator, box: DaytonaContainer, tmp_path: Path, direction: str, state: str
 ) -> None:
     (tmp_path / "a").write_text("a")
@@ -95,9 +95,7 @@ async def test_a_sandbox_lost_during_transfer_is_an_error(
         await box.download("/a", tmp_path / "b")
 
 
-async def test_a_refusal_names_the_path_and_the_reason(
-    emulator: Emulator, box: DaytonaContainer, tmp_path: Path
-) -> None:
+async def test_refusal_names_the_path_and_the_reason(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     await box.upload(tmp_path / "a", "/a")
     emulator.faults.add(Fault("status", path="/files/", status=403, times=None))
@@ -124,7 +122,7 @@ async def test_copy_without_a_service_is_a_service_error(
         await box.download("/a", tmp_path / "b")
 
 
-async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:
+async def test_cancelled_transfer_leaves_no_files(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(os.urandom(SPOOLED))
     await box.upload(tmp_path / "a", "/a")
     for path, copy in ((UPLOAD, box.upload(tmp_path / "a", "/b")), (DOWNLOAD, box.download("/a", tmp_path / "b"))):
@@ -139,7 +137,7 @@ async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: Dayt
     assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
 
 
-async def test_a_forged_size_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
+async def test_forged_size_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
     """The sent data is compared with the size, and is not requested again and again."""
     await box.exec("echo a >/a")
     for size in ("7", "1000000000", "nonsense", "99999999999999"):
@@ -150,7 +148,7 @@ async def test_a_forged_size_is_a_transfer_error(box: DaytonaContainer, tmp_path
         assert not (tmp_path / "a").exists()
 
 
-async def test_a_link_as_archive_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
+async def test_link_as_archive_is_a_transfer_error(box: DaytonaContainer, tmp_path: Path) -> None:
     """The agent is root, and may do what it likes in its sandbox; on this side it gets no further."""
     await box.exec("printf '#!/bin/sh\\nln -s /etc/shadow \"$2\"\\n' >/usr/local/bin/tar; chmod 755 /usr/local/bin/tar")
     await box.exec("echo a >/a")

@@ -9,8 +9,6 @@ import docker
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.compose.tool import find_compose
-from ares_exp.errors import PreflightError
 
 IMAGE = "python:3.12-slim"
 
@@ -27,15 +25,7 @@ SERVER = f"""
 ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://{}:8000/file').read().decode())\""
 
 
-def _obstacle() -> str | None:
-    try:
-        find_compose()
-    except PreflightError as error:
-        return f"Docker Compose is not to be had here: {error}"
-    return None
-
-
-needs_compose = pytest.mark.skipif(_obstacle() is not None, reason=str(_obstacle()))
+needs_compose = pytest.mark.usefixtures("compose")
 
 
 def compose_spec(folder: Path, services: str, **asked: Any) -> ContainerSpec:

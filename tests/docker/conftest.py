@@ -7,6 +7,8 @@ from pathlib import Path
 import docker
 import pytest
 
+from ares_exp.containers.docker.compose.tool import find_compose
+from ares_exp.errors import PreflightError
 from tests.docker.private_engine import private_engine, the_private_engine
 from tests.swebench_rows import build_context, make_repository
 
@@ -29,6 +31,15 @@ def engine() -> Iterator[docker.DockerClient]:
     client = docker.from_env()
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def compose() -> None:
+    """Skips a test if Docker Compose is missing."""
+    try:
+        find_compose()
+    except PreflightError as error:
+        pytest.skip(f"Docker Compose is not to be had here: {error}")
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_first_command_solves_the_bundled_tasks(image: str, options: tuple[str, 
 
 
 @pytest.mark.parametrize("container", ["local", pytest.param("host", marks=NIGHTLY)])
-def test_ordinary_user_without_namespaces_gets_the_ways_out(image: str, container: str) -> None:
+def test_ordinary_user_without_namespaces_gets_remedies(image: str, container: str) -> None:
     done = python(image, ("--user", "1000"), "-m", "ares_exp", "tracker=none", f"container={container}")
     assert done.returncode == 2
     for part in ("(/.dockerenv exists)", "/app", "docker run --user 0", "container=docker", "container=daytona"):

@@ -63,18 +63,18 @@ class DockerChanges(ChangesContract):
 class TestUpper(DockerChanges):
     by_night = frozenset(
         {
-            "test_it_disturbs_no_command",
-            "test_a_capture_is_whole_in_whatever_store_it_goes_to",
-            "test_eight_from_one",
-            "test_a_capture_while_somebody_writes",
-            "test_a_stop_during_a_capture",
-            "test_containers_that_start_with_the_same_changes_are_independent",
-            "test_cancelled_captures",
-            "test_cancelled_restores",
-            "test_changes_on_top_of_changes",
+            "test_capture_does_not_disturb_commands",
+            "test_capture_is_complete_in_any_store",
+            "test_eight_containers_restore_one_capture",
+            "test_capture_during_writes_is_consistent",
+            "test_stop_during_capture_leaves_no_resources",
+            "test_containers_with_same_changes_are_independent",
+            "test_cancelled_captures_leave_no_resources",
+            "test_cancelled_restores_leave_no_resources",
+            "test_changes_accumulate_across_captures",
         }
     )
-    """The daily run has `test_captures_at_the_same_time_as_commands` and local containers."""
+    """The daily run has `test_captures_and_commands_run_concurrently` and local containers."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -86,21 +86,21 @@ class TestArchive(DockerChanges):
 
     by_night = frozenset(
         {
-            "test_a_capture_is_whole_in_whatever_store_it_goes_to",
-            "test_eight_from_one",
-            "test_it_disturbs_no_command",
-            "test_captures_at_the_same_time_as_commands",
-            "test_cancelled_restores",
-            "test_another_base",
-            "test_a_damaged_store",
-            "test_a_secret_is_not_captured",
-            "test_a_box_that_is_gone",
-            "test_a_stop_during_a_capture",
-            "test_a_capture_while_somebody_writes",
-            "test_containers_that_start_with_the_same_changes_are_independent",
-            "test_cancelled_captures",
-            "test_changes_on_top_of_changes",
-            "test_a_new_box_has_no_changes",
+            "test_capture_is_complete_in_any_store",
+            "test_eight_containers_restore_one_capture",
+            "test_capture_does_not_disturb_commands",
+            "test_captures_and_commands_run_concurrently",
+            "test_cancelled_restores_leave_no_resources",
+            "test_changes_of_another_base_are_refused",
+            "test_damaged_store_is_refused",
+            "test_secret_is_not_captured",
+            "test_stopped_container_cannot_be_captured",
+            "test_stop_during_capture_leaves_no_resources",
+            "test_capture_during_writes_is_consistent",
+            "test_containers_with_same_changes_are_independent",
+            "test_cancelled_captures_leave_no_resources",
+            "test_changes_accumulate_across_captures",
+            "test_new_container_has_no_changes",
         }
     )
     """Cases independent of how files are read: the daily run has them in `TestUpper` and local containers."""
@@ -129,7 +129,7 @@ def api(engine: docker.DockerClient) -> docker.APIClient:
     return engine.api
 
 
-async def test_the_configuration_of_the_image_stays(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
+async def test_image_configuration_is_restored(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, 'RUN useradd -m joe\nENV FOO="a b"\nWORKDIR /home/joe\nUSER joe\nVOLUME /data\n')
     factory = DockerContainerFactory()
     async with factory(spec) as box:
@@ -145,7 +145,7 @@ async def test_the_configuration_of_the_image_stays(context: Path, objects: Obje
         assert delta.base == api.inspect_image(image)["Id"]
 
 
-async def test_a_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
+async def test_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
     async with DockerContainerFactory(capture="archive")(ContainerSpec("no tar", docker_image=PYTHON)) as box:
         await run(box, "rm /bin/tar; echo x > /file")
         with pytest.raises(CaptureError, match=r"Use an image with GNU tar, or run as root on the engine's machine"):
@@ -155,7 +155,7 @@ async def test_a_capture_by_archives_needs_tar(objects: ObjectStore) -> None:
             await capture(box, objects)
 
 
-async def test_an_engine_elsewhere_is_read_by_archives(
+async def test_remote_engine_is_read_by_archives(
     objects: ObjectStore, api: docker.APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ContainerSpec("not root", docker_image=PYTHON)
@@ -169,7 +169,7 @@ async def test_an_engine_elsewhere_is_read_by_archives(
         assert set((await capture(box, objects)).entries) == {"/file"}
 
 
-async def test_a_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
+async def test_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, "RUN echo one > /one\n")
     factory = DockerContainerFactory()
     async with factory(spec) as box:
@@ -190,7 +190,7 @@ async def test_a_rebuilt_image_is_a_mismatch(context: Path, objects: ObjectStore
     assert [one["Id"] for one in api.images(filters={"label": f"test={context.name}"})] == other
 
 
-async def test_a_missing_image_is_a_mismatch(objects: ObjectStore) -> None:
+async def test_missing_image_is_a_mismatch(objects: ObjectStore) -> None:
     async with DockerContainerFactory()(ContainerSpec("gone", docker_image=PYTHON)) as box:
         await run(box, "echo x > /file")
         delta = replace(await capture(box, objects), base="sha256:" + "1" * 64)

@@ -40,7 +40,7 @@ def make(spec: object, **options: object) -> ComposeContainer:
 # What they are
 
 
-async def test_an_episode_of_two_services(tmp_path: Path, engine: docker.DockerClient) -> None:
+async def test_episode_uses_two_services(tmp_path: Path, engine: docker.DockerClient) -> None:
     files = {
         "task.toml": f'[environment]\ndocker_image = "{IMAGE}"\nenv = {{WHO = "$me"}}\n',
         "instruction.md": "Fetch the file.\n",
@@ -70,7 +70,7 @@ async def test_an_episode_of_two_services(tmp_path: Path, engine: docker.DockerC
     assert step.reward == 1.0
 
 
-async def test_services_start_and_stop_leaves_nothing(
+async def test_services_start_and_are_removed(
     tmp_path: Path, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_HOST", "secret")
@@ -110,7 +110,7 @@ volumes: {{kept: {{name: of-all}}}}
         assert (await files.exec("sleep 60", timeout_sec=0.3)).timed_out
         with pytest.raises(ContainerError, match=r"Expected one of the services of .* \(done, files, main\), got web"):
             box.service("web")
-        with pytest.raises(SnapshotUnsupportedError, match="have a state of their own"):
+        with pytest.raises(SnapshotUnsupportedError, match="have separate state"):
             await box.capture_changes(ObjectStore(tmp_path / "objects"))
 
         await box.service("main").stop()
@@ -161,7 +161,7 @@ async def test_images_are_built(tmp_path: Path, engine: docker.DockerClient) -> 
 
 
 @pytest.mark.nightly
-async def test_a_service_of_several_containers(tmp_path: Path, engine: docker.DockerClient) -> None:
+async def test_scaled_service_has_several_containers(tmp_path: Path, engine: docker.DockerClient) -> None:
     services = f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    scale: ${{MANY}}\n    mem_limit: ${{MUCH}}\n"
     box = make(compose_spec(tmp_path, services, env={"MANY": "2", "MUCH": "64m"}), compose_max_containers=3)
     async with box:
@@ -177,7 +177,7 @@ async def test_a_service_of_several_containers(tmp_path: Path, engine: docker.Do
 # How they fail
 
 
-async def test_a_failed_build_leaves_no_container(tmp_path: Path, engine: docker.DockerClient) -> None:
+async def test_failed_build_leaves_no_container(tmp_path: Path, engine: docker.DockerClient) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nARG WORD\nRUN echo {tmp_path.name} $WORD; exit 3\n")
     services = "  other:\n    build: {context: ., args: {WORD: hello}}\n"
     box = make(compose_spec(tmp_path, services))
@@ -203,7 +203,7 @@ async def test_a_failed_build_leaves_no_container(tmp_path: Path, engine: docker
         ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
     ],
 )
-async def test_a_failed_start_leaves_nothing(
+async def test_failed_start_leaves_no_containers(
     tmp_path: Path, engine: docker.DockerClient, services: str, message: str
 ) -> None:
     box = make(compose_spec(tmp_path, services))
@@ -254,7 +254,7 @@ while True:
 """
 
 
-async def test_closed_networks(tmp_path: Path) -> None:
+async def test_closed_network_reaches_only_services(tmp_path: Path) -> None:
     services = f"  files:{SERVER}    networks: [inner]\n  main:\n    networks: [inner]\nnetworks: {{inner: }}\n"
     async with hello_server() as (address, port):
         listed = NetworkPolicy("allowlist", frozenset({address}))

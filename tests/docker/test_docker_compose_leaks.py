@@ -46,7 +46,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
         runner.process.kill()
 
 
-def test_kill_9(runner: Runner, engine: docker.DockerClient) -> None:
+def test_killed_run_removes_its_project(runner: Runner, engine: docker.DockerClient) -> None:
     assert runner.line() == "up"
     assert len(things(engine, runner.name)) == 4
     os.killpg(runner.process.pid, signal.SIGKILL)
@@ -54,14 +54,14 @@ def test_kill_9(runner: Runner, engine: docker.DockerClient) -> None:
 
 
 @pytest.mark.nightly
-def test_kill_9_in_the_middle_of_the_start(runner: Runner, engine: docker.DockerClient) -> None:
+def test_run_killed_during_start_removes_its_project(runner: Runner, engine: docker.DockerClient) -> None:
     assert wait_until(lambda: bool(things(engine, runner.name)))
     runner.process.kill()
     assert wait_until(lambda: not things(engine, runner.name)), things(engine, runner.name)
 
 
 @pytest.mark.nightly
-async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docker.DockerClient) -> None:
+async def test_next_run_removes_stale_projects(runner: Runner, engine: docker.DockerClient) -> None:
     def found() -> list[tuple[str, bool]]:
         return [(one.kind, one.is_stale) for one in find(ours.api) if one.name.startswith(runner.name)]
 
@@ -77,8 +77,8 @@ async def test_the_next_run_removes_stale_projects(runner: Runner, engine: docke
     assert await asyncio.to_thread(wait_until, lambda: not things(engine, runner.name))
 
 
-@pytest.mark.nightly  # the daily run has `test_kill_9`
-async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, engine: docker.DockerClient) -> None:
+@pytest.mark.nightly  # the daily run has `test_killed_run_removes_its_project`
+async def test_cancelled_start_leaves_no_containers(tmp_path: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(compose_spec(tmp_path, SERVICES))
     assert isinstance(box, ComposeContainer)
     start = asyncio.create_task(box.start())

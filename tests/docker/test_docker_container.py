@@ -40,7 +40,7 @@ def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
 # Nothing is left behind
 
 
-def test_a_killed_runner_loses_its_container(engine: docker.DockerClient) -> None:
+def test_killed_runner_loses_its_container(engine: docker.DockerClient) -> None:
     runner = Runner(IMAGE)
     with runner.process:
         assert runner.line() == "up"
@@ -54,7 +54,7 @@ def test_a_killed_runner_loses_its_container(engine: docker.DockerClient) -> Non
 @pytest.mark.parametrize(
     "delay", [0.0, 0.06, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.02, 0.15, 0.3))]
 )
-async def test_a_cancelled_start_leaves_nothing(engine: docker.DockerClient, delay: float) -> None:
+async def test_cancelled_start_leaves_no_container(engine: docker.DockerClient, delay: float) -> None:
     box = DockerContainerFactory()(SPEC)
     start = asyncio.create_task(box.start())
     await asyncio.sleep(delay)
@@ -65,7 +65,7 @@ async def test_a_cancelled_start_leaves_nothing(engine: docker.DockerClient, del
     assert not exists(engine, box)
 
 
-async def test_a_late_start_leaves_nothing(engine: docker.DockerClient) -> None:
+async def test_late_start_leaves_no_container(engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(ContainerSpec("late", docker_image=IMAGE, start_timeout_sec=0.02))
     with pytest.raises(
         EnvironmentStartTimeoutError, match=r"late did not start within 0\.02 s\. Set `timeouts\.build_multiplier=2`"
@@ -74,7 +74,7 @@ async def test_a_late_start_leaves_nothing(engine: docker.DockerClient) -> None:
     assert not exists(engine, box)
 
 
-async def test_stop_removes(engine: docker.DockerClient) -> None:
+async def test_stop_removes_the_container(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         labels = engine.api.inspect_container(box.container_name)["Config"]["Labels"]
     assert not exists(engine, box)
@@ -104,7 +104,7 @@ async def test_setuid_processes_are_killed(context: Path) -> None:
         assert left.output.split()[-1] == "0"
 
 
-async def test_a_login_shell_by_choice(context: Path) -> None:
+async def test_shell_option_selects_a_login_shell(context: Path) -> None:
     spec = built(context, "ENV PATH=/opt/mine:$PATH\n")
     async with DockerContainerFactory()(spec) as plain, DockerContainerFactory(shell="bash -lc")(spec) as login:
         assert (await plain.exec("echo $PATH")).output.startswith("/opt/mine:")
@@ -120,7 +120,7 @@ async def test_output_of_a_failed_entrypoint_is_shown(context: Path) -> None:
 # Without starting anything
 
 
-def test_check(tmp_path: Path) -> None:
+def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
     check = DockerContainerFactory().check
     (tmp_path / "environment").mkdir()
     spec = ContainerSpec("t", context_dir=tmp_path / "environment")
@@ -146,7 +146,7 @@ def test_check(tmp_path: Path) -> None:
         ("ssh://somewhere", "Expected DOCKER_HOST to be"),
     ],
 )
-async def test_no_engine(monkeypatch: pytest.MonkeyPatch, host: str, message: str) -> None:
+async def test_missing_engine_is_reported(monkeypatch: pytest.MonkeyPatch, host: str, message: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(PreflightError, match=message):
         await DockerContainerFactory().preflight()

@@ -34,9 +34,7 @@ def exists(engine: docker.DockerClient, name: str) -> bool:
     return True
 
 
-async def test_a_container_without_creation_response_is_adopted(
-    relay: EngineRelay, engine: docker.DockerClient
-) -> None:
+async def test_container_without_creation_response_is_adopted(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.responses_to_lose = 1
     async with DockerContainerFactory()(SPEC) as box:
         assert relay.created == 2
@@ -45,7 +43,7 @@ async def test_a_container_without_creation_response_is_adopted(
     assert not exists(engine, box.container_name)
 
 
-async def test_a_creation_without_response_leaves_nothing(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_creation_without_response_leaves_no_container(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.responses_to_lose = 100
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="answer to the creation of the container got lost"):
@@ -54,7 +52,7 @@ async def test_a_creation_without_response_leaves_nothing(relay: EngineRelay, en
     assert not exists(engine, box.container_name)
 
 
-async def test_a_container_created_after_failure_is_removed(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_container_created_after_failure_is_removed(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.creates_to_delay = 2
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="got lost"):

@@ -47,19 +47,19 @@ async def gone(engine: docker.DockerClient, name: str) -> None:
             return
 
 
-async def test_out_of_memory() -> None:
+async def test_exhausted_memory_is_reported() -> None:
     async with DockerContainerFactory()(ContainerSpec("greedy", docker_image=IMAGE, memory_mb=32)) as box:
         said = await last_words(box, "echo 1000 > /proc/1/oom_score_adj; tail /dev/zero")
     assert said == "The container of greedy was killed for using more memory than its limit (memory_mb)."
 
 
-async def test_a_command_over_the_memory_limit_is_killed() -> None:
+async def test_command_over_the_memory_limit_is_killed() -> None:
     async with DockerContainerFactory()(ContainerSpec("small", docker_image=IMAGE, memory_mb=64)) as box:
         assert (await box.exec("tail /dev/zero", timeout_sec=60)).exit_code == 137
         assert (await box.exec("echo next")).output == "next\n"
 
 
-async def test_an_exit_code(engine: docker.DockerClient) -> None:
+async def test_exit_code_is_reported(engine: docker.DockerClient) -> None:
     entrypoint = '["sh", "-c", "until [ -e /go ]; do sleep 0.02; done; echo I serve nobody; exit 3"]'
     image = f"ares-exp-test:{uuid.uuid4().hex}"
     model = engine.containers.create(IMAGE)
@@ -77,7 +77,7 @@ async def test_an_exit_code(engine: docker.DockerClient) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "remove"])
-async def test_ended_from_outside(engine: docker.DockerClient, how: str) -> None:
+async def test_external_end_is_reported(engine: docker.DockerClient, how: str) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 100"))
         await box.exec("true")
@@ -91,7 +91,7 @@ async def test_ended_from_outside(engine: docker.DockerClient, how: str) -> None
             await box.download("/etc/hostname", "/nonexistent/x")
 
 
-async def test_the_reason_outlives_the_engine_events(engine: docker.DockerClient) -> None:
+async def test_reason_outlives_the_engine_events(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(SPEC) as box, DockerContainerFactory()(SPEC) as other:
         await asyncio.to_thread(engine.api.kill, box.container_name)
         await gone(engine, box.container_name)
@@ -106,7 +106,7 @@ async def test_the_reason_outlives_the_engine_events(engine: docker.DockerClient
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # docker-py drops a socket that it could not connect
-async def test_a_stopped_engine_is_out_of_reach(monkeypatch: pytest.MonkeyPatch, engine: docker.DockerClient) -> None:
+async def test_stopped_engine_is_unreachable(monkeypatch: pytest.MonkeyPatch, engine: docker.DockerClient) -> None:
     async with EngineRelay() as relay:
         monkeypatch.setenv("DOCKER_HOST", relay.host)
         async with DockerContainerFactory()(SPEC) as box:
@@ -138,7 +138,7 @@ async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.Monkey
         ((b"/archive?", 4096), lambda box: box.download("/usr/bin", "/nonexistent/x")),
         ((b"/exec", 0), lambda box: box.exec("true", user="nobody")),
     ],
-    ids=["upload", "download", "the middle of a download", "shell"],
+    ids=["upload", "download", "during a download", "shell"],
 )
 async def test_broken_connection_is_a_lost_container(
     monkeypatch: pytest.MonkeyPatch, cuts: tuple[bytes, int], call: Callable[[DockerContainer], Awaitable[object]]
@@ -162,7 +162,7 @@ async def test_cut_connections_are_a_lost_container(monkeypatch: pytest.MonkeyPa
     assert said.startswith(f"The container of mortal is out of reach: the engine at {relay.host} ")
 
 
-async def test_a_hanging_engine_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_engine_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     async with EngineRelay() as relay:
         monkeypatch.setenv("DOCKER_HOST", relay.host)
         async with DockerContainerFactory()(SPEC) as box:

@@ -39,13 +39,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class TestDockerForwardedPorts(ForwardedPortContract):
     by_night = frozenset(
         {
-            "test_one_more_connection_waits_or_is_refused",
-            "test_one_that_does_not_read_stops_no_other",
-            "test_each_half_ends_by_itself",
-            "test_a_reset_by_either_side_ends_the_other",
-            "test_a_time_limit_of_a_command_spares_it",
-            "test_megabytes_each_way",
-            "test_one_whose_opening_is_cancelled",
+            "test_excess_connection_waits_or_is_refused",
+            "test_stalled_connection_does_not_block_others",
+            "test_each_direction_can_be_closed",
+            "test_reset_by_either_side_closes_both",
+            "test_command_time_limit_does_not_affect_port",
+            "test_megabytes_pass_each_way",
+            "test_cancelled_opening_releases_the_port",
         }
     )
     """Cases outside the container: the daily run has them for local containers."""
@@ -64,17 +64,17 @@ class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
 
     by_night = frozenset(
         {
-            "test_many_connections_at_once",
-            "test_one_more_connection_waits_or_is_refused",
-            "test_each_half_ends_by_itself",
-            "test_a_reset_by_either_side_ends_the_other",
-            "test_a_connection_that_cannot_be_served",
-            "test_a_time_limit_of_a_command_spares_it",
-            "test_a_port_that_is_taken",
-            "test_one_that_does_not_read_stops_no_other",
-            "test_a_stop_while_one_is_being_opened",
-            "test_one_whose_opening_is_cancelled",
-            "test_megabytes_each_way",
+            "test_many_connections_are_served_concurrently",
+            "test_excess_connection_waits_or_is_refused",
+            "test_each_direction_can_be_closed",
+            "test_reset_by_either_side_closes_both",
+            "test_failing_server_closes_the_connection",
+            "test_command_time_limit_does_not_affect_port",
+            "test_occupied_port_is_avoided",
+            "test_stalled_connection_does_not_block_others",
+            "test_stop_during_opening_does_not_hang",
+            "test_cancelled_opening_releases_the_port",
+            "test_megabytes_pass_each_way",
         }
     )
     """The behaviour that all relays share; local containers run it in perl, too."""
@@ -93,7 +93,7 @@ class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
 
 
 @pytest.mark.parametrize("program", ["python3", "node", "none"])
-async def test_images_with_other_programs(
+async def test_relay_uses_an_available_interpreter(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     """One with Python, one with Node alone, one with nothing, which is refused by name."""
@@ -163,7 +163,7 @@ async def test_mounts_are_read_only_and_not_captured(tmp_path: Path, tool: Mount
         assert (await box.exec("/opt/ares_exp/tool/bin/run; cat /opt/file")).output == "ran\nmine\n"
 
 
-async def test_an_engine_elsewhere_has_each_directory_copied_once(
+async def test_remote_engine_copies_each_directory_once(
     tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     objects, show = ObjectStore(tmp_path / "objects"), "/opt/ares_exp/tool/bin/run; touch /opt/ares_exp/tool/x"
@@ -193,7 +193,7 @@ async def test_an_engine_elsewhere_has_each_directory_copied_once(
             assert (volume_name(tool) in [one.name for one in found]) == of_cache
 
 
-async def test_an_incomplete_copy_is_repeated(
+async def test_incomplete_copy_is_repeated(
     tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     with closing(docker.from_env()) as client:
@@ -210,13 +210,13 @@ def test_compose_on_a_remote_engine_rejects_mounts(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
     spec = ContainerSpec("mounts", compose_file=tmp_path / "docker-compose.yaml", mounts=(tool,))
-    with pytest.raises(UnsupportedTaskError, match=r"/opt/ares_exp/tool.*DOCKER_HOST is tcp://192\.0\.2\.1:2375"):
+    with pytest.raises(UnsupportedTaskError, match=r"/opt/ares_exp/tool.*DOCKER_HOST=tcp://192\.0\.2\.1:2375"):
         DockerContainerFactory().check(spec)
 
 
 @needs_compose
 @pytest.mark.root
-async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
+async def test_only_main_has_ports_and_mounts(tmp_path: Path, tool: Mount) -> None:
     """Only `main` has the forwarded port and the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
     forwarded_ports = ForwardedPortContract()
@@ -232,7 +232,7 @@ async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_killed_process_closes_its_forwarded_port(is_remote: bool) -> None:
+async def test_killed_process_closes_its_forwarded_port(is_remote: bool) -> None:
     async with (
         forwarded_engine() as host,
         killed_forwarded_port("docker", {"DOCKER_HOST": host} if is_remote else {}) as forwarded_port,

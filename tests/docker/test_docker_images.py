@@ -64,7 +64,7 @@ async def ensure(context: Path, **options: Any) -> str:
 # Builds and their number
 
 
-async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerClient) -> None:
+async def test_dockerfile_image_follows_its_context(context: Path, engine: docker.DockerClient) -> None:
     (context / "file").write_text("first")
     spec = built(
         context,
@@ -84,7 +84,7 @@ async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerCli
     assert image_tag(context.name, context) != tag
 
 
-def test_the_tag_names_the_content(context: Path) -> None:
+def test_tag_depends_on_the_content(context: Path) -> None:
     built(context, "COPY . /c\n")
     (context / "sub").mkdir()
     (context / "sub" / "file").write_text("one")
@@ -150,7 +150,7 @@ async def test_concurrent_processes_build_once(context: Path, engine: docker.Doc
     assert len(engine.api.images(all=True, filters={"label": f"ares_exp.image={tag}"})) == 1  # untagged ones included
 
 
-async def test_the_wait_for_another_builder_counts_as_start(context: Path, engine: docker.DockerClient) -> None:
+async def test_wait_for_another_builder_counts_as_start(context: Path, engine: docker.DockerClient) -> None:
     built(context, "RUN echo waited for\n")
     tag = image_tag(context.name, context)
     spec = ContainerSpec(context.name, context_dir=context, start_timeout_sec=0.5)
@@ -161,7 +161,7 @@ async def test_the_wait_for_another_builder_counts_as_start(context: Path, engin
     assert await ensure(context) == tag
 
 
-async def test_an_unkept_image_is_removed(context: Path, engine: docker.DockerClient) -> None:
+async def test_temporary_image_is_removed(context: Path, engine: docker.DockerClient) -> None:
     spec = built(context, "RUN echo not kept\n")
     tag = image_tag(context.name, context)
     async with DockerContainerFactory(keep_image=False)(spec):
@@ -174,7 +174,7 @@ async def test_an_unkept_image_is_removed(context: Path, engine: docker.DockerCl
     assert set(engine.images.get(tag).labels) == {"ares_exp.image", "test"}
 
 
-async def test_an_image_removed_during_start_is_rebuilt(context: Path, engine: docker.DockerClient) -> None:
+async def test_image_removed_during_start_is_rebuilt(context: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(built(context, "RUN echo taken along\n"))
     found = await connect()
     async with AsyncExitStack() as slots, asyncio.timeout(60):
@@ -195,9 +195,7 @@ async def test_an_image_removed_during_start_is_rebuilt(context: Path, engine: d
 
 
 @pytest.mark.parametrize("builder", ["of PATH", "classic"])
-async def test_a_failed_build_names_the_instruction(
-    context: Path, monkeypatch: pytest.MonkeyPatch, builder: str
-) -> None:
+async def test_failed_build_names_the_instruction(context: Path, monkeypatch: pytest.MonkeyPatch, builder: str) -> None:
     if builder == "classic":
         monkeypatch.setenv("PATH", "/nonexistent")
     spec = built(
@@ -212,7 +210,7 @@ async def test_a_failed_build_names_the_instruction(
     assert "never" not in message
 
 
-async def test_the_end_of_a_long_output(context: Path) -> None:
+async def test_end_of_a_long_output_is_shown(context: Path) -> None:
     built(
         context,
         "RUN head -c 100000 /dev/zero | tr '\\0' x; echo; seq 1000; head -c 10000 /dev/zero | tr '\\0' x; exit 1\n",
@@ -225,13 +223,13 @@ async def test_the_end_of_a_long_output(context: Path) -> None:
     assert len(message) < 5000
 
 
-async def test_a_malformed_dockerfile_names_the_instruction(context: Path) -> None:
+async def test_malformed_dockerfile_names_the_instruction(context: Path) -> None:
     spec = built(context, "FOO bar\n")
     with pytest.raises(ContainerStartError, match="FOO"):
         await DockerContainerFactory()(spec).start()
 
 
-async def test_an_unavailable_image_is_a_start_error() -> None:
+async def test_unavailable_image_is_a_start_error() -> None:
     image = "localhost:1/no/such:image"
     with pytest.raises(ContainerStartError, match=image):
         await DockerContainerFactory()(ContainerSpec("absent", docker_image=image)).start()
@@ -249,7 +247,7 @@ def registry(engine: docker.DockerClient) -> Any:
 
 
 @pytest.mark.parametrize("form", ["{image}:v1", "{image}@{digest}", "{image}:v1@{digest}"])
-async def test_a_pull(registry: Registry, engine: docker.DockerClient, form: str) -> None:
+async def test_image_is_pulled_once(registry: Registry, engine: docker.DockerClient, form: str) -> None:
     image = form.format(image=registry.image, digest=registry.digest)
     for _ in range(2):
         assert await ensure_image(await connect(), name="t", docker_image=image, context_dir=None) == image
@@ -258,12 +256,12 @@ async def test_a_pull(registry: Registry, engine: docker.DockerClient, form: str
     assert len(registry.requests) == pulled
 
 
-async def test_a_failed_pull_is_retried(registry: Registry) -> None:
+async def test_failed_pull_is_retried(registry: Registry) -> None:
     registry.failures = 1
     await ensure_image(await connect(), name="t", docker_image=f"{registry.image}:v1", context_dir=None)
 
 
-async def test_an_unknown_image_is_not_retried(registry: Registry) -> None:
+async def test_unknown_image_is_not_retried(registry: Registry) -> None:
     image = f"{registry.image}:v2"
     with pytest.raises(ContainerStartError, match=rf"The image {image} is not on this machine .* could not be pulled"):
         await ensure_image(await connect(), name="t", docker_image=image, context_dir=None)
@@ -318,14 +316,14 @@ async def test_buildkit_instructions_are_built(context: Path, engine: docker.Doc
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_an_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
+async def test_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
     built(context, "COPY --newer-than-any-engine . /c\n")
     with pytest.raises(ContainerStartError, match="# syntax=docker/dockerfile:1"):
         await ensure(context)
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_a_failure_without_an_instruction(context: Path) -> None:
+async def test_failure_without_an_instruction_is_reported(context: Path) -> None:
     (context / "Dockerfile").write_text("FROM localhost:1/no/such:image\nCOPY --chmod=755 . /c\n")
     with pytest.raises(ContainerStartError, match="localhost:1/no/such"):
         await ensure(context)
@@ -334,7 +332,7 @@ async def test_a_failure_without_an_instruction(context: Path) -> None:
 @pytest.mark.usefixtures("buildkit")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.parametrize("end", ["cancel", "kill"])
-async def test_a_build_without_waiters_is_cancelled(context: Path, engine: docker.DockerClient, end: str) -> None:
+async def test_build_without_waiters_is_cancelled(context: Path, engine: docker.DockerClient, end: str) -> None:
     mark = f"61.{uuid.uuid4().int % 10**12:012}"
     built(context, f"COPY --chmod=755 . /c\nRUN sleep {mark}\n")
     if end == "cancel":
@@ -355,13 +353,13 @@ async def test_a_build_without_waiters_is_cancelled(context: Path, engine: docke
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_an_unavailable_frontend_is_a_start_error(context: Path) -> None:
+async def test_unavailable_frontend_is_a_start_error(context: Path) -> None:
     (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
     with pytest.raises(ContainerStartError, match="localhost:1/no/such:frontend"):
         await ensure(context)
 
 
-def test_the_run_is_refused_before_it_starts(cli: Any, tmp_path: Path) -> None:
+def test_unbuildable_task_is_refused_before_the_start(cli: Any, tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "new"
     for name, text in {
         "instruction.md": "Do it.\n",

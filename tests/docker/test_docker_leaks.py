@@ -69,7 +69,7 @@ def left(api: docker.APIClient, run: Run) -> list[str]:
     ("phase", "number"),
     [case if case[0] == "exec" else pytest.param(*case, marks=pytest.mark.nightly) for case in CASES],
 )
-def test_an_ended_run_leaves_nothing(run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals) -> None:
+def test_ended_run_leaves_no_objects(run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals) -> None:
     run.reach(phase)
     started = run.end(number)
     assert wait_until(lambda: not left(api, run)), left(api, run)

@@ -29,7 +29,7 @@ def host_config(engine: docker.DockerClient, box: Container) -> dict[str, Any]:
     return config
 
 
-async def test_limits(engine: docker.DockerClient) -> None:
+async def test_limits_are_applied(engine: docker.DockerClient) -> None:
     spec = ContainerSpec("limits", docker_image=IMAGE, cpus=0.5, memory_mb=128)
     async with DockerContainerFactory(pids_limit=77, swap_mb=64)(spec) as box:
         config = host_config(engine, box)
@@ -38,7 +38,7 @@ async def test_limits(engine: docker.DockerClient) -> None:
 
 
 @pytest.mark.parametrize("no_new_privileges", [False, True])
-async def test_no_rights_beyond_the_defaults(engine: docker.DockerClient, no_new_privileges: bool) -> None:
+async def test_container_has_only_default_rights(engine: docker.DockerClient, no_new_privileges: bool) -> None:
     async with DockerContainerFactory(no_new_privileges=no_new_privileges)(SPEC) as box:
         config = host_config(engine, box)
         said = (await box.exec("cat /proc/self/status; ls /var/run/docker.sock /run/docker.sock")).output
@@ -68,7 +68,7 @@ async def test_missing_gpus_are_rejected() -> None:
         await factory(spec).start()
 
 
-async def test_a_disk_limit_is_enforced_or_warned_of(engine: docker.DockerClient) -> None:
+async def test_disk_limit_is_enforced_or_reported(engine: docker.DockerClient) -> None:
     factory, spec = DockerContainerFactory(), ContainerSpec("writer", docker_image=IMAGE, storage_mb=64)
     await factory.preflight()
     warnings = factory.check(spec)
@@ -91,7 +91,7 @@ BOUND_SEC = 60.0
 @pytest.mark.once
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-async def test_the_time_limit_kills_all_processes() -> None:
+async def test_time_limit_kills_all_processes() -> None:
     async with FACTORY(SPEC) as box:
         filled = await box.exec("while :; do sleep 600 & done", timeout_sec=LIMIT_SEC)
         assert filled.timed_out

@@ -69,14 +69,14 @@ async def server() -> AsyncIterator[Server]:
 # What a task asks for, and what the factory makes of it
 
 
-async def test_no_network_by_the_factory(server: Server) -> None:
+async def test_factory_can_disable_the_network(server: Server) -> None:
     async with DockerContainerFactory(network="no-network")(spec(PUBLIC)) as box:
         assert await interfaces(box) == set()
         assert "Network is unreachable" in await dial(box, *server)
 
 
 @pytest.mark.parametrize("asked", [pytest.param(NO_NETWORK, marks=pytest.mark.nightly), allowing("a.example")])
-async def test_public_network_by_the_factory(asked: NetworkPolicy, server: Server) -> None:
+async def test_factory_can_enable_the_public_network(asked: NetworkPolicy, server: Server) -> None:
     factory = DockerContainerFactory(network="public", extra_hosts={"example.test": "192.0.2.7"})
     assert factory.check(spec(asked)) == []
     async with factory(spec(asked, PUBLIC)) as box:
@@ -90,7 +90,7 @@ async def test_public_network_by_the_factory(asked: NetworkPolicy, server: Serve
 
 
 @pytest.mark.root
-async def test_more_hosts_for_every_task(server: Server) -> None:
+async def test_factory_hosts_are_added_to_every_task(server: Server) -> None:
     factory = DockerContainerFactory(allowed_hosts=[f" {server[0]}. "])
     assert factory.check(spec(NO_NETWORK)) == []
     assert factory.check(spec(NO_NETWORK, PUBLIC)) == ["container.allowed_hosts adds nothing to a public network"]
@@ -109,7 +109,7 @@ def test_invalid_host_names_are_rejected() -> None:
 
 
 @pytest.mark.root
-async def test_an_allow_list(server: Server) -> None:
+async def test_allow_list_permits_only_its_hosts(server: Server) -> None:
     async with (
         hello_server("127.0.0.1") as loopback,
         DockerContainerFactory()(spec(allowing(server[0], "127.0.0.1"))) as box,
@@ -130,7 +130,7 @@ async def test_an_allow_list(server: Server) -> None:
 
 
 @pytest.mark.root
-async def test_an_allow_list_over_tunnels(server: Server) -> None:
+async def test_allow_list_permits_tunnels(server: Server) -> None:
     async with DockerContainerFactory()(spec(allowing(server[0]))) as box:
         code = (
             "import http.client as h, os, sys\n"
@@ -147,7 +147,7 @@ async def test_an_allow_list_over_tunnels(server: Server) -> None:
 
 
 @pytest.mark.root
-async def test_names_of_the_factory(server: Server, engine: docker.DockerClient) -> None:
+async def test_extra_hosts_of_the_factory_are_resolved(server: Server, engine: docker.DockerClient) -> None:
     """What this machine's own resolver says is for the tests of the proxy."""
     factory = DockerContainerFactory(extra_hosts={"here.example": server[0], "gateway.example": "host-gateway"})
     subnet = engine.networks.get("bridge").attrs["IPAM"]["Config"][0]["Subnet"]
@@ -162,7 +162,7 @@ async def test_names_of_the_factory(server: Server, engine: docker.DockerClient)
 
 
 @pytest.mark.root
-async def test_containers_under_allow_lists_are_apart(server: Server) -> None:
+async def test_containers_under_allow_lists_are_isolated(server: Server) -> None:
     factory = DockerContainerFactory()
     async with factory(spec(allowing(server[0]))) as one, factory(spec(allowing("a.example"))) as two:
         assert await fetch(one, *server) == "hello"
@@ -181,7 +181,7 @@ async def test_containers_under_allow_lists_are_apart(server: Server) -> None:
     [NO_NETWORK, *(pytest.param(one, marks=pytest.mark.nightly) for one in (PUBLIC, allowing()))],
     ids=lambda policy: policy.mode,
 )  # the contract has each start
-async def test_live_switches(start: NetworkPolicy, server: Server) -> None:
+async def test_network_can_be_switched(start: NetworkPolicy, server: Server) -> None:
     listed, elsewhere = allowing(server[0]), allowing("a.example")
     async with DockerContainerFactory()(spec(start, NO_NETWORK, PUBLIC, listed, elsewhere)) as box:
         for policy in (PUBLIC, listed, NO_NETWORK, listed, elsewhere, PUBLIC, NO_NETWORK, PUBLIC, start):
@@ -194,7 +194,7 @@ async def test_live_switches(start: NetworkPolicy, server: Server) -> None:
 
 
 @pytest.mark.root
-async def test_a_switch_closes_open_connections(server: Server) -> None:
+async def test_switch_closes_open_connections(server: Server) -> None:
     async def hold(policy: NetworkPolicy, command: str) -> str:
         """Opens a connection under `policy`, switches to no network, and uses the connection."""
         async with DockerContainerFactory()(spec(policy, NO_NETWORK)) as box:
@@ -228,7 +228,7 @@ async def test_unannounced_policies_are_rejected() -> None:
         assert await interfaces(box) == set()
 
 
-async def test_a_switch_of_a_removed_container_fails(engine: docker.DockerClient) -> None:
+async def test_switch_of_a_removed_container_fails(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(spec(NO_NETWORK, PUBLIC)) as box:
         engine.api.remove_container(box.container_name, force=True)  # type: ignore[attr-defined]
         with pytest.raises(ContainerDiedError):
@@ -247,7 +247,7 @@ def internet_sockets() -> int:
 
 
 @pytest.mark.root
-async def test_nothing_is_left(engine: docker.DockerClient, server: Server) -> None:
+async def test_stop_closes_sockets_and_networks(engine: docker.DockerClient, server: Server) -> None:
     before = internet_sockets()
     async with DockerContainerFactory()(spec(allowing(server[0]))) as box:
         assert await fetch(box, *server) == "hello"
@@ -262,7 +262,7 @@ async def test_nothing_is_left(engine: docker.DockerClient, server: Server) -> N
 
 
 @pytest.mark.parametrize("asked", [spec(allowing("a.example")), spec(NO_NETWORK, allowing())])
-def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
+def test_remote_engine_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.77:2375")
     with pytest.raises(
         UnsupportedTaskError, match=r"Task network .* but DOCKER_HOST is tcp://192.0.2.77:2375\. Run it"
@@ -287,7 +287,7 @@ ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://{}:{}/')
 
 @pytest.mark.root
 @pytest.mark.parametrize("phase", ["agent", "verifier"])
-async def test_an_episode_with_a_network_for_one_phase(tmp_path: Path, server: Server, phase: str) -> None:
+async def test_one_phase_has_a_network(tmp_path: Path, server: Server, phase: str) -> None:
     ask = ASK.format(*server)
     for folder in ("environment", "tests"):
         (tmp_path / "task" / folder).mkdir(parents=True)

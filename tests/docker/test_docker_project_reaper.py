@@ -96,7 +96,7 @@ def name(engine: docker.DockerClient) -> Iterator[str]:
 
 
 @pytest.mark.nightly
-def test_clean(engine: docker.DockerClient, name: str) -> None:
+def test_clean_removes_stale_objects(engine: docker.DockerClient, name: str) -> None:
     stays = {f"image ares-exp/{name}:stays"}
     goes = {f"image ares-exp/{name}:goes", *(f"{kind} {name}" for kind in ("container", "network", "volume"))}
     maker, _ = start(MAKER, name, IMAGE)
@@ -121,7 +121,7 @@ def test_clean(engine: docker.DockerClient, name: str) -> None:
     assert things(engine, name) == stays
 
 
-async def test_the_next_run_removes_it(engine: docker.DockerClient, name: str) -> None:
+async def test_next_run_removes_objects_of_dead_run(engine: docker.DockerClient, name: str) -> None:
     maker, _ = start(MAKER, name, IMAGE)
     with maker:
         await DockerContainerFactory().preflight()
@@ -131,7 +131,7 @@ async def test_the_next_run_removes_it(engine: docker.DockerClient, name: str) -
     assert things(engine, name) == {f"image ares-exp/{name}:stays"}
 
 
-async def test_the_next_run_removes_temporary_directories(
+async def test_next_run_removes_temporary_directories(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -145,7 +145,7 @@ async def test_the_next_run_removes_temporary_directories(
     assert not Path(directory).exists()
 
 
-async def test_cached_images_are_stale_only_when_asked_for(engine: docker.DockerClient, name: str) -> None:
+async def test_cached_images_are_stale_only_on_request(engine: docker.DockerClient, name: str) -> None:
     maker, _ = start(MAKER, name, IMAGE)
     with maker:
         maker.kill()
@@ -167,7 +167,7 @@ async def test_cached_images_are_stale_only_when_asked_for(engine: docker.Docker
             engine.api.remove_image(f"ares-exp/{name}:mine")
 
 
-async def test_user_objects_from_a_stale_image_stay(engine: docker.DockerClient, name: str) -> None:
+async def test_user_objects_from_a_stale_image_are_kept(engine: docker.DockerClient, name: str) -> None:
     """Labels are inherited: the user's containers and images have our labels."""
     maker, _ = start(MAKER, name, IMAGE)
     with maker:
@@ -185,7 +185,7 @@ async def test_user_objects_from_a_stale_image_stay(engine: docker.DockerClient,
         engine.api.remove_image(his)
 
 
-async def test_a_custom_entrypoint_is_removed_by_preflight(engine: docker.DockerClient, context: Path) -> None:
+async def test_custom_entrypoint_is_removed_by_preflight(engine: docker.DockerClient, context: Path) -> None:
     """It does not read its stdin either, so the container outlives its runner, up to the next run."""
     (context / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sh", "-c", "sleep 600"]\n')
     runner = Runner(context=context)
@@ -197,7 +197,7 @@ async def test_a_custom_entrypoint_is_removed_by_preflight(engine: docker.Docker
     assert wait_until(lambda: not things(engine, runner.name))
 
 
-async def test_of_a_living_run_nothing_is_touched(engine: docker.DockerClient) -> None:
+async def test_objects_of_a_running_run_are_kept(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(ContainerSpec("living", docker_image=IMAGE)) as box:
         await DockerContainerFactory().preflight()
         await asyncio.to_thread(clean)

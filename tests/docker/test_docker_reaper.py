@@ -53,7 +53,9 @@ async def gone(engine: docker.DockerClient, name: str) -> bool:
 
 
 @pytest.mark.parametrize("moment", [b"/attach?", b"/start"])
-async def test_between_creation_and_start(relay: EngineRelay, engine: docker.DockerClient, moment: bytes) -> None:
+async def test_runner_killed_before_the_start_is_cleaned_up(
+    relay: EngineRelay, engine: docker.DockerClient, moment: bytes
+) -> None:
     relay.holds = moment
     runner = await start(relay)
     [found] = await asyncio.to_thread(engine.api.containers, all=True, filters={"name": runner.name})
@@ -62,7 +64,7 @@ async def test_between_creation_and_start(relay: EngineRelay, engine: docker.Doc
     assert await gone(engine, runner.name)
 
 
-async def test_before_the_engine_has_the_request(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_runner_killed_before_creation_is_cleaned_up(relay: EngineRelay, engine: docker.DockerClient) -> None:
     """It is created when its maker is dead already."""
     relay.holds = b"/containers/create"
     runner = await start(relay)
@@ -79,7 +81,9 @@ async def test_before_the_engine_has_the_request(relay: EngineRelay, engine: doc
 
 @needs_compose
 @pytest.mark.nightly
-async def test_a_compose_project(relay: EngineRelay, engine: docker.DockerClient, tmp_path: Path) -> None:
+async def test_killed_runner_of_compose_project_is_cleaned_up(
+    relay: EngineRelay, engine: docker.DockerClient, tmp_path: Path
+) -> None:
     relay.holds = b"/start"
     services = f"  web: {{image: '{IMAGE}', command: sleep 1000, volumes: ['kept:/kept']}}\nvolumes: {{kept: }}\n"
     runner = await start(relay, compose_spec(tmp_path, services).compose_file or "")
@@ -88,7 +92,7 @@ async def test_a_compose_project(relay: EngineRelay, engine: docker.DockerClient
     assert await gone(engine, runner.name)
 
 
-async def test_a_normal_end_leaves_no_helper(relay: EngineRelay, engine: docker.DockerClient) -> None:
+async def test_normal_end_leaves_no_helper(relay: EngineRelay, engine: docker.DockerClient) -> None:
     """It would start a Python, and ask the engine for seconds."""
     relay.holds = b"/start"
     runner = await start(relay)

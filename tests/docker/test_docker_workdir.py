@@ -21,7 +21,7 @@ async def box(tmp_path: Path) -> AsyncIterator[Container]:
         yield box
 
 
-async def test_a_working_directory_may_change_at_any_time(box: Container) -> None:
+async def test_working_directory_may_change_at_any_time(box: Container) -> None:
     await box.exec("chmod 700 /app")  # it is used also by users who cannot enter it
     assert (await box.exec("pwd", user="nobody")).output == "/app\n"
     await box.exec("cd / && rm -rf /app && mkdir /app && touch /app/new")
@@ -33,7 +33,7 @@ async def test_a_working_directory_may_change_at_any_time(box: Container) -> Non
     assert (await box.exec("ls")).output.endswith("newer\n")
 
 
-async def test_a_new_shell_reports_a_missing_workdir(box: Container) -> None:
+async def test_new_shell_reports_a_missing_workdir(box: Container) -> None:
     await box.exec("cd / && rm -rf /app && touch /app")
     for _ in range(2):
         said = await box.exec("echo never", user="nobody")

@@ -63,7 +63,7 @@ async def in_time(work: Awaitable[object]) -> None:
 
 
 @NO_SOCKETS_OF_DOCKER_PY
-async def test_a_restarted_engine_leaves_nothing_behind(engine: PrivateEngine, tmp_path: Path) -> None:
+async def test_restarted_engine_leaves_no_objects(engine: PrivateEngine, tmp_path: Path) -> None:
     boxes = [DockerContainerFactory()(SPEC) for _ in range(4)]
     await asyncio.gather(*(box.start() for box in boxes))
     running = [asyncio.create_task(box.exec("echo on; sleep 600")) for box in boxes]
@@ -117,7 +117,7 @@ def test_run_pauses_while_its_engine_is_stopped(engine: PrivateEngine, tmp_path:
     assert not lost or "ares-exp resume=run 'resume_redo=[container_error]'" in out
 
 
-async def test_an_engine_restart_is_an_outside_end(engine: PrivateEngine) -> None:
+async def test_engine_restart_is_an_external_end(engine: PrivateEngine) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         engine.stop()
         engine.start()
@@ -139,7 +139,7 @@ async def test_stop_does_not_wait_for_a_hanging_engine(engine: PrivateEngine, mo
     assert wait_until(lambda: not left(engine))  # it continues with the requested removal
 
 
-async def test_a_full_disk(box: DockerContainer, tmp_path: Path) -> None:
+async def test_full_disk_is_reported(box: DockerContainer, tmp_path: Path) -> None:
     assert (await box.exec("cat /dev/zero > /big", timeout_sec=BOUND_SEC)).output.endswith("No space left on device\n")
     result = await box.exec("echo on; echo more > /small")
     assert result.output.startswith("on\n")

@@ -16,7 +16,6 @@ from typing import Any
 import docker
 import pytest
 from aiohttp import web
-from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from pydantic import TypeAdapter
 
 from ares_exp.agents.toolbox.package_store import AgentStore
@@ -84,6 +83,8 @@ class Services(LoopbackEndpoint):
         said = json.dumps(body)
         name = next(name for name in self.scripts if name in said)
         if is_anthropic:
+            from anthropic.types.message_create_params import MessageCreateParamsNonStreaming  # slow to import
+
             TypeAdapter(MessageCreateParamsNonStreaming).validate_python(body)
             turn = [message["role"] for message in body["messages"]].count("assistant")
         else:

@@ -21,16 +21,16 @@ from tests.reward_contract import RewardContract
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once, pytest.mark.slow]
 
 OF_THE_ENGINE = {
-    "test_result_of_a_command",
-    "test_the_environment_is_as_declared",
-    "test_user",
-    "test_everything_stopped",
-    "test_upload_of_a_directory",
-    "test_download_of_a_directory",
-    "test_the_network_follows_the_policy",
-    "test_a_box_can_be_stopped_again_and_then_refuses_commands",
-    "test_it_is_open_under_every_network",
-    "test_a_stop_while_one_is_being_opened",
+    "test_command_has_a_result",
+    "test_declared_environment_is_set",
+    "test_command_runs_as_the_user",
+    "test_stopped_processes_time_out",
+    "test_directory_is_uploaded",
+    "test_directory_is_downloaded",
+    "test_network_follows_the_policy",
+    "test_stop_is_idempotent_and_commands_are_refused",
+    "test_port_is_open_under_every_network",
+    "test_stop_during_opening_does_not_hang",
 }
 
 

@@ -46,7 +46,7 @@ COMPOSE = f"""services:
 """
 
 
-async def test_services_are_asked_when_main_has_been_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_services_are_collected_after_main_has_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {"task.toml": TOML, "instruction.md": "", "environment/docker-compose.yaml": COMPOSE, "tests/test.sh": ""}
     for name, text in files.items():
         (tmp_path / "task" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,9 @@ SLOW = reply("printf 'import time\\ntime.sleep(1000)\\n' > calc.py")
 NAMES = {what: f"demo__calc-{what}" for what in ("resolved", "unresolved", "broken", "slow")}
 
 
-def test_rows_on_an_engine(cli: Cli, tmp_path: Path, swebench_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_reach_every_verdict_on_an_engine(
+    cli: Cli, tmp_path: Path, swebench_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_harness_on_path(tmp_path / "harness", monkeypatch)
     repository = tmp_path / "repositories" / "demo" / "calc"
     base = git(repository, "rev-parse", "HEAD~1").strip()

@@ -14,7 +14,7 @@ from tests.loopback_endpoint import LoopbackEndpoint, respond
 from tests.warm_start import warm_command
 
 SUBMIT = "Done.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```\n"
-STARTS = ("test_command_line.py", "test_secrets.py", "test_the_samples_are_solved_by_their_oracle")
+STARTS = ("test_command_line.py", "test_secrets.py", "test_oracle_solves_the_samples")
 """Files and tests about the start of a command, where every one is a new interpreter."""
 
 

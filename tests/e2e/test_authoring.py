@@ -25,7 +25,7 @@ WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/re
 @pytest.mark.parametrize(
     "container", [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 )
-def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
+def test_new_task_passes_its_check(cli: Cli, tmp_path: Path, container: str) -> None:
     made = cli("task", "new", "tasks/my-task")
     assert made.returncode == 0, made.stderr
     assert "ares-exp task check tasks/my-task" in made.stdout
@@ -149,7 +149,7 @@ def test_mistakes_give_an_error_without_traceback(cli: Cli, tmp_path: Path, argu
 
 @pytest.mark.local
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
-def test_an_interrupted_check_leaves_nothing_running(cli: Cli, tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_check_stops_its_processes(cli: Cli, tmp_path: Path, number: signal.Signals) -> None:
     make(cli, tmp_path, slow=("solution/solve.sh", "sleep 300\n"))
     command = [sys.executable, "-m", "ares_exp", "task", "check", "tasks/slow", "--out", "checked"]
     with subprocess.Popen(

@@ -18,7 +18,7 @@ def composed(done: Any) -> dict[str, Any]:
     return yaml.safe_load(done.stdout)  # type: ignore[no-any-return]
 
 
-def test_a_branch_keeps_the_config_of_its_run(cli: Any, tmp_path: Path) -> None:
+def test_branch_inherits_the_config_of_its_run(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "mine.yaml").write_text(
         "# mine\n_target_: ares_exp.policies.scripted.ScriptedPolicy\nreplies: ['no block']\nrepeat_last: true\n"
@@ -43,7 +43,7 @@ def test_a_branch_keeps_the_config_of_its_run(cli: Any, tmp_path: Path) -> None:
     assert config["policy"] == {"_target_": "ares_exp.policies.oracle.OraclePolicy"}
 
 
-def test_secrets_have_to_be_given_again(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+def test_masked_secrets_must_be_given_again(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     secret = "+policy.extra_body.api_token=typed-secret-value"
     chat = ("policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
     done = cli("tracker=none", "env.limit=1", *chat, secret, "hydra.run.dir=first")

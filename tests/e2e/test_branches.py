@@ -85,7 +85,7 @@ def test_eight_branches_share_the_earlier_steps(tmp_path: Path, container: str) 
         assert branch.num_steps == 5
 
 
-def test_a_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> None:
+def test_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", replies=[GREET, DRAW, SUBMIT]).returncode == 0
     branched = execute(tmp_path, "b", "branch_from=a/write-greeting@1", "branches=2", replies=[SUBMIT])
     assert branched.returncode == 0, branched.stderr
@@ -99,7 +99,7 @@ def test_a_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> Non
     assert the_same(one, other, 4), "both start from what it came to be"
 
 
-def test_branch_between_snapshots_starts_from_earlier_one(tmp_path: Path) -> None:
+def test_branch_between_snapshots_starts_from_the_earlier_one(tmp_path: Path) -> None:
     count = "```bash\necho x >> /tmp/count; wc -l < /tmp/count\n```"
     every = ("snapshot=every_n", "snapshot.every=2")
     assert execute(tmp_path, "a", *every, replies=[DRAW, count, count, SUBMIT]).returncode == 0
@@ -124,7 +124,7 @@ def test_volatile_output_gives_no_branch_warning(tmp_path: Path) -> None:
     assert "differs" not in branched.stderr
 
 
-def test_a_branch_works_without_task_selection(tmp_path: Path) -> None:
+def test_branch_works_without_task_selection(tmp_path: Path) -> None:
     (tmp_path / "options" / "env").mkdir(parents=True)
     (tmp_path / "options" / "env" / "plain.yaml").write_text("# all of them\n_target_: plain.PlainEnvironments\n")
     (tmp_path / "plain.py").write_text(
@@ -145,7 +145,7 @@ def test_a_branch_works_without_task_selection(tmp_path: Path) -> None:
     assert "no `export_state`" in gone.stderr
 
 
-def test_a_branch_of_a_branch_records_its_root(tmp_path: Path) -> None:
+def test_branch_of_a_branch_records_its_root(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", replies=[DRAW, SUBMIT]).returncode == 0
     middle = execute(tmp_path, "b", "branch_from=a/write-greeting@0", "snapshot=every_step", replies=[GREET, SUBMIT])
     assert middle.returncode == 0, middle.stderr
@@ -157,7 +157,7 @@ def test_a_branch_of_a_branch_records_its_root(tmp_path: Path) -> None:
     assert c.total_reward == 1.0
 
 
-def test_an_edited_branch_is_branched_without_snapshots(tmp_path: Path) -> None:
+def test_edited_branch_is_branched_without_snapshots(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", replies=[GREET, SUBMIT]).returncode == 0
     for run_dir, start, text in (("b", "a/write-greeting@1", "First."), ("c", "b/write-greeting@2", "Second.")):
         branched = execute(
@@ -176,7 +176,7 @@ def test_an_edited_branch_is_branched_without_snapshots(tmp_path: Path) -> None:
     assert "differs" not in done.stderr
 
 
-def test_a_branch_starts_with_edits_and_responses(tmp_path: Path) -> None:
+def test_branch_starts_with_edits_and_responses(tmp_path: Path) -> None:
     assert execute(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
     branched = execute(
         tmp_path,
@@ -218,7 +218,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["branch_from=a/nothing@1"], "no episode 'nothing'"),
     ],
 )
-def test_mistakes(recorded: Path, tmp_path: Path, overrides: list[str], expected: str) -> None:
+def test_mistakes_are_explained(recorded: Path, tmp_path: Path, overrides: list[str], expected: str) -> None:
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     refused = execute(tmp_path, "b", *overrides, replies=[SUBMIT])
     assert refused.returncode == 2, refused.stderr

@@ -72,7 +72,7 @@ def test_several_collectors_keep_the_same_episodes(cli: Any, tmp_path: Path) -> 
         ("# @package collector.mine\n", "collector=[json,mine]", ["collector.mine.path=lines"]),
     ],
 )
-def test_a_custom_collector_gets_every_step(
+def test_custom_collector_gets_every_step(
     cli: Any, tmp_path: Path, header: str, chosen: str, overrides: list[str]
 ) -> None:
     (tmp_path / "my_collector.py").write_text(MINE)
@@ -89,7 +89,7 @@ def test_a_custom_collector_gets_every_step(
     ] * 2
 
 
-def test_a_step_records_commands_and_durations(cli: Any, tmp_path: Path) -> None:
+def test_step_records_commands_and_durations(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "fixed.yaml").write_text(POLICY)
     run = tmp_path / "run"

@@ -35,7 +35,7 @@ def _described(path: Path) -> str:
     return first[2:]
 
 
-def test_the_program_finds_modules_of_the_current_directory(tmp_path: Path) -> None:
+def test_program_finds_modules_of_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "my_scorers.py").write_text("def half(episode, container):\n    return 0.5\n")
     words = [str(Path(sys.executable).with_name("ares-exp")), "env.scorers=[my_scorers.half]", "env.limit=1"]
     done = subprocess.run([*words, "tracker=none"], cwd=tmp_path, capture_output=True, text=True, check=False)

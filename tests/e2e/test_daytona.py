@@ -84,14 +84,14 @@ def clean(*words: str) -> str:
 
 
 @pytest.mark.nightly
-def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_agent_runs_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["agent=terminal", "container=daytona", "policy=oracle", "tracker=none", "env.tasks=write-greeting"]
     results = ares_exp.run(words, quiet=True)
     assert [(row.reward, row.format_errors) for row in results.rows] == [(1.0, 0)]
 
 
-def test_tasks_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_path: Path) -> None:
+def test_tasks_are_solved_and_key_is_hidden(service: DaytonaService, tmp_path: Path) -> None:
     done = execute(service, tmp_path, "container=daytona", "env.limit=2", "hydra.run.dir=run", "wrapper=sync")
     assert done.returncode == 0, done.stderr
     results = rows(tmp_path / "run")
@@ -105,7 +105,7 @@ def test_tasks_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_pa
 
 
 @pytest.mark.nightly
-def test_a_sweep_over_backends(service: DaytonaService, tmp_path: Path) -> None:
+def test_sweep_over_backends_gives_equal_results(service: DaytonaService, tmp_path: Path) -> None:
     done = execute(service, tmp_path, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
     assert done.returncode == 0, done.stderr
     found = [[(row["task_name"], row["reward"]) for row in rows(tmp_path / "s" / job)] for job in ("0", "1")]
@@ -114,7 +114,7 @@ def test_a_sweep_over_backends(service: DaytonaService, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
+def test_gymnasium_environment_runs_in_daytona(service: DaytonaService, tmp_path: Path) -> None:
     make_tasks(tmp_path)
     env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path=str(tmp_path / "tasks"), container="daytona")
     try:
@@ -146,7 +146,7 @@ def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
     ],
     ids=["no key", "no service", "wrong key", "short TTL"],
 )
-def test_a_mistake(
+def test_daytona_mistakes_are_explained_in_one_line(
     service: DaytonaService, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
 ) -> None:
     asked = len(service.emulator.requests)
@@ -163,7 +163,7 @@ def test_a_mistake(
 # Runs that are ended
 
 
-def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_sandboxes(service: DaytonaService, tmp_path: Path) -> None:
     process = start(tmp_path, "hydra.run.dir=run", "env.limit=3", "concurrency=3")
     try:
         assert wait_until(lambda: started(service, process) == 3 or process.poll() is not None)
@@ -211,7 +211,7 @@ def test_sandboxes_of_a_killed_run_are_cleaned(service: DaytonaService, tmp_path
 
 
 @pytest.mark.nightly
-def test_a_killed_run_resumes_to_the_same_results(service: DaytonaService, tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_results(service: DaytonaService, tmp_path: Path) -> None:
     """What it would have been is asked of local boxes."""
     made = []
     for name, backend in (("whole", "local"), ("killed", "daytona")):

@@ -183,7 +183,7 @@ def run(command: str, here: Path, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_readme_opens_with_the_two_commands() -> None:
+def test_readme_starts_with_the_two_commands() -> None:
     assert README.blocks[:2] == SETUP
     assert "-m ares_exp" in SETUP[0].text
     assert "-m pytest" in SETUP[1].text
@@ -193,7 +193,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
         assert line < block.line < line + 5
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(README.text.splitlines()) <= 180
     assert len(README.text.split()) <= 1700
 
@@ -225,20 +225,20 @@ def test_every_link_leads_somewhere(page: Page) -> None:
     assert dead == []
 
 
-def test_the_api_page_has_every_public_name() -> None:
+def test_api_page_has_every_public_name() -> None:
     names = re.findall(r"^::: (\S+)$", (DOCS / "reference/api.md").read_text(), re.MULTILINE)
     assert [name for name in names if not resolves(name)] == []
     assert {f"ares_exp.{name}" for name in ares_exp.__all__} <= set(names)
 
 
-def test_the_site_has_at_most_40_pages() -> None:
+def test_site_has_at_most_40_pages() -> None:
     pages = [page for page in PAGES if page.path.is_relative_to(DOCS)]
     nav = (DOCS / "zensical.toml").read_text()
     assert [page.name for page in pages if page.path.relative_to(DOCS).as_posix() not in nav] == []
     assert len(pages) <= 40
 
 
-def test_every_page_is_linked_from_another() -> None:
+def test_every_page_is_linked() -> None:
     linked = {
         (page.path.parent / link.partition("#")[0]).resolve()
         for page in PAGES
@@ -278,7 +278,7 @@ def test_package_and_format_versions_agree() -> None:
     assert line == ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
-def test_the_readmes_table_of_groups_has_every_option() -> None:
+def test_readme_table_of_groups_has_every_option() -> None:
     section = README.text.partition("## Configuration")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE)
     assert sorted(group for group, _ in rows) == sorted(OPTION_GROUPS)
@@ -325,7 +325,7 @@ def test_only_the_generated_page_lists_keys(page: Page) -> None:
 
 
 @pytest.mark.parametrize("block", blocks(COMMANDS))
-def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
+def test_documented_command_succeeds(block: Block, here: Path, endpoint: Any) -> None:
     write_files(block.page, here)
     command = block.text.replace("http://127.0.0.1:8000/v1", endpoint.url)
     wandb = "offline" if block.page in ("README.md", "docs/trackers.md") else "disabled"  # where its files matter
@@ -344,7 +344,7 @@ def comparable_lines(text: str) -> list[str]:
 
 @pytest.mark.local
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in SESSIONS], ids=lambda page: page.name)
-def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
+def test_documented_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
     expected = [
         (block, after.text if after is not None and after.kind == "text" else "")
         for block, after in zip(page.blocks, [*page.blocks[1:], None], strict=True)
@@ -361,13 +361,13 @@ def test_a_session_prints_the_shown_output(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [command for _, command in COMPOSED], ids=[where for where, _ in COMPOSED])
-def test_an_unrunnable_command_is_composed(command: str, here: Path) -> None:
+def test_documented_command_is_composed(command: str, here: Path) -> None:
     done = run(f"{command} --cfg job", here)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("block", blocks(SCRIPTS, always_local=True))
-def test_an_example(block: Block, here: Path) -> None:
+def test_documented_example_succeeds(block: Block, here: Path) -> None:
     write_files(block.page, here)
     if "outputs/first" in block.text:
         assert run("python -m ares_exp tracker=none hydra.run.dir=outputs/first", here).returncode == 0

@@ -31,7 +31,7 @@ def model(endpoint: LoopbackEndpoint) -> list[str]:
     return ["policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null", "tracker=none"]
 
 
-def test_pass_at_k(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+def test_pass_at_k_preset_runs(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(*command("pass_at_k"), *model(endpoint), "env.limit=1", "attempts=2", "hydra.run.dir=r")
     assert done.returncode == 0, done.stderr
     statistics = json.loads((tmp_path / "r" / "results.json").read_text())["statistics"]
@@ -41,7 +41,7 @@ def test_pass_at_k(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None
 
 
 @pytest.mark.nightly  # the daily run has the first page
-def test_temperature_sweep(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+def test_temperature_sweep_preset_runs(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(*command("temperature_sweep"), *model(endpoint), "env.limit=1", "attempts=1", "hydra.sweep.dir=s")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "s" / "sweep.json").read_text())["jobs"]
@@ -49,14 +49,14 @@ def test_temperature_sweep(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint)
     assert sorted({request.body["temperature"] for request in endpoint.requests}) == [0.0, 0.5, 1.0]
 
 
-def test_collect_sft(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+def test_collect_sft_preset_runs(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(*command("collect_sft"), *model(endpoint), "env.limit=1", "attempts=1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "outputs" / "collected" / "trajectories.jsonl").exists(), "where the conversion looks"
 
 
 @pytest.mark.nightly
-def test_resume_demo(tmp_path: Path, cli: Any) -> None:
+def test_resume_demo_preset_runs(tmp_path: Path, cli: Any) -> None:
     words = [*command("resume_demo"), "env.tasks=write-greeting", "attempts=1", "concurrency=1"]
     process = WarmProcess(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "outputs" / "demo"

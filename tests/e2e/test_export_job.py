@@ -37,7 +37,7 @@ def write_task(root: Path) -> None:
 
 @pytest.mark.local
 @pytest.mark.once
-def test_a_run_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
+def test_recorded_run_becomes_a_harbor_job(cli: Any, tmp_path: Path) -> None:
     write_task(tmp_path / "tasks" / "two-steps")
     (tmp_path / "tasks" / "write-greeting").symlink_to(SAMPLES / "write-greeting")
     done = cli("env.path=tasks", "attempts=2", "tracker=none", "name=run", "hydra.run.dir=run")

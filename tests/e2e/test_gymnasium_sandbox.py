@@ -73,7 +73,7 @@ def sleepers():
     assert wait_until(lambda: set(threading.enumerate()) <= threads, 30)
 
 
-def test_a_script_needs_only_a_gymnasium_import(tasks, tmp_path):
+def test_script_needs_only_a_gymnasium_import(tasks, tmp_path):
     script = (
         "import gymnasium\n"
         f"env = gymnasium.make({ID!r}, path={str(tasks)!r}, tasks='b', render_mode='ansi', trajectory_dir='kept')\n"
@@ -95,12 +95,12 @@ def test_a_script_needs_only_a_gymnasium_import(tasks, tmp_path):
     assert EpisodeTrajectory.load(file).outcome == "completed"
 
 
-def test_gymnasium_finds_nothing_to_complain_about(tasks):
+def test_gymnasium_checks_pass(tasks):
     with gymnasium.make(ID, path=tasks, render_mode="ansi") as env:
         check_env(env.unwrapped)
 
 
-def test_the_seed_and_the_options_choose_the_task(tasks):
+def test_seed_and_options_select_the_task(tasks):
     with gymnasium.make(ID, path=tasks) as env:
 
         def three(**first):
@@ -122,7 +122,7 @@ def test_only_the_package_step_limit_is_scored(tasks):
         assert cut.step(said("touch /app/done"))[1:4] == (0.0, False, True)
 
 
-def test_an_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
+def test_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     kept = tmp_path / "kept"
     env = gymnasium.make(ID, path=tasks, tasks="a", max_episode_steps=1, trajectory_dir=kept)
     env = gymnasium.wrappers.RecordEpisodeStatistics(env)
@@ -140,7 +140,7 @@ def test_an_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     assert sorted(EpisodeTrajectory.load(file).outcome for file in kept.glob("*.json")) == ["abandoned", "closed"]
 
 
-def test_closing_in_mid_step(tasks, sleepers):
+def test_close_cancels_the_running_step(tasks, sleepers):
     env, outcome = PresetGym(preset="harbor", path=tasks, tasks="a"), []
 
     def step():
@@ -158,7 +158,7 @@ def test_closing_in_mid_step(tasks, sleepers):
     assert outcome == ["CancelledError"]
 
 
-def test_a_dropped_environment_releases_its_container(tasks, sleepers):
+def test_dropped_environment_releases_its_container(tasks, sleepers):
     env = gymnasium.make(ID, path=tasks, tasks="a")
     env.reset()
     env.step(sleepers.leave)
@@ -174,7 +174,7 @@ def test_a_dropped_environment_releases_its_container(tasks, sleepers):
         *(pytest.param(one, marks=pytest.mark.nightly) for one in ("pass", "raise SystemExit(3)")),
     ],
 )
-def test_a_program_without_close_leaves_no_container(tasks, sleepers, ending):
+def test_program_without_close_leaves_no_container(tasks, sleepers, ending):
     script = (
         "import gymnasium, os\n"
         "from ares_exp import LLMResponse\n"
@@ -194,7 +194,7 @@ def test_a_program_without_close_leaves_no_container(tasks, sleepers, ending):
     assert program.returncode == {"pass": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGKILL)
 
 
-def test_in_a_thread(tasks, sleepers):
+def test_environments_run_in_threads(tasks, sleepers):
     rewards = []
 
     def execute():
@@ -214,7 +214,7 @@ def test_in_a_thread(tasks, sleepers):
 @pytest.mark.parametrize(
     "context", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in ("spawn", "forkserver"))]
 )
-def test_in_worker_processes(tasks, sleepers, context, tmp_path):
+def test_environments_run_in_worker_processes(tasks, sleepers, context, tmp_path):
     factory = functools.partial(PresetGym, preset="harbor", path=tasks, trajectory_dir=tmp_path / "kept")
     envs = AsyncVectorEnv([factory] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
@@ -247,7 +247,7 @@ def test_killed_workers_leave_no_container(tasks, sleepers, context):
     assert sleepers.are(0)
 
 
-def test_a_vector_of_plain_strings(tasks):
+def test_vector_environments_exchange_plain_strings(tasks):
     envs = gymnasium.make_vec(ID, num_envs=2, path=tasks, wrappers=[TextObservation, TextAction])
     try:
         observations, _ = envs.reset(options={"task": "a"})
@@ -258,7 +258,7 @@ def test_a_vector_of_plain_strings(tasks):
         envs.close()
 
 
-def test_a_broken_backend_fails_the_first_reset(tasks):
+def test_broken_backend_fails_the_first_reset(tasks):
     from ares_exp import LocalContainerFactory
     from ares_exp.errors import PreflightError
 

@@ -36,14 +36,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
     ],
 )
-def test_an_agent_solves_a_task_without_a_network(agent: str, container: str) -> None:
+def test_agent_solves_a_task_without_a_network(agent: str, container: str) -> None:
     more = [f"agent.pythons=['{local_python()}']"] if agent == "mini_swe_agent" else []
     check_solved("run", execute("run", agent, container, *more))
 
 
 @DOCKER
 @pytest.mark.npm("mini_swe_agent")
-def test_an_image_without_python_is_refused_by_name() -> None:
+def test_image_without_python_is_refused_by_name() -> None:
     results = execute("run", "mini_swe_agent", "docker")
     [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
     assert results.exit_code == 1
@@ -69,7 +69,7 @@ def test_keepalives_let_codex_outlast_a_slow_policy() -> None:
 
 @LOCAL
 @pytest.mark.npm("claude_code")
-def test_the_container_hides_the_cache_except_the_agent() -> None:
+def test_container_hides_the_cache_except_the_agent() -> None:
     """Agents bypass their own permissions: the container has to hold them."""
     folder = AgentStore().folder
     (build, *_) = PACKAGES["claude_code"].for_machine()

@@ -85,7 +85,7 @@ class Policy:
 """
 
 
-def test_two_presses_leave_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_exits_immediately(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(UNWINDS_SLOWLY)
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "slow.yaml").write_text("# unwinds slowly\n_target_: slow.Policy\n")
@@ -125,13 +125,13 @@ def test_two_presses_leave_at_once(tmp_path: Path) -> None:
     assert wait_until(lambda: not [pid for pid, *_ in processes() if str(pid) in boxes], SOON_SEC)
 
 
-def test_kill_9_leaves_no_box(running: WarmProcess) -> None:
+def test_kill_9_removes_the_box(running: WarmProcess) -> None:
     os.kill(running.pid, signal.SIGKILL)
     running.wait(timeout=SOON_SEC)
     assert wait_until(lambda: not sleepers(), SOON_SEC)
 
 
-def test_an_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
+def test_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
     process = WarmProcess(
         ["-m", "tracker=none", "policy=scripted", SLEEP, "seed=1,2", "hydra.sweep.dir=s"], cwd=tmp_path
     )

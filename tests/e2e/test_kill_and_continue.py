@@ -53,14 +53,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "agent", [pytest.param("shell", marks=pytest.mark.once), pytest.param("thorough", marks=pytest.mark.nightly)]
 )
-def test_a_new_process_continues_from_every_step(tmp_path: Path, agent: str) -> None:
+def test_new_process_continues_from_every_step(tmp_path: Path, agent: str) -> None:
     check_every_step(tmp_path, "local", agent)
 
 
 @pytest.mark.docker
 @pytest.mark.nightly
 @pytest.mark.once
-def test_a_new_process_continues_from_docker_steps(tmp_path: Path) -> None:
+def test_new_process_continues_from_docker_steps(tmp_path: Path) -> None:
     check_every_step(tmp_path, "docker", "thorough")
 
 

@@ -67,18 +67,18 @@ def kill_at_many_moments(tmp_path: Path, whole: KilledRun, backend: str, count: 
         list(threads.map(one, range(count), chosen, cycle(VARIANTS)))
 
 
-def test_killed_at_any_moment(tmp_path: Path, whole: KilledRun) -> None:
+def test_run_killed_at_any_moment_resumes(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "local", KILLS)
 
 
 @pytest.mark.docker
 @pytest.mark.nightly
-def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> None:
+def test_run_killed_on_docker_resumes(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
 
 
 @pytest.mark.nightly
-def test_a_run_resumes_after_an_endpoint_outage(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
+def test_run_resumes_after_an_endpoint_outage(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make_run(tmp_path, endpoint)
     endpoint.down_at = 2
     assert run.start() == 1, run.said
@@ -99,7 +99,7 @@ RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
 
 
 @pytest.mark.nightly  # the daily run has one episode in `test_resumable_policy`
-def test_a_changed_environment_gets_new_responses(tmp_path: Path) -> None:
+def test_changed_environment_gets_new_responses(tmp_path: Path) -> None:
     with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make_run(tmp_path, server)
         assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
@@ -129,7 +129,7 @@ def tear_files(run: KilledRun) -> Path:
     return log
 
 
-def test_a_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: KilledRun) -> None:
+def test_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: KilledRun) -> None:
     kept = records(killed.path)
     with RunDir(killed.path).owned(resume=True):
         assert killed.resume() == 2
@@ -155,9 +155,9 @@ def test_a_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: Kill
 @pytest.mark.nightly  # the daily run has `test_resumable_policy` and `test_response_log`
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
-    [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
+    [pytest.param(60, APPEND, id="no response"), pytest.param(2.5, "sleep 1", id="during a command")],
 )
-def test_a_timed_out_stage_ends_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
+def test_timed_out_stage_ends_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")
 
 

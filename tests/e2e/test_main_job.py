@@ -36,7 +36,7 @@ def essence(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.mark.local
-def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> None:
+def test_oracle_solves_the_samples(cli: Any, tmp_path: Path) -> None:
     done = cli()
     assert done.returncode == 0, done.stderr
     run_dir = only_run(tmp_path)
@@ -58,7 +58,7 @@ def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.local
-def test_a_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
+def test_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES, tmp_path / "tasks")
     (tmp_path / "tasks" / "write-greeting" / "solution" / "solve.sh").write_text("echo something else\n")
     done = cli(*QUIET, "env.path=tasks", "env.tasks=[write-greeting,count-records]", "hydra.run.dir=run")
@@ -73,7 +73,7 @@ def test_a_failed_solution_is_an_error(cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.local
-def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path) -> None:
+def test_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path) -> None:
     found = []
     for wrapper in ("none", "async", "sync"):
         done = cli(*QUIET, "env.limit=2", f"wrapper={wrapper}", f"hydra.run.dir={wrapper}")
@@ -96,7 +96,7 @@ def test_docker_solves_the_same_samples(cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.once
 @pytest.mark.local
-def test_a_sweep_is_four_runs(cli: Any, tmp_path: Path) -> None:
+def test_sweep_runs_four_jobs(cli: Any, tmp_path: Path) -> None:
     done = cli("-m", *QUIET, "seed=1,2", "agent.max_output_chars=1000,2000", "env.limit=1")
     assert done.returncode == 0, done.stderr
     run_dirs = sorted(path.parent for path in tmp_path.glob("outputs/default/*/*/episodes.jsonl"))
@@ -107,7 +107,7 @@ def test_a_sweep_is_four_runs(cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.once
 @pytest.mark.local
-def test_selection_and_attempts(cli: Any, tmp_path: Path) -> None:
+def test_selected_tasks_run_all_attempts(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "env.tasks=[0,2:4]", "attempts=2", "collector=none")
     assert done.returncode == 0, done.stderr
     results = rows(only_run(tmp_path))
@@ -117,7 +117,7 @@ def test_selection_and_attempts(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-def test_an_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
+def test_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "policy=scripted", "policy.replies=['no block']", "env.limit=1")
     assert done.returncode == 1, done.stderr
     [row] = rows(only_run(tmp_path))
@@ -127,7 +127,7 @@ def test_an_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> Non
 
 @pytest.mark.once
 @pytest.mark.local
-def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> None:
+def test_step_limit_truncates_and_verifies(cli: Any, tmp_path: Path) -> None:
     done = cli(
         *QUIET,
         "policy=scripted",
@@ -160,7 +160,7 @@ def test_replies_without_a_command_end_the_episode(
 
 @pytest.mark.once
 @pytest.mark.local
-def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
+def test_replay_repeats_a_recorded_run(cli: Any, tmp_path: Path) -> None:
     assert cli(*QUIET, "hydra.run.dir=first").returncode == 0
     done = cli(*QUIET, "policy=replay", "policy.trajectory=first", "hydra.run.dir=second")
     assert done.returncode == 0, done.stderr

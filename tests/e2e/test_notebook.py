@@ -73,7 +73,7 @@ def ran(*sources, folder="."):
 
 
 @pytest.mark.filterwarnings("default")  # of the client and its dependencies
-def test_gymnasium():
+def test_gymnasium_runs_in_a_notebook():
     said = ran(SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT)
     assert "pass `allow_running_loop=True` to `gymnasium.make` or `wrap_as_gym`" in said[1]
     assert said[2:] == ["", "(0.0, False, False)", "(1.0, True, False)", "[]"]
@@ -81,7 +81,7 @@ def test_gymnasium():
 
 @pytest.mark.local
 @pytest.mark.filterwarnings("default")  # of the client and its dependencies
-def test_runs_and_rollouts(tmp_path):
+def test_runs_and_rollouts_work_in_a_notebook(tmp_path):
     said = ran(SETUP, RUN, FRAME, ROLLOUTS, folder=tmp_path)
     assert "mean reward 1.00" in said[1]
     assert "1/1 done" in said[1]

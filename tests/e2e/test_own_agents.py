@@ -100,7 +100,7 @@ def test_every_step_is_branched_and_run_again(agent: str, container: str) -> Non
 
 
 @pytest.mark.parametrize("agent", ["tools", pytest.param("terminal", marks=pytest.mark.nightly)])
-def test_the_bundled_tasks_are_solved_by_their_solutions(agent: str) -> None:
+def test_solutions_solve_the_bundled_tasks(agent: str) -> None:
     results = ares_exp.run([f"agent={agent}", "policy=oracle", "tracker=none", "concurrency=2"], quiet=True)
     assert [row.reward for row in results.rows] == [1.0] * 6
     assert [row.format_errors for row in results.rows] == [0] * 6

@@ -65,7 +65,7 @@ def test_plugin_options_are_listed(run: Cli) -> None:
     assert tasks == {"tasks": [{"index": 0, "name": "nim_7"}, {"index": 1, "name": "nim_8"}]}
 
 
-def test_a_plugin_environment_and_policy_run(run: Cli, tmp_path: Path) -> None:
+def test_plugin_environment_and_policy_run(run: Cli, tmp_path: Path) -> None:
     done = run("ares_exp", *RUN, "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     assert rewards(tmp_path / "run") == [1.0, 1.0, 1.0]
@@ -94,7 +94,7 @@ def test_plugin_games_obey_run_limits(run: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_plugin_run_is_resumed(run: Cli, tmp_path: Path) -> None:
+def test_plugin_run_is_resumed(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "env.matches=[3]", "hydra.run.dir=run").returncode == 0
     done = run("ares_exp", "resume=run", "attempts=2")
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_a_plugin_run_is_resumed(run: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_plugin_run_is_replayed_without_task_selection(run: Cli, tmp_path: Path) -> None:
+def test_plugin_run_is_replayed_without_task_selection(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "attempts=2", "hydra.run.dir=run").returncode == 0
     whole = run("ares_exp", "replay=run", "hydra.run.dir=whole")
     assert (whole.returncode, whole.stderr.count("warning")) == (0, 0), whole.stderr
@@ -126,7 +126,7 @@ def test_sweep_processes_load_the_plugin(run: Cli, tmp_path: Path) -> None:
     assert [rewards(tmp_path / "sweep" / job) for job in ("0", "1")] == [[1.0], [1.0]]
 
 
-def test_a_plugin_config_is_composed(run: Cli) -> None:
+def test_plugin_config_is_composed(run: Cli) -> None:
     done = run("ares_exp", *RUN, "--cfg", "job", "-p", "env")
     assert done.returncode == 0, done.stderr
     assert "_target_: ares_nim.environment.NimEnvironments" in done.stdout

@@ -95,7 +95,7 @@ def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("snapshots", ["every_step", pytest.param("none", marks=pytest.mark.nightly)])
-def test_a_branch_sends_back_earlier_reasoning(tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str) -> None:
+def test_branch_sends_back_earlier_reasoning(tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str) -> None:
     ran(tmp_path, endpoint, "run", f"snapshot={snapshots}", "policy.send_reasoning=true")
     assert sent(endpoint) == [[], [THOUGHTS[0]], list(THOUGHTS[:2])]
     endpoint.requests.clear()
@@ -107,7 +107,7 @@ def test_a_branch_sends_back_earlier_reasoning(tmp_path: Path, endpoint: Loopbac
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["run again", "restored"])
-def test_a_resumed_run_sends_back_earlier_reasoning(
+def test_resumed_run_sends_back_earlier_reasoning(
     tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
 ) -> None:
     endpoint.then(thinking(0), thinking(1), slow(600))

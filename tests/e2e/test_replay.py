@@ -67,7 +67,7 @@ def test_replay_finds_random_output_and_ignores_times(cli: Any, tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path) -> None:
+def test_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path) -> None:
     assert cli(QUIET, "env.limit=3", "hydra.run.dir=first").returncode == 0
     done = cli("replay=first", "policy.normalise=[]", "hydra.run.dir=second")
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_an_episode_of_a_sweep_uses_custom_options(cli: Any, tmp_path: Path) -> None:
+def test_episode_of_a_sweep_uses_custom_options(cli: Any, tmp_path: Path) -> None:
     options = tmp_path / "options" / "policy"
     options.mkdir(parents=True)
     (options / "mine.yaml").write_text("# as the oracle\n_target_: ares_exp.policies.oracle.OraclePolicy\n")
@@ -109,7 +109,7 @@ def test_an_episode_of_a_sweep_uses_custom_options(cli: Any, tmp_path: Path) -> 
     assert len(report_of(tmp_path / "third")["episodes"]) == 2
 
 
-def test_strict_makes_a_difference_a_failure(cli: Any, tmp_path: Path) -> None:
+def test_strict_replay_fails_at_a_difference(cli: Any, tmp_path: Path) -> None:
     random = script("head -c 20 /dev/urandom | od -An -tu1", SUBMIT)
     first = cli(QUIET, "env.limit=1", "policy=scripted", random, "hydra.run.dir=first")
     assert first.returncode == 0, first.stderr
@@ -153,7 +153,7 @@ def test_early_ends_and_extra_requests_are_reported(cli: Any, tmp_path: Path) ->
         ("replay=first container.shell=5", "container.shell"),
     ],
 )
-def test_mistakes(cli: Any, tmp_path: Path, recorded: Path, argument: str, expected: str) -> None:
+def test_mistakes_are_explained(cli: Any, tmp_path: Path, recorded: Path, argument: str, expected: str) -> None:
     shutil.copytree(recorded, tmp_path / "first")
     done = cli(*argument.split(), "hydra.run.dir=second")
     assert done.returncode == 2, done.stdout

@@ -94,7 +94,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
 
 
 @pytest.mark.nightly
-def test_a_run_killed_during_scoring_is_resumed(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+def test_run_killed_during_scoring_is_resumed(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"env.scorers.second.policy.base_url={grader.url}"
     second = (
         "+policy@env.scorers.second.policy=openai",
@@ -123,7 +123,7 @@ def test_a_run_killed_during_scoring_is_resumed(cli: Cli, tmp_path: Path, grader
     assert len(grader.requests) == 3
 
 
-def test_a_failed_scorer_is_an_outcome_and_repeatable(cli: Cli, tmp_path: Path) -> None:
+def test_failed_scorer_is_an_outcome_and_repeatable(cli: Cli, tmp_path: Path) -> None:
     done = cli("--config-dir", "options", *TASK, *AT, "scorer=bad", "attempts=2", env=HERE)
     assert done.returncode == 1
     assert "verifier_error: ScorerError: The scorer `bad` raised KeyError: 'lines'" in done.stdout
@@ -135,7 +135,7 @@ def test_a_failed_scorer_is_an_outcome_and_repeatable(cli: Cli, tmp_path: Path) 
     assert [row["reward"] for row in rows(tmp_path / "run")[2:]] == [1.25, 1.25]
 
 
-def test_a_recorded_run_names_no_function_by_itself(cli: Cli, tmp_path: Path) -> None:
+def test_recorded_scorer_function_needs_confirmation(cli: Cli, tmp_path: Path) -> None:
     scorers = "env.scorers=[my_scorers.brief]"
     done = cli(*TASK, *AT, scorers, env=HERE)
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_a_recorded_run_names_no_function_by_itself(cli: Cli, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_a_branch_and_a_game_without_a_container(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+def test_branches_and_games_are_judged(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"scorer.policy.base_url={grader.url}"
     done = cli("env=twenty_questions", "env.tasks=[cat,oak]", *AT, *JUDGE, url, "wrapper=sync")
     assert done.returncode == 0, done.stderr

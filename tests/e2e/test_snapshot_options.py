@@ -66,7 +66,7 @@ def wait_until(condition: Any, process: WarmProcess, seconds: float = 60) -> Non
 
 
 @pytest.mark.parametrize("wrapper", ["async", pytest.param("sync", marks=pytest.mark.nightly)])
-def test_every_step(cli: Any, tmp_path: Path, wrapper: str) -> None:
+def test_every_step_has_a_snapshot(cli: Any, tmp_path: Path, wrapper: str) -> None:
     done = cli(
         *answering(tmp_path, [GREET, LOOK, SUBMIT]),
         ONE,
@@ -87,7 +87,7 @@ def test_every_step(cli: Any, tmp_path: Path, wrapper: str) -> None:
     assert "6 snapshots in run/snapshots" in done.stdout
 
 
-def test_only_failures_keep_theirs(cli: Any, tmp_path: Path) -> None:
+def test_only_failures_keep_snapshots(cli: Any, tmp_path: Path) -> None:
     responses = {"write-greeting": [GREET, SUBMIT], "*": [LOOK, SUBMIT], "publish-release": [LOOK]}
     tasks = "env.tasks=[write-greeting,count-records,publish-release]"
     done = cli(
@@ -119,9 +119,7 @@ def test_only_failures_keep_theirs(cli: Any, tmp_path: Path) -> None:
         (["snapshot=on_failure", "container=docker", "container.keep_image=false"], "keep_image=true"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_starts(
-    cli: Any, tmp_path: Path, arguments: list[str], expected: str
-) -> None:
+def test_mistake_is_refused_before_the_start(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
     done = cli("tracker=none", *arguments, "hydra.run.dir=run")
     assert done.returncode == 2
     assert expected in done.stderr
@@ -129,7 +127,7 @@ def test_a_mistake_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
+def test_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WAITS_FOR_A_SNAPSHOT)
     policy = option(tmp_path, {"_target_": "mine.Policy"})
     process = start(tmp_path, *policy, ONE, "snapshot=manual", "hydra.run.dir=run")
@@ -143,7 +141,7 @@ def test_a_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
     assert SnapshotStore(tmp_path / "run" / "snapshots").ids() == [f"{row['episode_id']}@0"]
 
 
-def test_after_ctrl_c_the_snapshots_are_whole(tmp_path: Path) -> None:
+def test_snapshots_are_complete_after_ctrl_c(tmp_path: Path) -> None:
     process = start(
         tmp_path,
         *answering(tmp_path, [LOOK], repeat_last=True),

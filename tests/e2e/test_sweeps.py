@@ -36,7 +36,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("launcher", "tracker"), LAUNCHERS)
-def test_a_refused_job_in_the_middle(cli: Any, tmp_path: Path, launcher: str, tracker: str) -> None:
+def test_refused_job_does_not_stop_a_sweep(cli: Any, tmp_path: Path, launcher: str, tracker: str) -> None:
     done = cli(
         "-m",
         f"tracker={tracker}",
@@ -63,7 +63,7 @@ def test_a_refused_job_in_the_middle(cli: Any, tmp_path: Path, launcher: str, tr
         assert b"default/s" in file.read_bytes(), "the group is the sweep, in every process"
 
 
-def test_a_folder_belongs_to_one_sweep_and_process(cli: Any, tmp_path: Path) -> None:
+def test_directory_belongs_to_one_sweep_and_process(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "config.yaml").touch()
     command = ("-m", "tracker=none", "env.limit=1", "seed=1")
@@ -207,7 +207,7 @@ def is_alive(family: set[int]) -> bool:
 
 
 @pytest.mark.once
-def test_a_killed_sweep_resumes_job_by_job(cli: Any, tmp_path: Path) -> None:
+def test_killed_sweep_resumes_job_by_job(cli: Any, tmp_path: Path) -> None:
     words = [
         *("-m", "tracker=none", "env.limit=1", "seed=1,2", "limits.steps=8,9"),
         *("policy=scripted", "policy.repeat_last=true", "attempts=2", "concurrency=1", "hydra.sweep.dir=s"),

@@ -73,7 +73,7 @@ def test_shell_restores_the_files_of_a_step(cli: Cli, tmp_path: Path) -> None:
         (("--episode", "first/x@0"), "There is no run"),
     ],
 )
-def test_shell_rejects_wrong_words(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_shell_rejects_wrong_arguments(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     done = shell(tmp_path, *words, typed="")
     assert done.returncode == 2
     assert message in done.stderr

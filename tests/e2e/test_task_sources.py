@@ -51,7 +51,7 @@ def _ran(run: Path) -> list[tuple[str, float]]:
 
 @pytest.mark.local
 @pytest.mark.once
-def test_the_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path, tmp_path: Path) -> None:
+def test_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path, tmp_path: Path) -> None:
     commit, home = _git(repository, "rev-parse", "HEAD"), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = cli(*("tracker=none", "env.registry=registry.json", "env.dataset=greetings", "hydra.run.dir=one"), env=home)
     assert done.returncode == 0, done.stderr
@@ -76,7 +76,7 @@ def test_the_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path,
 
 
 @pytest.mark.once
-def test_a_plain_dataset_is_from_the_harbor_registry(cli: Cli, repository: Path, tmp_path: Path) -> None:
+def test_plain_dataset_is_from_the_harbor_registry(cli: Cli, repository: Path, tmp_path: Path) -> None:
     listed = (tmp_path / "registry.json").read_text()
     (repository / "registry.json").write_text(listed.replace("greetings", "terminal-bench"))
     _git(repository, "add", ".")

@@ -70,7 +70,7 @@ async def test_rows_contain_the_sampled_tokens(monkeypatch: pytest.MonkeyPatch) 
     assert (row.reward, row.task, row.policy_versions) == (1.0, "write-greeting", ("step-7",))
 
 
-async def test_a_history_in_other_tokens_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retokenized_history_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TokenEngine([GREET, SUBMIT], spelling="own")
     kept, forked = rows_of(await execute(engine, monkeypatch))
     assert (kept.made, forked.made) == ("clean", "forked")
@@ -78,7 +78,7 @@ async def test_a_history_in_other_tokens_forks(monkeypatch: pytest.MonkeyPatch) 
     assert check_rule([kept, forked], engine.calls) == sum(len(call.completion) for call in engine.calls)
 
 
-async def test_an_engine_that_keeps_tokens_gives_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_preserving_tokens_gives_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TokenEngine([GREET, SUBMIT], spelling="own", continues=True)
     (row,) = rows_of(await execute(engine, monkeypatch))
     assert row.made == "clean"

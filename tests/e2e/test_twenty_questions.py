@@ -28,7 +28,7 @@ def rows(run: Path) -> dict[str, dict[str, Any]]:
     return {row["task_name"]: row for row in map(json.loads, lines)}
 
 
-def test_the_oracle_wins_every_game(cli: Cli, tmp_path: Path) -> None:
+def test_oracle_wins_every_game(cli: Cli, tmp_path: Path) -> None:
     done = cli(*GAME, "env.questions=1", "concurrency=20", env=NO_ENGINE)
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path / "run")
@@ -59,7 +59,7 @@ def test_scripted_replies_win_and_lose(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["mean_reward"] == 0.5
 
 
-def test_snapshots_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_snapshots_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
     done = cli(*GAME, "snapshot=every_step", env=NO_ENGINE)
     assert done.returncode == 2
     assert "TwentyQuestionsEnvironments does not declare" in done.stderr
@@ -84,7 +84,7 @@ def models() -> Iterator[LoopbackEndpoint]:
 
 
 @pytest.mark.nightly
-def test_a_killed_run_with_two_models_resumes(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
+def test_killed_run_with_two_models_resumes(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
     at = [f"policy.base_url={models.url}", "policy.api_key_env=null", "policy.model=asks"]
     oracle = [f"env.oracle.base_url={models.url}", "env.oracle.api_key_env=null", "env.oracle.model=knows"]
     overrides = ["policy=openai", *at, "policy@env.oracle=openai", *oracle, "env.tasks=[elephant]"]

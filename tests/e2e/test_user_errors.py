@@ -93,7 +93,7 @@ REPEATED: list[tuple[list[str], str]] = [
         *(pytest.param(*one, marks=pytest.mark.nightly) for one in REPEATED),
     ],
 )
-def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_mistake_is_explained_in_one_paragraph(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
     (tmp_path / "broken" / "policy").mkdir(parents=True)
     (tmp_path / "broken" / "policy" / "yaml.yaml").write_text("foo: [\n")
     (tmp_path / "broken" / "policy" / "latin.yaml").write_bytes(b"foo: caf\xe9\n")
@@ -132,7 +132,7 @@ def test_missing_extra_of_hydra_is_named(tmp_path: Path, option: str, extra: str
     assert f"pip install 'ares-exp[{extra}]'" in done.stderr
 
 
-def test_the_version_is_ours(cli: Any) -> None:
+def test_version_option_prints_the_version(cli: Any) -> None:
     assert cli("--version").stdout == f"ares_exp {__version__}\n"
 
 
@@ -146,7 +146,7 @@ def test_help_on_a_group_and_an_option(cli: Any) -> None:
     assert "scripted" in wrong.stderr
 
 
-def test_a_refused_connection_is_a_user_error(cli: Any) -> None:
+def test_refused_connection_is_a_user_error(cli: Any) -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
@@ -156,14 +156,14 @@ def test_a_refused_connection_is_a_user_error(cli: Any) -> None:
     assert "sk-secret-value" not in done.stderr + done.stdout
 
 
-def test_a_stopped_docker_daemon_is_a_user_error(cli: Any) -> None:
+def test_stopped_docker_daemon_is_a_user_error(cli: Any) -> None:
     done = cli("tracker=none", "container=docker", env={"DOCKER_HOST": "unix:///no/such/docker.sock"})
     assert done.returncode == 2
     assert "docker.sock" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_unsupported_task_feature_is_a_user_error(cli: Any, tmp_path: Path) -> None:
+def test_unsupported_task_feature_is_a_user_error(cli: Any, tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "one"
     (task / "environment").mkdir(parents=True)
     (task / "tests").mkdir()

@@ -39,7 +39,7 @@ __all__ = ["Greetings", "GreetingsHarness", "GreetingsEnv"]
 SOLVES = respond(lambda body: SUBMIT if any(one["content"] == GREET for one in body["messages"]) else GREET)
 
 
-def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_verifiers_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(ConfigError, match="pip install 'verifiers"):
@@ -80,7 +80,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.train("verifiers")
-async def test_an_episode_becomes_a_rollout_with_calls(plugin: str) -> None:
+async def test_episode_becomes_a_rollout_with_calls(plugin: str) -> None:
     with LoopbackEndpoint(otherwise=SOLVES) as endpoint:
         async with served(plugin, endpoint) as rollout:
             ran = await rollout()
@@ -93,7 +93,7 @@ async def test_an_episode_becomes_a_rollout_with_calls(plugin: str) -> None:
 
 @pytest.mark.train("verifiers")
 @pytest.mark.parametrize(("exported", "message"), [(3, "no such model"), (2, "Export all three classes")])
-async def test_an_episode_without_reward_fails(
+async def test_episode_without_reward_fails(
     plugin: str, exported: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module(plugin)
@@ -106,7 +106,7 @@ async def test_an_episode_without_reward_fails(
 
 
 @pytest.mark.train("verifiers")
-async def test_a_cancelled_rollout_releases_its_container(plugin: str) -> None:
+async def test_cancelled_rollout_releases_its_container(plugin: str) -> None:
     answered, gate = asyncio.Semaphore(0), threading.Event()
     loop = asyncio.get_running_loop()
 

@@ -147,7 +147,7 @@ async def test_both_ways_read_the_same_prompt(url: str, saved: Path, temperature
     assert prompts[0] == prompts[1]
 
 
-async def test_a_cancelled_request_ends_on_the_server(url: str, saved: Path) -> None:
+async def test_cancelled_request_ends_on_the_server(url: str, saved: Path) -> None:
     policy = policy_of(url, saved, max_output_tokens=CONTEXT - 100, extra_body={"ignore_eos": True})
     asked = asyncio.create_task(policy(LLMRequest([{"role": "user", "content": "hello"}])))
     assert await asyncio.to_thread(wait_until, lambda: running_requests(url) == 1)
@@ -159,7 +159,7 @@ async def test_a_cancelled_request_ends_on_the_server(url: str, saved: Path) -> 
 
 
 @pytest.mark.parametrize("continues", [False, True])
-async def test_a_long_prompt_overflows_the_context(url: str, saved: Path, continues: bool) -> None:
+async def test_long_prompt_overflows_the_context(url: str, saved: Path, continues: bool) -> None:
     policy = policy_of(url, saved, continue_tokens=continues)
     with pytest.raises(ContextOverflowError):
         await policy(LLMRequest([{"role": "user", "content": "x" * (CONTEXT + 1)}]))

@@ -27,19 +27,19 @@ def option(here: Path, code: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("words", [("attempts=0",), pytest.param(("--cfg", "job"), marks=pytest.mark.nightly)])
-def test_a_fork_prints_like_a_new_interpreter(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_fork_prints_like_a_new_interpreter(tmp_path: Path, words: tuple[str, ...]) -> None:
     new, fork = (
         run_command((*start, *words), tmp_path) for start in ((sys.executable, "-m", "ares_exp"), warm_command())
     )
     assert (fork.returncode, fork.stdout, fork.stderr) == (new.returncode, new.stdout, new.stderr)
 
 
-def test_a_signal_ends_a_fork_like_an_interpreter(tmp_path: Path) -> None:
+def test_signal_ends_a_fork_like_an_interpreter(tmp_path: Path) -> None:
     words = option(tmp_path, f"import os\nos.kill(os.getpid(), {signal.SIGKILL:d})\n")
     assert run_command((*warm_command(), *words), tmp_path).returncode == -signal.SIGKILL
 
 
-def test_a_fork_ends_with_its_parent(tmp_path: Path) -> None:
+def test_fork_ends_with_its_parent(tmp_path: Path) -> None:
     words = option(tmp_path, "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     command = [*warm_command(), *words]
     with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, text=True) as process:
@@ -54,7 +54,7 @@ def test_a_fork_ends_with_its_parent(tmp_path: Path) -> None:
         pytest.fail(f"process {pid} goes on")
 
 
-def test_a_process_gets_signals_and_returns_its_status(tmp_path: Path) -> None:
+def test_process_gets_signals_and_returns_its_status(tmp_path: Path) -> None:
     code = "import os, sys, time\nprint(os.getpid(), os.getsid(0), flush=True)\nprint('err', file=sys.stderr)\n"
     words = option(tmp_path, f"{code}time.sleep(600)\n")
     process = WarmProcess(words, cwd=tmp_path, env=SECRET_FREE)

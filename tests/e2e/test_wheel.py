@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -61,10 +62,12 @@ def target(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 
 @pytest.mark.local
-def test_the_wheel_runs_jobs_and_commands(tmp_path: Path, wheel: Path, target: Path) -> None:
+def test_wheel_runs_jobs_and_commands(tmp_path: Path, wheel: Path, target: Path) -> None:
     assert wheel.stat().st_size < 2_000_000
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        [metadata] = [archive.read(name).decode() for name in names if name.endswith("/METADATA")]
+    assert not re.findall(r"\]\((?!https://)", metadata), "links and pictures that PyPI cannot show"
     assert "ares_exp/conf/config.yaml" in names
     assert "ares_exp/py.typed" in names
     assert "ares_exp/agents/templates/system.j2" in names

@@ -27,7 +27,7 @@ def test_streamed_files_give_the_same_run(whole: KilledRun, cluster: SmallCluste
     assert files == {one.relative_to(whole.path / "files").parts[1:] for one in (whole.path / "files").rglob("*")}
 
 
-def test_a_local_cluster_starts_without_an_address(
+def test_local_cluster_starts_without_an_address(
     whole: KilledRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -36,7 +36,7 @@ def test_a_local_cluster_starts_without_an_address(
         check(run, whole)
 
 
-def test_a_run_survives_killed_hosts_and_nodes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+def test_run_survives_killed_hosts_and_nodes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     """The driver is killed and resumed, the only host is killed, a node joins, and one with episodes loses its power.
 
     The new node either had some of these episodes, or it runs the rest.

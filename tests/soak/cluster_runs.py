@@ -52,7 +52,7 @@ def test_shared_disk_files_give_the_same_run(run: KilledRun, whole: KilledRun) -
     check(run, whole)
 
 
-def test_the_bundled_tasks_are_the_same(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_bundled_tasks_give_the_same_results(cluster: SmallCluster, tmp_path: Path) -> None:
     """By their own solutions, no difference in any episode."""
     found = {}
     for name, more in (("here", ()), ("there", on(cluster))):
@@ -89,7 +89,7 @@ def _resume(host: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill_raylet, stop_host])
-def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
+def test_lost_host_costs_no_response(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
     """One episode is on a node that is harmed in the middle: it resumes elsewhere with the same result."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
     with ran(run.start) as running:
@@ -107,14 +107,14 @@ def test_a_loss_costs_no_response(run: KilledRun, whole: KilledRun, cluster: Sma
     assert "is lost" in (run.path / "run.log").read_text()
 
 
-def test_a_killed_driver_resumes_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
+def test_killed_driver_resumes_without_the_cluster(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
     assert run.start(Moment(requests=6)) == -signal.SIGKILL
     assert run.resume(Moment(requests=4), "executor=local") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
     check(run, whole)
 
 
-def test_background_client_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_background_requests_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
     """With a step and without, as `here`."""
     replies = ["TITLE a greeting", "Greetings", GREET, "DONE"]
     task = ["env.tasks=write-greeting", "tracker=none", "policy=scripted", f"policy.replies={json.dumps(replies)}"]
@@ -194,7 +194,7 @@ def poison(episode, container):
 """
 
 
-def test_a_task_that_kills_hosts_is_identified(run: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+def test_task_that_kills_hosts_is_identified(run: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     (tmp_path / "poison.py").write_text(POISON)
     scored = ("env.scorers=[poison.poison]", "attempts=1", "concurrency=3")
     run.overrides = (*run.overrides, *scored, "executor.lost_per_attempt=2", "executor.episodes_per_host=8")
@@ -211,7 +211,7 @@ def test_a_task_that_kills_hosts_is_identified(run: KilledRun, cluster: SmallClu
 CANARY = "canary-9b1f5c"
 
 
-def test_the_driver_calls_the_judge_and_keeps_keys(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_driver_calls_the_judge_and_keeps_keys(cluster: SmallCluster, tmp_path: Path) -> None:
     """The hosts have no key; what the judge said is on record in the run directory."""
     seen: list[str] = []
 
@@ -246,7 +246,7 @@ def test_the_driver_calls_the_judge_and_keeps_keys(cluster: SmallCluster, tmp_pa
     assert CANARY not in "".join(seen)
 
 
-def test_a_run_without_suitable_nodes_is_rejected(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_run_without_suitable_nodes_is_rejected(cluster: SmallCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ares_exp", "tracker=none", "hydra.run.dir=run"]
     refused = subprocess.run(
         [*command, *on(cluster, "executor.storage=stream", "snapshot=every_step")],

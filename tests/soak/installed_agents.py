@@ -92,7 +92,7 @@ def container(image: str, *agents: str) -> Container:
 
 @pytest.mark.parametrize("backend", ["local", "docker"])
 @pytest.mark.parametrize("agent", list(SCRIPTS))
-def test_an_agent_solves_a_task_without_a_network(agent: str, backend: str) -> None:
+def test_agent_solves_a_task_without_a_network(agent: str, backend: str) -> None:
     more = []
     if agent == "mini_swe_agent":
         python = local_python()
@@ -106,7 +106,7 @@ def test_an_agent_solves_a_task_without_a_network(agent: str, backend: str) -> N
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "opencode", "qwen_code"])
-async def test_a_glibc_system_with_musl_packages_uses_glibc(roots: None, agent: str) -> None:
+async def test_glibc_system_with_musl_packages_uses_glibc(roots: None, agent: str) -> None:
     async with container(WITH_MUSL, agent) as box:
         assert (await box.exec("ls /lib/ld-musl-x86_64.so.1")).exit_code == 0
         assert (await fitting_build(box, PACKAGES[agent], builds(agent))).build.libc == "glibc"
@@ -131,7 +131,7 @@ async def test_musl_is_used_without_glibc_and_gaps_named(roots: None) -> None:
 
 
 @pytest.mark.ray
-def test_a_node_fetches_a_package_missing_on_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_fetches_a_package_missing_on_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node and run have separate empty caches: the package is stored in the node's cache, by its digest."""
     of_node, of_run = tmp_path / "of-node", tmp_path / "of-run"
     cluster = SmallCluster(0)

@@ -18,7 +18,7 @@ __all__ = ["endpoint", "whole"]  # fixtures
 pytestmark = [pytest.mark.local, pytest.mark.timeout(600)]
 
 
-def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: CountingEndpoint) -> None:
+def test_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: CountingEndpoint) -> None:
     endpoint.turns = (12, 12)
     run = make_run(tmp_path, endpoint, "snapshot=every_step")
     assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
@@ -28,7 +28,7 @@ def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: Cou
     assert {row["num_steps"] for row in run.final.values()} == {12, 24}, "one task has two steps"
 
 
-def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
+def test_exhausted_budget_can_be_increased(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make_run(tmp_path, endpoint, "+budget.tokens=1500")
     assert run.start() != 0
     assert "budget" in run.said
@@ -39,11 +39,11 @@ def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingE
     check(run, whole)
 
 
-def test_a_timed_out_stage_ends_again_with_snapshots(tmp_path: Path) -> None:
+def test_timed_out_stage_ends_again_with_snapshots(tmp_path: Path) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=60, command=APPEND, snapshot="every_step")
 
 
-def test_a_branch_run(tmp_path: Path, endpoint: CountingEndpoint) -> None:
+def test_killed_branch_resumes(tmp_path: Path, endpoint: CountingEndpoint) -> None:
     run = make_run(tmp_path, endpoint, "env.tasks=[task-0]", "attempts=1")
     assert run.start() == 0, run.said
     [row] = run.all_rows

@@ -37,6 +37,6 @@ def asked(tree: ast.Module) -> set[str]:
     return {name.value for name in names if isinstance(name, ast.Constant)}
 
 
-def test_no_object_of_ours_is_asked_by_a_literal_name() -> None:
+def test_package_objects_are_not_queried_by_literal_names() -> None:
     found = {path.relative_to(PACKAGE).as_posix(): asked(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py")}
     assert {path: names for path, names in found.items() if names} == FOREIGN

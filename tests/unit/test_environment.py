@@ -47,7 +47,9 @@ from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollec
         (truncation(None), ("LAST", None, 1.0, None), (False, False, True)),
     ],
 )
-def test_each_kind_of_step(step: TimeStep[str], expected: tuple[object, ...], flags: tuple[bool, ...]) -> None:
+def test_each_step_type_has_its_fields(
+    step: TimeStep[str], expected: tuple[object, ...], flags: tuple[bool, ...]
+) -> None:
     assert tuple(step) == expected
     assert (step.first(), step.mid(), step.last()) == flags
 
@@ -139,12 +141,12 @@ def wrappers(env: Any) -> list[EnvironmentWrapper]:
     ]
 
 
-def test_a_wrapper_passes_on_each_member_itself() -> None:
+def test_wrapper_forwards_each_member_itself() -> None:
     members = {name for name in vars(EnvironmentBase) if not name.startswith("_")}
     assert members <= vars(EnvironmentWrapper).keys()
 
 
-def test_a_complete_environment_stays_as_it_is() -> None:
+def test_complete_environment_is_unchanged() -> None:
     wrapper = EnvironmentWrapper(Bare())
     assert complete(wrapper) is wrapper
 
@@ -161,7 +163,7 @@ async def test_only_an_environment_with_time_left_is_timed() -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-async def test_a_wrapper_passes_every_member_on(number: int) -> None:
+async def test_wrapper_forwards_every_member(number: int) -> None:
     env = Able()
     wrapper = wrappers(env)[number]
     assert wrapper.unwrapped is env
@@ -180,7 +182,7 @@ async def test_a_wrapper_passes_every_member_on(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-async def test_what_an_environment_cannot_do_has_its_neutral_value(number: int) -> None:
+async def test_missing_members_have_neutral_values(number: int) -> None:
     wrapper = wrappers(Bare())[number]
     assert wrapper.report() == EpisodeReport()
     assert (wrapper.step_count, wrapper.current_task, wrapper.time_step, wrapper.time_left_sec) == (0, None, None, None)
@@ -210,7 +212,7 @@ async def test_three_methods_are_an_environment(number: int) -> None:
     assert env.closed == 3
 
 
-async def test_options_that_cannot_be_honoured_are_refused() -> None:
+async def test_unsupported_reset_options_are_refused() -> None:
     class TakesSeed(Bare):
         async def reset(self, seed: int | None = None) -> TimeStep[str]:
             return restart(f"seed {seed}")
@@ -227,7 +229,7 @@ async def test_options_that_cannot_be_honoured_are_refused() -> None:
     assert (await complete(TakesAnything()).reset(**given)).observation == given  # type: ignore[arg-type]
 
 
-async def test_one_call_at_a_time() -> None:
+async def test_concurrent_calls_are_refused() -> None:
     calls, go_on = OneCallAtATime(), asyncio.Event()
 
     async def step() -> None:
@@ -244,7 +246,7 @@ async def test_one_call_at_a_time() -> None:
         assert calls.in_progress == "reset()"
 
 
-def test_the_repr_of_a_time_step_is_short_and_shows_both_ends() -> None:
+def test_repr_of_a_time_step_is_shortened() -> None:
     request = LLMRequest([{"role": "user", "content": "x" * 5000}], stop_sequences=["last"])
     shown = repr(restart(request))
     assert shown.startswith("TimeStep('FIRST', reward=None, discount=None, observation=LLMRequest(messages=")

@@ -72,13 +72,13 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
         yield from ((room(name), id(node) in type_only) for name in names)
 
 
-def test_every_room_has_a_floor() -> None:
+def test_every_package_has_a_floor() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     rooms |= {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     assert sorted(rooms) == sorted(name for floor in FLOORS for name in floor)
 
 
-def test_imports_go_down() -> None:
+def test_imports_point_downwards() -> None:
     floor_of = {name: number for number, floor in enumerate(FLOORS) for name in floor}
     wrong = []
     for path in modules():
@@ -100,7 +100,7 @@ def test_only_one_module_imports_zstd() -> None:
     assert found == ["containers/filesystem/zstd.py"]
 
 
-def test_the_package_itself_is_imported_for_its_version_alone() -> None:
+def test_root_package_is_imported_only_for_its_version() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {ast.unparse(node)}"
         for path in modules()
@@ -115,19 +115,19 @@ def test_the_package_itself_is_imported_for_its_version_alone() -> None:
     assert found == []
 
 
-def test_few_modules_lie_loose() -> None:
+def test_few_modules_are_at_the_top() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
 @pytest.mark.parametrize(
     "folder", sorted(path.parent for path in PACKAGE.glob("*/__init__.py")), ids=lambda path: path.name
 )
-def test_every_folder_says_what_it_holds_and_who_imports_it(folder: Path) -> None:
+def test_every_folder_documents_its_imports(folder: Path) -> None:
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     assert any(part.startswith("Imports ") for part in said.split("\n\n")[1:])
 
 
 @pytest.mark.parametrize("module", ["images.image", "images.image_plan", "images.shared_work"])
-def test_modules_of_images_can_be_imported_first(module: str) -> None:
+def test_image_modules_can_be_imported_first(module: str) -> None:
     code = f"import ares_exp.containers.{module}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

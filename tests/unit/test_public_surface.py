@@ -45,7 +45,7 @@ SURFACE = {
 HEAVY = {"wandb", "docker", "daytona", "openai", "gymnasium", "numpy", "jinja2", "backports.zstd"}
 
 
-def test_the_public_names_are_these_and_all_resolve() -> None:
+def test_public_names_are_fixed_and_resolve() -> None:
     assert ares_exp.__all__ == sorted(SURFACE)
     for name in SURFACE:
         assert getattr(ares_exp, name).__doc__
@@ -53,7 +53,7 @@ def test_the_public_names_are_these_and_all_resolve() -> None:
         ares_exp.nothing  # noqa: B018
 
 
-def test_the_names_of_trajectories_resolve() -> None:
+def test_names_of_trajectories_resolve() -> None:
     for name in ares_exp.trajectories.__all__:
         assert getattr(ares_exp.trajectories, name).__doc__
     assert ares_exp.trajectories.NullTrajectoryCollector is ares_exp.NullTrajectoryCollector
@@ -72,7 +72,7 @@ def test_every_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "module", ["ares_exp", "ares_exp.commands.cli.main", "ares_exp.commands.cli.job", "ares_exp.containers.local"]
 )
-def test_importing_touches_nothing_heavy(module: str) -> None:
+def test_imports_are_lightweight(module: str) -> None:
     code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -45,7 +45,7 @@ class ThreeSteps:
         self.closed_with.append(kind)
 
 
-async def test_the_loop_runs_to_the_last_step_and_counts() -> None:
+async def test_loop_runs_to_the_last_step() -> None:
     env, events = ThreeSteps(), EpisodeEvents()
     response = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
 
@@ -67,7 +67,7 @@ async def test_policy_without_async_is_explained() -> None:
         await run_episode(ThreeSteps(), policy)  # type: ignore[arg-type]
 
 
-async def test_nothing_is_needed_but_environment_and_policy() -> None:
+async def test_rollout_needs_only_environment_and_policy() -> None:
     async def policy(request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("a")
 
@@ -78,7 +78,7 @@ async def test_nothing_is_needed_but_environment_and_policy() -> None:
     ("error", "expected"),
     [(PolicyError("refused"), "refused"), (KeyError("x"), "KeyError"), (TimeoutError("mine"), "TimeoutError: mine")],
 )
-async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(error: Exception, expected: str) -> None:
+async def test_failing_policy_closes_the_environment(error: Exception, expected: str) -> None:
     env = ThreeSteps()
 
     async def policy(request: LLMRequest) -> LLMResponse:
@@ -89,7 +89,7 @@ async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(err
     assert env.closed_with == [PolicyError]
 
 
-async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
+async def test_refusal_is_paid_but_not_a_step() -> None:
     events, refusal = EpisodeEvents(), RefusalError("no")
     refusal.response = LLMResponse.from_text("no", usage=Usage(10, 5), cost=0.25)
 
@@ -111,7 +111,7 @@ async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
         (LLMResponse(["text"]), "got .'text'"),  # type: ignore[list-item]
     ],
 )
-async def test_what_is_no_response_is_a_policy_error(response: Any, expected: str) -> None:
+async def test_invalid_response_is_a_policy_error(response: Any, expected: str) -> None:
     async def policy(request: LLMRequest) -> Any:
         return response
 
@@ -126,7 +126,7 @@ async def test_what_is_no_response_is_a_policy_error(response: Any, expected: st
         *((0.0, usage) for usage in (Usage(-1, 1), Usage(1, -1), Usage(2**53, 1), Usage(1, 10**30))),
     ],
 )
-async def test_a_response_that_cannot_be_counted_is_malformed(cost: Any, usage: Usage) -> None:
+async def test_response_with_invalid_usage_is_malformed(cost: Any, usage: Usage) -> None:
     events = EpisodeEvents()
 
     async def policy(request: LLMRequest) -> LLMResponse:
@@ -139,7 +139,7 @@ async def test_a_response_that_cannot_be_counted_is_malformed(cost: Any, usage: 
     assert (events.usage.num_steps, events.usage.prompt_tokens, events.usage.cost) == (0, 0, 0.0)
 
 
-async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:
+async def test_exiting_policy_is_a_policy_error() -> None:
     async def policy(request: LLMRequest) -> LLMResponse:
         raise SystemExit(3)
 
@@ -147,7 +147,7 @@ async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:
         await run_episode(ThreeSteps(), policy, EpisodeEvents())
 
 
-async def test_overflow_of_the_context_truncates_the_episode() -> None:
+async def test_context_overflow_truncates_the_episode() -> None:
     class Truncated(ThreeSteps):
         async def truncate(self, limit: str) -> TimeStep[Any]:
             return truncation({"context": 0.5}[limit])
@@ -162,7 +162,7 @@ async def test_overflow_of_the_context_truncates_the_episode() -> None:
         await run_episode(ThreeSteps(), policy)
 
 
-async def test_when_the_environments_time_is_up_it_gets_none_and_ends_the_episode() -> None:
+async def test_missing_response_in_time_ends_the_episode() -> None:
     class Hasty(ThreeSteps):
         time_left_sec = 0.02
 
@@ -179,7 +179,7 @@ async def test_when_the_environments_time_is_up_it_gets_none_and_ends_the_episod
 
 
 @pytest.mark.parametrize("unreachable", [None, EndpointUnreachableError("There is no server.")])
-async def test_a_policy_that_never_answers_is_bounded(unreachable: PolicyError | None) -> None:
+async def test_unresponsive_policy_times_out(unreachable: PolicyError | None) -> None:
     env, events = ThreeSteps(), EpisodeEvents()
 
     async def policy(request: LLMRequest) -> LLMResponse:
@@ -193,7 +193,7 @@ async def test_a_policy_that_never_answers_is_bounded(unreachable: PolicyError |
 
 
 @pytest.mark.parametrize(("limit_sec", "left_sec", "extended_by"), [(5.0, 9.0, 0.0), (9.0, 5.0, 3.0), (None, 5.0, 3.0)])
-async def test_deadline_moves_while_a_request_is_held_or_waits(
+async def test_held_or_waiting_request_extends_the_deadline(
     limit_sec: float | None, left_sec: float, extended_by: float
 ) -> None:
     deadline, times = ResponseDeadline(limit_sec, left_sec), []

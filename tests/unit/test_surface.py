@@ -44,7 +44,7 @@ SUBCOMMANDS = {
 """In the order of the help; a run has no name."""
 
 
-def test_the_groups_and_their_options_are_these() -> None:
+def test_groups_and_their_options_are_fixed() -> None:
     assert list(OPTION_GROUPS) == list(GROUPS)
     found = {group: " ".join(sorted(path.stem for path in (conf_dir() / group).glob("*"))) for group in GROUPS}
     assert found == GROUPS
@@ -52,7 +52,7 @@ def test_the_groups_and_their_options_are_these() -> None:
     assert len(GROUPS) <= MAX_GROUPS
 
 
-def test_the_top_level_keys_are_these() -> None:
+def test_top_level_keys_are_fixed() -> None:
     expected = (
         *("name", "attempts", "concurrency", "seed", "objective", "reward_threshold", "verify_on_truncation"),
         *("limits", "timeouts", "budget", "retry", "resume", "resume_redo", "resume_force", "replay"),
@@ -82,13 +82,13 @@ def test_help_fits_on_a_page() -> None:
         (["retry"], "  retry.errors.RateLimitError=null\n"),
     ],
 )
-def test_help_describes_what_it_is_given(argv: list[str], said: str) -> None:
+def test_help_describes_its_arguments(argv: list[str], said: str) -> None:
     text = render_help(["--help", *argv], "ares-exp")
     assert said in text
     assert "Usage:" not in text
 
 
-def test_the_commands_are_these() -> None:
+def test_commands_are_fixed() -> None:
     commands = {name: [*parser_of(command.module, name).below] for name, command in COMMANDS.items()}
     assert [*commands.items()] == [*SUBCOMMANDS.items()]
     assert len(commands) <= MAX_COMMANDS

@@ -242,8 +242,8 @@ class InstalledAgent:
         """Raises an error if the program failed or sent no request."""
         if self.facts.requests == 0:
             raise NoRequestError(
-                f"The agent {self._recipe.name} ended with exit code {result.exit_code} without one request to its "
-                f"LLM. It has to be told of it by {', '.join(self._recipe.variables)}. {last_lines(result)}"
+                f"The agent {self._recipe.name} ended with exit code {result.exit_code} without a request to its "
+                f"LLM. Pass it the endpoint with {', '.join(self._recipe.variables)}. {last_lines(result)}"
             )
         self._recipe.ended(result)
 

@@ -199,10 +199,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(self: AgentLoop, *_: object, **__: object) -> NoReturn:
         error = NondeterministicCallError(
-            f"The code agent called `{name}` of its event loop. What it learns of the world has to come through its "
-            "container and its LLM client, or its episode could not be run again. An agent that needs more says so by "
-            "`deterministic = False` on its factory; its episodes cannot be run again then, only be restored from a "
-            "state that it gives itself (`StatefulAgent`)."
+            f"The code agent called `{name}` of its event loop. Its input must come through its "
+            "container and its LLM client, or its episode cannot be replayed. If the agent needs more, set "
+            "`deterministic = False` on its factory. Its episodes can then only be restored from a "
+            "state that the agent exports (`StatefulAgent`)."
         )
         if self._owner is not None:
             self._owner.note_refusal(error)

@@ -201,7 +201,7 @@ def _encode_value(value: Any) -> dict[str, Any]:
         return {"f": [[name, mode, base64.b64encode(data).decode()] for name, mode, data in value.to_keep()]}
     if isinstance(value, str):
         return {"d": value}
-    raise SnapshotUnsupportedError(f"The agent was told a {type(value).__name__}, which cannot be written down.")
+    raise SnapshotUnsupportedError(f"The agent received a {type(value).__name__}, which cannot be recorded.")
 
 
 def _encode_error(error: BaseException) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def _encode_error(error: BaseException) -> dict[str, Any]:
         given = (*given[:2], str(error.filename))  # `args` does not include the file name
     if _RAISABLE.get(name) is not type(error) or not all(isinstance(one, _PLAIN) for one in given):
         raise SnapshotUnsupportedError(
-            f"The agent was told of a {type(error).__qualname__} ({error}), which cannot be made again from a file: it "
-            "could take another turn then. Have it told by a ContainerError, TimeoutError, OSError or ValueError."
+            f"The agent received a {type(error).__qualname__} ({error}), which cannot be restored from a file. "
+            "Use a ContainerError, TimeoutError, OSError or ValueError."
         )
     return {"e": [name, list(given)]}
 

@@ -223,7 +223,7 @@ class JournalReplay:
         asked = {e.call_id for e in self._entries if isinstance(e, CallEntry) and e.kind == "llm"}
         responses = sum(isinstance(e, DoneEntry) and e.call_id in asked for e in self._entries[:position])
         self.error = DivergenceError(
-            f"The agent, run again, did not do what was recorded, after {responses} LLM responses (entry {position} "
+            f"The replayed agent differs from its recording after {responses} LLM responses (entry {position} "
             f"of {len(self._entries)} of its journal): {why}. What it does may depend on its container, its LLM, "
             "asyncio, and the functions of the modules `time`, `random` and `uuid`; not on object ids, the order of "
             "sets, datetime.now(), os.urandom or files of the host.",

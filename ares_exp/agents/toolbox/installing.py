@@ -110,8 +110,8 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
             if found == tarball.integrity:
                 return
             raise ToolboxError(
-                f"Expected {address} to have the digest {tarball.integrity}, got {found}. It is not the file that was "
-                "pinned, so nothing was installed. Ask whoever runs that registry, or set "
+                f"Expected {address} to have the digest {tarball.integrity}, got {found}. It is not the pinned file, "
+                "so nothing was installed. Ask the operator of that registry, or set "
                 f"{REGISTRY_VARIABLE}={REGISTRY}."
             )
     raise ToolboxError(
@@ -297,7 +297,7 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
         raise
     except ToolboxError as error:
         names = " ".join(dict.fromkeys(build.name for build in builds))
-        raise ToolboxError(f"{error}\nTo try that alone: `ares-exp agents install {names}`.") from error
+        raise ToolboxError(f"{error}\nTo repeat only the installation: `ares-exp agents install {names}`.") from error
 
 
 def _make(build: Build, target: Path, stop: threading.Event) -> None:

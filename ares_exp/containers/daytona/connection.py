@@ -1,4 +1,7 @@
-"""The connection shared by the containers of a factory, open while one of them needs it, and the renewal of TTLs."""
+"""The connection that the containers of a factory share, and the renewal of the TTLs of their sandboxes.
+
+The connection is open while at least one container needs it.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ _logger = logging.getLogger(__name__)
 
 
 class KeepAlive:
-    """Renews the TTL of sandboxes, each after a third of it. The sandboxes of a dead runner therefore expire."""
+    """Renews the TTL of each sandbox after a third of it. The sandboxes of a dead runner therefore expire."""
 
     def __init__(self, service: DaytonaService, *, minute_sec: float = 60.0) -> None:
-        """Stores the parameters and renews nothing.
+        """Renews nothing yet.
 
         Args:
             service: The service of the sandboxes.
-            minute_sec: Seconds in a minute of a TTL.
+            minute_sec: Duration of one minute of a TTL in seconds. Tests shorten it.
         """
         self._service = service
         self._minute_sec = minute_sec
@@ -72,7 +75,7 @@ class KeepAlive:
             try:
                 await self._service.call(f"The sandbox {sandbox.name}", renew, timeout_sec=_TRY_SEC)
             except (ContainerDiedError, ContainerNotFoundError):
-                return  # its user gets the error
+                return  # the user of the container gets the error
             except ContainerError as error:
                 after_min = min(1.0, after_min)
                 level = logging.DEBUG if self._has_warned else logging.WARNING
@@ -89,7 +92,7 @@ class Connection:
     Attributes:
         service: Client of the service.
         keep_alive: Renewal of the sandboxes' TTLs.
-        holders: Number of containers that use it.
+        holders: Number of containers and calls of the factory that use the connection.
         has_object_store: Whether the service accepts files for its image builder, as far as is known.
     """
 
@@ -120,7 +123,7 @@ class Connections:
         return found
 
     async def release(self, connection: Connection) -> None:
-        """Ends one use of the connection; the last one closes it."""
+        """Ends one use of the connection, and closes the connection after the last use."""
         connection.holders -= 1
         if connection.holders == 0:
             loop = asyncio.get_running_loop()

@@ -61,7 +61,7 @@ class DaytonaContainer(Container):
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DaytonaOptions, connections: Connections) -> None:
-        """Stores the parameters and starts nothing.
+        """Starts nothing yet.
 
         Args:
             spec: The task's container.
@@ -190,7 +190,7 @@ class DaytonaContainer(Container):
         if self._channels is None:
             raise ContainerDiedError("The container has not been started.")
         if str(options.get("user")) in (self._user, *(_ROOT_NAMES if self._user in _ROOT_NAMES else ())):
-            options["user"] = None  # the same shells
+            options["user"] = None  # shares the default user's shells
         options["env"] = {**self._image_env, **(options.get("env") or {})}
         try:
             result = await self._channels.exec(command, **options)
@@ -247,7 +247,7 @@ class DaytonaContainer(Container):
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port through a relay over the service.
 
-        It renews the relay's lease four times per `forwarded_port_lease_sec`.
+        This process renews the relay's lease four times per `forwarded_port_lease_sec`.
         """
         self._running()
         try:
@@ -305,8 +305,11 @@ class DaytonaContainer(Container):
         return self._connection, self._sandbox, self._shells
 
     async def _raise_if_dead(self, cause: Exception) -> None:
-        """Raises if the sandbox is gone, and not if a request was rejected or the service is unreachable."""
-        connection, sandbox, _ = self._running()  # for a stopped container, the error is the stop
+        """Raises `ContainerDiedError` if the sandbox is gone.
+
+        Does not raise this error only because a request was rejected, or because the service is unreachable.
+        """
+        connection, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
         has_died = isinstance(cause, ContainerDiedError)  # or the service does not respond, which has the same symptoms
         is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
         if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):

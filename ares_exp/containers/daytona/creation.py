@@ -43,10 +43,13 @@ APPEARS_WITHIN_SEC = 5.0
 """Bound on the wait for a sandbox after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Bound on a removal. The service rejects it while a sandbox is being created. Later, its TTL removes it."""
+"""Bound on a removal, which the service rejects while the sandbox is being created.
+
+If the bound is exceeded, the TTL of the sandbox removes it.
+"""
 
 _EARLY_LOOKS_SEC = (0.1, 0.15, 0.25, 0.4)
-_TRIES = 6  # of a creation that left no sandbox
+_TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0
 _PAUSE_SEC = 0.3
 _LATE_START_SEC = 60.0
@@ -63,7 +66,7 @@ async def create_sandbox(
 ) -> AsyncSandbox:
     """Creates a sandbox and waits until it runs, with its full TTL remaining.
 
-    After an error or cancellation, none remains.
+    After an error or cancellation, no sandbox remains.
 
     Args:
         service: The service.
@@ -92,7 +95,7 @@ async def create_sandbox(
 
 
 async def delete_sandbox(service: DaytonaService, name: str) -> None:
-    """Removes a sandbox, even if its creation is still in progress. Ignores a missing one.
+    """Removes a sandbox, even if its creation is still in progress. Does nothing if the sandbox is missing.
 
     Raises:
         ContainerServiceError: The service rejected the removal or did not respond. The TTL then removes the sandbox.
@@ -122,13 +125,16 @@ async def _create_or_adopt(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates or adopts a sandbox. Bounded by the caller; does not wait for a rejection longer than `timeout_sec`."""
+    """Creates a sandbox, and returns it when it runs. If the response is lost, finds the sandbox by its name.
+
+    The caller bounds the time. `timeout_sec` bounds the retries of one request.
+    """
     what = f"The sandbox {name}"
 
     async def create(client: AsyncDaytona) -> AsyncSandbox:
         # A separate task: the service may still act on a request that is abandoned here, and its response then counts.
         creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
-        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be the only reference
+        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception
         return await _first_seen_started(client, creation, name)
 
     for tries in itertools.count(1):
@@ -146,7 +152,7 @@ async def _create_or_adopt(
 
 
 async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[AsyncSandbox], name: str) -> AsyncSandbox:
-    """Returns the sandbox as soon as it runs. Polls faster than the SDK's one second."""
+    """Returns the sandbox as soon as it runs. At first, polls faster than the SDK, which polls once per second."""
     from daytona import DaytonaError
 
     for pause in _EARLY_LOOKS_SEC:
@@ -166,7 +172,7 @@ async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[Async
 
 
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    """Waits for a created sandbox whose response may have been lost."""
+    """Waits until a sandbox runs, if the response to its creation was lost."""
     what = f"The sandbox {sandbox.name}"
     try:
         if not has_ended(sandbox):

@@ -26,7 +26,7 @@ class Credentials:
         api_url: Address of its API, without a trailing slash.
         api_key: Key of an organisation.
         jwt_token: Token of a user, instead of a key. It needs `organization_id`.
-        organization_id: Account, with a token.
+        organization_id: Organisation on whose account sandboxes run, with a token.
         target: Region of the sandboxes; `None`: the organisation's default.
     """
 
@@ -38,7 +38,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Reads the variables that the SDK documents. Masks secret values in all files and logs from then on.
+        """Reads the variables that the SDK documents. From then on, their secrets are masked in all files and logs.
 
         Raises:
             PreflightError: A variable is missing or unusable.
@@ -91,7 +91,7 @@ def _checked_url(text: str) -> str:
         raise PreflightError(f"{_API_URL} is not an address: {error}. Set it to one like {DEFAULT_API_URL}.") from error
     if url.username is not None or "?" in text or "#" in text:
         raise PreflightError(
-            f"{_API_URL} has a user, a query or a fragment, and may have none. Set it to the address alone, as in "
+            f"{_API_URL} has a user, a query or a fragment. Set it to a plain address such as "
             f"{DEFAULT_API_URL}; the key goes into {_API_KEY}."
         )
     if url.scheme not in ("http", "https") or not host:

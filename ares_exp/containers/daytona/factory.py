@@ -91,7 +91,10 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready. Only the names of variables are included, as values may be secret."""
+        """The constructor's options as JSON values.
+
+        For `env`, includes only the names of the variables, because their values may be secret.
+        """
         options = asdict(self._options)
         env, network = options.pop("env"), options.pop("network")
         options["allowed_hosts"] = sorted(options["allowed_hosts"])

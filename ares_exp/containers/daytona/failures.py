@@ -39,7 +39,7 @@ _CHANGING_TEXT = re.compile(r"state change in progress", re.IGNORECASE)
 
 _REMEDIES: Mapping[type[ContainerError], str] = {
     ContainerQuotaError: (
-        "Free some (`ares-exp clean` removes those of dead runs), ask for fewer at a time "
+        "Free some (`ares-exp clean` removes leftovers of dead runs), ask for fewer at a time "
         "(concurrency=…) or smaller ones (container.cpus, .memory_mb, .storage_mb), or have the limit raised."
     ),
     ContainerRateLimitError: "Start fewer episodes at a time (concurrency=…).",
@@ -63,7 +63,7 @@ class Failure:
         error: The error to raise.
         passes: Whether the same request may succeed later.
         untouched: Whether the service has certainly not acted on the request.
-        few_tries: Whether the failure may be permanent: a defect of the service rather than load.
+        few_tries: Whether the request is retried only a few times, because the failure may be a permanent defect.
         wait_sec: Wait that the service requested, in seconds, if any.
         never_connected: Whether no connection was established.
     """
@@ -152,7 +152,10 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether an error means that the sandbox is gone. The daemon's codes concern files and sessions."""
+    """Returns whether an error means that the sandbox is gone.
+
+    Codes of the daemon in the sandbox concern files and sessions instead.
+    """
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:

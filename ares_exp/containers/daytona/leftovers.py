@@ -100,7 +100,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes at the service of the environment's credentials; see `find`. Blocking.
+    """Lists the sandboxes at the service that the variables of this process name; see `find`. Blocking.
 
     Args:
         snapshots: Whether to include the service's snapshots made by this machine's runs, as stale.

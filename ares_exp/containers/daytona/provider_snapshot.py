@@ -1,6 +1,6 @@
-"""Captures as named snapshots of the service.
+"""Captures of sandboxes as named snapshots of the service.
 
-No file is read. The service commits the sandbox's disk as an image, and a sandbox created from it has all its files.
+No file is read. The service commits the sandbox's disk as an image. A sandbox created from this image has all files.
 The snapshot is not portable: it belongs to the organization of the key, in one region. It lasts until it is deleted.
 Runs never delete it, because their branches need it. The service pauses the sandbox's processes during the commit, so
 that running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, which takes
@@ -92,7 +92,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
             await _wait_until_active(service, name, what)
         is_kept = True
     except TimeoutError as error:
-        raise CaptureError(f"{what} was not there within {timeout_sec:g} s.") from error
+        raise CaptureError(f"{what} was not ready within {timeout_sec:g} s.") from error
     except ContainerDiedError:
         raise
     except ContainerNotFoundError as error:
@@ -106,8 +106,8 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
         f"{_BASE}{name}",
         {},
         (
-            f"The files are in the snapshot {name}, which Daytona keeps, and not here: only sandboxes of the same "
-            "organization there can have them, until somebody deletes it.",
+            f"The files are in the snapshot {name}, which Daytona stores: only sandboxes of the same "
+            "organization can use them, until a user deletes it.",
         ),
     )
 
@@ -161,7 +161,7 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
 
 
 async def delete_kept(service: DaytonaService, name: str) -> None:
-    """Deletes a snapshot. Ignores a missing one.
+    """Deletes a snapshot. Does nothing if the snapshot is missing.
 
     Raises:
         ContainerServiceError: The service rejected the request, or does not respond.

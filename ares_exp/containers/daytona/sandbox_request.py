@@ -1,6 +1,6 @@
 """Requests to the service: the parameters of a new sandbox, and its network settings.
 
-The bounds are the service's bounds (`apps/api` of daytonaio/daytona), checked before a run starts.
+Requests that exceed the bounds of the service (`apps/api` of daytonaio/daytona) are rejected before a run starts.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
     """Checks, without a request, that the service can run `spec`. Blocking: reads the task's files.
 
     Returns:
-        Warnings about deviations.
+        Warnings about differences from the task's settings.
 
     Raises:
         UnsupportedTaskError: The image cannot be created, or a network cannot be enforced.
         TaskError: The task's image definition is malformed.
-        ConfigError: The TTL of its sandboxes is too short.
+        ConfigError: The option `ttl_min` is shorter than the task may take.
     """
     warnings = list(plan_image(spec, options.snapshot).warnings)
     if spec.mounts:
@@ -92,7 +92,7 @@ def create_params(
     Args:
         spec: The task's container.
         options: The factory's options.
-        plan: Its settled plan.
+        plan: Plan of the image, after `ImagePlan.stored` or `ImagePlan.after_start`.
         labels: Labels that name the owner.
         ttl_min: Minutes after which the service removes it, in any state, unless it is kept alive.
         directory: Directory of the plan's files, empty if it has none.
@@ -144,7 +144,7 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
 def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str, Any]:
     """Returns the service's settings for a task's `policy`: arguments of the SDK's `update_network_settings`.
 
-    An empty list means no entries.
+    In these settings, an empty string means that there is no list of this kind.
 
     Raises:
         UnsupportedTaskError: The service does not support the allow-list. The message has the entries and the reason.
@@ -173,7 +173,7 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
             (networks if network.version == 4 else strange).append(str(network))
     if strange:
         raise _unsupported(
-            f"takes IPv4 networks and names under an alphabetic top-level domain alone, not {', '.join(strange)}"
+            f"supports only IPv4 networks and names under an alphabetic top-level domain, not {', '.join(strange)}"
         )
     if networks and domains:
         raise _unsupported(
@@ -195,7 +195,7 @@ def _unsupported(what: str) -> UnsupportedTaskError:
 
 
 def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:
-    """Returns the resources in whole CPUs and GiB. The service's defaults apply to missing ones."""
+    """Returns the resources in whole CPUs and GiB. The service's defaults apply to missing values."""
     from daytona import Resources
 
     cpus, memory_mb, storage_mb = _asked(spec, options)
@@ -237,7 +237,7 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
 
 
 def _built_image(plan: ImagePlan, directory: Path) -> Image:
-    """Returns the SDK's image for a text, and for its files, which the SDK finds next to the text."""
+    """Returns the SDK's image for a plan's Dockerfile. The SDK finds the files that it needs in `directory`."""
     from daytona import Image
 
     path = directory / f".ares_exp-{secrets.token_hex(8)}"

@@ -38,11 +38,11 @@ class DaytonaService:
 
     Attributes:
         credentials: Address and credentials of the service.
-        creating: Requested sandboxes whose existence is not known yet, by name.
+        creating: Tasks that create sandboxes, by the sandbox's name, until it is known whether the sandbox exists.
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Stores the parameters without connecting.
+        """Does not connect yet.
 
         Args:
             credentials: Address and credentials of the service.
@@ -118,11 +118,11 @@ class DaytonaService:
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
         """Returns whether a sandbox is gone or can no longer run.
 
-        It resolves ambiguous errors: the proxy reports a wrong key (401) for a missing sandbox.
+        Call it after an ambiguous error: for example, the proxy reports a wrong key (401) for a missing sandbox.
 
         Args:
             sandbox: The sandbox.
-            must_answer: Whether a missing response is an error. Otherwise, it counts as not gone.
+            must_answer: Whether a missing response is an error. Otherwise, the sandbox then counts as not gone.
 
         Raises:
             ContainerServiceError: The service does not respond.

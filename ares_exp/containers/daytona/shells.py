@@ -1,8 +1,9 @@
 """Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
 
-The service opens a login shell on it, which our program replaces: a shell of the user, or for commands a shell
-between two pipes, with the service's environment for commands. The service disconnects a client that reads too slowly.
-So the output of a shell waits after some reads until this side has received them.
+The service starts a login shell on each pseudo-terminal, which our program replaces. A terminal gets a login shell of
+the user. Commands get a shell between two pipes, with the environment that the service gives to commands. The service
+disconnects a client that reads too slowly. So a shell for commands prints a mark after each part of its output, and
+pauses until this side has confirmed earlier marks.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class SandboxShells:
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Stores the parameters and opens nothing.
+        """Opens nothing yet.
 
         Args:
             service: The sandbox's service.
@@ -138,8 +139,8 @@ class SandboxShells:
 
         Args:
             user: User of the shell; `None`: root.
-            is_told: Whether its output waits until this side has received it. If not, the output is slowed down
-                instead. Use False for binary output whose protocol has flow control.
+            is_told: Whether the shell pauses its output until this side has confirmed earlier output. If not, it slows
+                its output down instead. Use False for binary output whose protocol has flow control.
 
         Raises:
             ContainerError: The shell does not start; see `PseudoTerminal.start`.
@@ -160,7 +161,7 @@ class SandboxShells:
             lines: Height of the terminal.
             user: User of the shell; `None`: root.
             workdir: Start directory; `None`: the start directory of commands.
-            env: Variables on top of the variables of commands.
+            env: Variables in addition to the variables of commands.
 
         Raises:
             ContainerError: The shell does not start; see `PseudoTerminal.start`.
@@ -186,7 +187,10 @@ class SandboxShells:
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
     async def has_heard(self, terminal: PseudoTerminal, mark: str) -> None:
-        """Notifies the shell in a terminal that this side has received its output up to the mark."""
+        """Confirms to the shell in a terminal that this side has received its output up to the mark.
+
+        Hangs up the terminal if the request fails.
+        """
         path = f"{self.directory}/{mark}"
         try:
             with contextlib.suppress(ContainerNotFoundError):  # the response to an earlier attempt was lost
@@ -227,7 +231,7 @@ class PseudoTerminal:
     """A `Terminal` over a connection to the service."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Stores the parameters and opens nothing.
+        """Opens nothing yet.
 
         Args:
             service: The sandbox's service.
@@ -353,7 +357,7 @@ class ShellStream:
             shells: Shells of the sandbox.
             terminal: The terminal.
             number: Number of the shell.
-            marks: Parser for the marks at which the output waits; `None` for output without marks.
+            marks: Parser for the marks that this side confirms; `None` for output without marks.
         """
         self._shells = shells
         self._terminal = terminal

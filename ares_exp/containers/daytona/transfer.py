@@ -1,6 +1,6 @@
-"""File transfer of a sandbox: one tar through the service's file API, packed and unpacked by `tar` in the sandbox.
+"""File transfer of a sandbox: one tar archive through the service's file API, packed and unpacked by its `tar`.
 
-One request carries all files. Only the sandbox resolves its paths.
+One request transfers all files. Only the sandbox resolves its paths.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileTransfer:
     """Copies files into and out of one sandbox."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
-        """Stores the parameters and copies nothing.
+        """Copies nothing yet.
 
         Args:
             service: The sandbox's service.

@@ -53,10 +53,10 @@ def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
 
 
 def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
-    """Returns whether the storage driver supports a size: btrfs, zfs, and overlay2 on XFS mounted with project quotas.
+    """Returns whether the engine can limit the size of a container's files.
 
-    The engine does not report mount options. They are read on this machine, so a remote engine counts as one without
-    quotas.
+    The storage drivers btrfs and zfs can, and overlay2 on XFS that is mounted with project quotas. The engine does not
+    report mount options. They are read on this machine, so a remote engine counts as an engine without quotas.
 
     Args:
         info: Response to `GET /info`.
@@ -82,7 +82,7 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
         UnsupportedTaskError: The task needs GPUs that the engine lacks.
     """
     found: dict[str, Any] = {"pids_limit": pids_limit}
-    if spec.cpus is not None:  # the engine rejects more than it has
+    if spec.cpus is not None:  # the engine rejects more processors than it has
         found["nano_cpus"] = int(min(spec.cpus, can.cpus) * 1e9)
     if spec.memory_mb is not None:
         found["mem_limit"] = spec.memory_mb * _MiB
@@ -97,7 +97,7 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
     """Returns the device request for `count` GPUs.
 
-    Containers share GPUs, because an engine always assigns the first ones.
+    Containers share GPUs, because an engine always assigns its first GPUs.
 
     Raises:
         UnsupportedTaskError: The engine does not have enough GPUs.

@@ -1,10 +1,10 @@
 """Capture of a container's changes to its image, with one of two methods.
 
-`upper`: reads the upper directory of its overlay until two reads agree. The result is then the state at a moment
-between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's machine.
-`archive`: the engine lists the changes, and GNU `tar` in the container packs them. For the list, the engine walks over
-the image. The list has no opaque directories, but each deletion in them, and loses names that are not UTF-8. `auto`:
-`upper` if possible.
+`upper`: reads the upper directory of the container's overlay until two reads agree. The result is then the state at a
+moment between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's
+machine. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. To create the list, the
+engine walks over all files of the image. The list has each deletion instead of opaque directories, and names that are
+not UTF-8 are lost. `auto`: `upper` if possible.
 
 The container is never paused. An engine that starts a process in a container while it is being paused hangs forever,
 together with the container.
@@ -47,7 +47,7 @@ _ENGINE_FILES = frozenset(
 _TAR = ["tar", *GNU_CREATE, "--files-from=-"]
 _STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
 _SIGNATURE = re.compile(rb"\d+ \d+ \d+ [0-9a-f]+ -?[\d.]+ -?[\d.]+")
-_STAT_BYTES = 200  # of one line, without the name
+_STAT_BYTES = 200  # bound on one record of `stat`, without the name
 _DELETED = 2  # a kind of change in the engine's list
 _LOST = "\ufffd"
 _REGULAR, _ALL_KINDS = 0o100000, 0o170000
@@ -119,7 +119,7 @@ class Capture:
         return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
-        """Reads until two reads agree. Blocking."""
+        """Reads the upper directory until two reads agree, or `READINGS` times. Blocking."""
         before: dict[str, Entry] | None = None
         for _ in range(READINGS):
             found: list[str] = []
@@ -192,7 +192,7 @@ def _can_read_overlays(proc: Path) -> bool:
 
 
 class ArchiveCapture:
-    """Captures one container repeatedly, without reading unchanged files again."""
+    """Captures one container repeatedly with the method `archive`, without reading unchanged files again."""
 
     def __init__(self, engine: Engine, container: str) -> None:
         self._engine = engine
@@ -205,8 +205,7 @@ class ArchiveCapture:
         Raises:
             CaptureError: The changes could not be read.
             EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
-            error or
-                is gone.
+                error or is gone.
         """
         listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
         deleted = {path for path, kind in listed.items() if kind == _DELETED}
@@ -264,7 +263,10 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns signatures by path that change with the files; empty if `stat` in the container lacks the options."""
+        """Returns a signature of each path, which changes with the file.
+
+        Returns an empty dictionary if `stat` in the container does not support the options.
+        """
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -286,7 +288,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a sentence for each hard-linked file with an unlisted name, which belongs to a file of the image."""
+    """Yields a note for each hard-linked file that also has names in the image, which are not in `signatures`."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]
@@ -298,7 +300,10 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _tells(signature: bytes) -> bool:
-    """Returns whether later changes are visible in the signature: for regular files with one name, changed long ago."""
+    """Returns whether a later change of the file would change the signature.
+
+    This holds for regular files with one name whose last change is not recent.
+    """
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
     return is_plain and time.time() - float(changed) > YOUNG_SEC

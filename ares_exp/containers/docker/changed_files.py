@@ -1,4 +1,4 @@
-"""The changed files that a container starts with: finding their base image, and writing them."""
+"""Restore of changed files into a new container: the search for their base image, and the writing of the files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ares_exp.containers.images.image import ensure_image, inspect_image
 from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
 
 _REMEDY = (
-    "Bring the image back (`docker save` where it still is, `docker load` here), or start the task anew. A run that "
-    "takes snapshots needs container.keep_image=true, and its images left on the engine."
+    "Bring the image back (`docker save` where it exists, `docker load` here), or start the task again. For runs "
+    "with snapshots, set container.keep_image=true and keep their images on the engine."
 )
 _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 
 
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
-    """Inspects the base image of `spec.changes`.
+    """Returns the engine's description of the image that `spec.changes` are relative to.
 
-    A missing image is pulled or built like any image of a task. It must have the same id.
+    If the image is missing, the task's image is pulled or built, and must have the same id.
 
     Raises:
         SnapshotMismatchError: The image cannot be found or created, or has another id. The message then has both ids.
@@ -64,7 +64,7 @@ def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
 
 
 async def put_back(engine: Engine, container: str, changes: StoredChanges) -> None:
-    """Applies changes, relative to its image, to the files of a running container.
+    """Applies captured changes, which are relative to the image, to the files of a running container.
 
     Raises:
         RestoreError: The changes cannot be applied. The message has the reason.

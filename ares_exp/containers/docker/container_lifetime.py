@@ -1,7 +1,7 @@
 """The lifetime of a Docker container: its creation, its end with the process that started it, and its removal.
 
-Creations are bounded in number. No container leaks if the engine's response is lost. The engine forgets a container as
-soon as it has ended (`AutoRemove`), but keeps its event log for a while.
+The number of concurrent starts is bounded. No container leaks if the engine's response is lost. The engine forgets a
+container as soon as it has ended (`AutoRemove`), but keeps its event log for a while.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends lines, which reap zombies. Otherwise, a process could wait for a killed child forever."""
+        """Sends lines, which make the first process reap zombies. Otherwise, processes could wait for them forever."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
@@ -96,7 +96,7 @@ class FirstProcess:
 
 
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
-    """Kills and removes a container, and an otherwise unused image. Blocking. Ignores missing ones."""
+    """Kills and removes a container, and the image if nothing else uses it. Blocking. Ignores missing resources."""
     if problem := why_it_stays(lambda: _remove_container(engine, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
@@ -128,8 +128,8 @@ class ExitReason:
 
     Attributes:
         clause: Clause that follows "The container ".
-        is_outside: Whether processes in the container cannot have caused the end.
-        exit_code: Exit code of its first process, if that process ended by itself.
+        is_outside: Whether the cause is certainly outside of the container.
+        exit_code: Exit code of the first process, if this process ended by itself.
     """
 
     clause: str
@@ -152,7 +152,7 @@ class ExitWatch:
         dead = self._cause or await self._ask()
         if dead is None:  # the engine may notice the end later than this process
             await asyncio.wait({self._task}, timeout=_DYING_SEC)
-        if dead is None and self._first_process_ended:  # on a busy machine, much later
+        if dead is None and self._first_process_ended:  # on a busy machine, the engine may notice much later
             await asyncio.wait({self._task}, timeout=_NOTICED_WITHIN_SEC)
         return dead or self._cause
 
@@ -189,7 +189,7 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns the reason of an engine that does not answer.
+    """Returns the exit reason of a container whose engine does not respond.
 
     Args:
         engine: The engine of the container.
@@ -251,7 +251,7 @@ _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semap
 def starts(engine: Engine) -> asyncio.Semaphore:
     """Returns this event loop's semaphore for creating and starting containers.
 
-    More concurrent starts are not faster.
+    More concurrent starts would not be faster.
     """
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
@@ -261,7 +261,8 @@ def starts(engine: Engine) -> asyncio.Semaphore:
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
 
-    If the response is lost, the request is repeated. The engine then reports that our container already has the name.
+    If the response is lost, the request is repeated. If the first request succeeded, the engine then reports that the
+    name is taken.
 
     Raises:
         AnswerLostError: The container may exist, or may still appear.
@@ -289,7 +290,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for the container with a taken name, and checks that it is ours. Blocking.
+    """Waits for the container with a name that the engine reports as taken, and checks that it is ours. Blocking.
 
     Raises:
         AnswerLostError: The container does not appear.
@@ -322,7 +323,7 @@ def remove_when_it_appears(engine: Engine, name: str) -> None:
 
 
 def _never_sent(error: BaseException) -> bool:
-    """Returns whether no connection was established."""
+    """Returns whether a request failed because no connection was established."""
     while (cause := error.__context__) is not None:
         if isinstance(cause, (ConnectionRefusedError, FileNotFoundError)):
             return True

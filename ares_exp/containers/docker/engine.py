@@ -66,7 +66,7 @@ class Engine:
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request and returns the response with any status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
+        """Sends a GET request and returns the response, whatever its status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
 
         Raises:
             requests.exceptions.RequestException: The engine did not respond.
@@ -176,7 +176,7 @@ def engine_errors() -> tuple[type[Exception], ...]:
 
 
 def connection_failure(error: BaseException | None) -> BaseException | None:
-    """Finds a broken or refused connection to the engine among an error and its causes; `None` if there is none."""
+    """Returns the first connection error among an error and its causes; `None` if there is none."""
     import requests
     from urllib3.exceptions import HTTPError
 
@@ -272,8 +272,8 @@ def _address(docker_host: str) -> tuple[str, bool]:
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not found and name not in ("", "default"):
         raise PreflightError(
-            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose one that "
-            "`docker context ls` lists, or unset it."
+            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose a context "
+            "from `docker context ls`, or unset it."
         )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
     return host, "tls" in found

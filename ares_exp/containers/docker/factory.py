@@ -1,8 +1,8 @@
 """The factory of `container=docker`.
 
 A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
-open, and ends with it. The engine then removes the container. Commands run on persistent shells (`command_runner`),
-because one `docker exec` takes tens of milliseconds.
+open, and ends when the stdin is closed. The engine then removes the container. Commands run on persistent shells
+(`command_runner`), because one `docker exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class DockerContainerFactory(ContainerFactoryBase):
         Args:
             network: `public` (the engine's bridge) or `no-network` (only loopback) for all phases, instead of the
                 task's policies. `None`: the task's policies. Containers reach the `allowed_hosts` of a task through an
-                HTTP(S) proxy that the usual variables name. The proxy needs root and an engine on this machine.
+                HTTP(S) proxy, which the usual environment variables name. The proxy needs root and an engine on this
+                machine.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allow-list.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
@@ -78,7 +79,7 @@ class DockerContainerFactory(ContainerFactoryBase):
             env: Variables of every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
             pids_limit: Maximum number of processes of one container, as a protection against fork bombs.
-            swap_mb: Swap that a container may use on top of its memory limit.
+            swap_mb: Swap that a container may use in addition to its memory limit.
             no_new_privileges: Whether programs are prevented from gaining rights when they start. sudo and su inside
                 then fail.
             capture: Method by which snapshots read a container's changes. `upper`: from the engine's directory, which
@@ -129,9 +130,9 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready.
+        """The constructor's options as JSON values.
 
-        Only the names of variables are included, because values may be secret.
+        For `env`, includes only the names of the variables, because their values may be secret.
         """
         options = self._options
         network = options.network

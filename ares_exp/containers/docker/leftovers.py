@@ -1,8 +1,9 @@
-"""Leftovers of runs on a Docker engine: containers, networks, volumes, and images not to be kept.
+"""Leftovers of runs on a Docker engine: containers, networks, volumes, and images that are not kept.
 
 Started containers end with their process (`container_lifetime`). Leftovers are networks, images, and containers whose
 creator died before the start, or whose first process does not end with its stdin. All have labels that name the owner.
-After a process dies, its `reaper` removes its leftovers immediately. Each run removes any remaining ones.
+After a process dies, its `reaper` removes its leftovers immediately. Each run removes the remaining leftovers of dead
+processes when it starts.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _logger = logging.getLogger(__name__)
 
 
 def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
-    """Returns the labels of an image that we build. They include its owner if it is removed with the run.
+    """Returns the labels of an image that we build. With `keep=False`, they include the owner, who removes the image.
 
-    Containers and images made from an image inherit its labels. So the owner has a separate label, and an image is ours
-    only under the name that it was built for.
+    Containers and images that are created from an image inherit its labels. So the owner of an image has a separate
+    label, and an image counts as ours only under the name that its label contains.
     """
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 

@@ -43,9 +43,9 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
-            f"The container of {spec.name} is to see directories of this machine ({shown}), but its engine runs "
-            f"elsewhere: DOCKER_HOST is {address_of_engine(host)}. That can be done without a compose file alone. Use "
-            "an engine of this machine, or container=local, or an agent that is not installed by a mount."
+            f"{spec.name}: cannot mount directories of this machine ({shown}), because the Docker engine runs on "
+            f"another one (DOCKER_HOST={address_of_engine(host)}). Tasks with a compose file do not support this. Use "
+            "a local engine, container=local, or an agent that needs no mount."
         )
 
 
@@ -94,9 +94,9 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields a container that mounts the volume at `_AT`.
+    """Yields the id of a new container that mounts the volume at `_AT`.
 
-    The engine can copy its files although it is never started.
+    The container is never started, but the engine can copy files into and out of it.
     """
     from docker.types import Mount
 

@@ -7,7 +7,7 @@
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
 A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
-allow-list, the container has no interface except the proxy, no route to this machine or to other containers, and no
+allow-list, the container has no interface except its loopback, no route to this machine or to other containers, and no
 DNS. The proxy's socket is created inside the container's network, which needs root on the engine's machine.
 """
 
@@ -69,7 +69,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
     """Checks before the start that the network of `spec` can be enforced.
 
     Returns:
-        Warnings.
+        Warnings about options without an effect.
 
     Raises:
         UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be created.
@@ -134,7 +134,7 @@ class ContainerNetwork:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The variables of every command under the policy in force."""
+        """The environment variables of every command under the current policy."""
         if self._policy is None or self._policy.mode != "allowlist":
             return {}
         around = ",".join((PROXY_ENV["no_proxy"], *(self._neighbours or ())))
@@ -146,8 +146,8 @@ class ContainerNetwork:
         Args:
             engine: The engine.
             container: Name of the container.
-            neighbours: Names that the container reaches under every policy, over networks that are not switched.
-                `None`: it has no such networks.
+            neighbours: Names of other services, which the container reaches under every policy, because their networks
+                are never switched. `None` if the container has no such networks.
 
         Raises:
             ContainerStartError: The egress proxy cannot be added to the container.

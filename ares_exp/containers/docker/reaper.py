@@ -1,9 +1,10 @@
-"""A helper process that outlives this one, and removes its leftovers on an engine if it dies without doing so.
+"""A helper process that outlives this process and, if this process dies, removes its resources from an engine.
 
-A started container ends with our connection to its first process. A created container that has not started does not.
-Nor do the services of a compose file, which run the task's programs. So a shell waits for the end of a pipe that only
-this process holds, which closes even after kill -9. Then the shell becomes Python and removes everything with the
-labels of dead owners. If the helper is also killed (for example, the machine goes down), the next run cleans up.
+A started container ends when our connection to its first process is closed. A container that was created but not
+started does not end. Neither do the services of a compose file, because their first processes are programs of the task.
+So the helper, a shell, waits for the end of a pipe that only this process holds. The kernel closes the pipe even after
+`kill -9`. Then the shell becomes Python and removes everything with the labels of dead owners. If the helper is also
+killed (for example, the machine goes down), the next run cleans up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ares_exp.containers.images.docker_cli import passed_on
 from ares_exp.errors import PreflightError
 
 APPEARS_WITHIN_SEC = 3.0
-"""Time after our death, or after the last removal, in which the engine may still execute our requests."""
+"""Time after the death of the process, or after the last removal, in which the engine may still execute requests."""
 
 _WAIT = 'read -r _ || exec "$@"'
 _POLL_SEC = 0.2
@@ -32,7 +33,9 @@ _reapers: dict[tuple[int, str], Reaper] = {}
 
 
 def watch_over_us(engine: Engine) -> None:
-    """Starts a helper process that waits for our end, before the first resource on an engine. Blocks for milliseconds.
+    """Starts the helper process for an engine, unless it is already running. Blocks for milliseconds.
+
+    Must be called before this process creates its first resource on the engine.
 
     Raises:
         OSError: The helper process could not be started.
@@ -45,7 +48,7 @@ def watch_over_us(engine: Engine) -> None:
 
 
 class Reaper:
-    """The helper process that waits for the end of this one."""
+    """The helper process that waits for the end of this process."""
 
     def __init__(self, engine: Engine) -> None:
         """Starts the process. Raises `OSError` if that fails."""

@@ -69,7 +69,16 @@ class RunningContainer:
         workdir: str | None = None,
         first_process: FirstProcess | None = None,
     ) -> None:
-        """Args: what: Name of the container in messages, which start with "The " and this name."""
+        """Opens no shell yet.
+
+        Args:
+            engine: Engine of the container.
+            container: Name of the container on the engine.
+            what: Name of the container in messages, which start with "The " and this name.
+            shell: Default shell of commands.
+            workdir: Default directory of commands; `None` means the working directory of the image.
+            first_process: First process of the container, for the reason of its end.
+        """
         self._engine = engine
         self._container = container
         self._what = what
@@ -91,8 +100,7 @@ class RunningContainer:
         Raises:
             ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
             EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
-            error or
-                is gone.
+                error or is gone.
         """
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
@@ -179,7 +187,7 @@ class RunningContainer:
         return await DockerTerminal.started(*connection, hang_up=self._hang_up)
 
     async def _hang_up(self, pid: int) -> None:
-        """Ends the shell of a terminal, which notifies its jobs."""
+        """Ends the shell of a terminal. The shell first gets SIGHUP, which it passes on to its jobs."""
         script = f"kill -HUP {pid}; sleep 0.1; kill -KILL {pid}"
         with contextlib.suppress(ContainerError):
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
@@ -242,7 +250,7 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Raises if `close` was called.
+        """Rejects calls after `close`.
 
         Raises:
             ContainerDiedError: `close` was called.
@@ -257,14 +265,15 @@ class RunningContainer:
             ContainerLostError: The container is dead or cannot be reached, and its processes cannot be the cause.
             ContainerDiedError: The container is dead for another reason, or `close` was called.
         """
-        self.raise_if_closed()  # for a stopped container, the error is the stop
+        self.raise_if_closed()  # if the container was stopped, report this instead of `cause`
         if self._exit_watch is not None:
             dead = await self._exit_watch.cause()
         else:
             dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
         if dead is None and (why := await why_unreachable(self._engine.host)):  # open connections may still work
             raise ContainerLostError(f"The {self._what} is out of reach. {why}.") from cause
-        if dead is None and (failure := connection_failure(cause)) is not None:  # an engine that is ending answers some
+        # An engine that is shutting down still answers some requests.
+        if dead is None and (failure := connection_failure(cause)) is not None:
             dead = out_of_reach(self._engine, f"broke the connection ({reason(failure)})")
         if dead is not None and dead.exit_code == 0 and not self._has_entrypoint and self._first_process is not None:
             dead = out_of_reach(self._engine, "closed the connection, which ended the container")  # see FIRST_COMMAND

@@ -21,15 +21,21 @@ _T = TypeVar("_T")
 
 
 class EngineStream:
-    """A hijacked connection whose output comes in frames: stream number, three zeros, length, payload.
+    """A `ChannelStream` over a connection from `Engine.hijack`.
 
-    A `ChannelStream`.
+    The output arrives in frames: stream number, three zeros, length, payload.
     """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
     ) -> None:
-        """Args: with_stderr: Whether `read` also returns stderr."""
+        """Takes over a connection.
+
+        Args:
+            reader: Receiving side of the connection.
+            writer: Sending side of the connection.
+            with_stderr: Whether `read` also returns stderr.
+        """
         self._reader = reader
         self._writer = writer
         self._with_stderr = with_stderr
@@ -71,7 +77,7 @@ class EngineStream:
 
 
 class DockerTerminal:
-    """A `Terminal` over a hijacked connection, raw in both directions."""
+    """A `Terminal` over a connection from `Engine.hijack`, without frames in both directions."""
 
     def __init__(
         self,
@@ -80,7 +86,14 @@ class DockerTerminal:
         pid: int,
         hang_up: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Args: hang_up: Function that ends the shell `pid`, which the engine keeps running after a disconnect."""
+        """Takes over a connection.
+
+        Args:
+            reader: Receiving side of the connection.
+            writer: Sending side of the connection.
+            pid: Process number of the shell in the container.
+            hang_up: Function that ends this shell, because the engine keeps it running after a disconnect.
+        """
         self._reader = reader
         self._writer = writer
         self._pid = pid
@@ -128,15 +141,21 @@ class DockerTerminal:
 async def run_program(
     engine: Engine, container: str, command: Sequence[str], stdin: bytes, read: Callable[[BinaryIO], _T]
 ) -> tuple[_T, int]:
-    """Runs a program as root in `/`, without its stderr. `read` reads its output, a non-seekable stream, in a thread.
+    """Runs a program as root in the container's directory `/`. Its stderr is discarded.
+
+    Args:
+        engine: Engine of the container.
+        container: Name of the container.
+        command: The program and its arguments.
+        stdin: Input of the program.
+        read: Function that reads the output from a non-seekable stream. Runs in a thread.
 
     Returns:
         The result of `read`, and the exit code.
 
     Raises:
         EngineError, docker.errors.DockerException, requests.exceptions.RequestException, OSError: The engine returned
-        an
-            error or is gone. Errors of `read` are also raised.
+            an error or is gone. Errors of `read` are also raised.
     """
     created = await in_thread(
         lambda: engine.api.exec_create(container, list(command), stdin=True, user="0:0", workdir="/"), abandon=True

@@ -22,7 +22,7 @@ _MAX_LINKS = 10
 
 
 def put(api: APIClient, container: str, source: Path, directory: str, file_name: str) -> None:
-    """Unpacks `source` (see `archive.pack`) into the existing `directory` of the container.
+    """Copies `source` into the existing `directory` of the container; see `archive.pack`.
 
     Raises:
         TransferError: `source` cannot be read.
@@ -56,7 +56,7 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
 
 
 def open_archive(api: APIClient, container: str, path: str) -> Response:
-    """Requests a tar. docker-py's own method cannot close a partly read response."""
+    """Requests a tar archive of a path. Used because docker-py's method cannot close a partly read response."""
     answer: Response = api.get(
         f"{api.base_url}/v{api.api_version}/containers/{container}/archive",
         params={"path": path},

@@ -1,4 +1,4 @@
-"""The delta: all paths in which a container's files differ from its base, deletions included.
+"""The delta: all paths in which a container's files differ from its base, including deletions.
 
 The content of a file is stored as chunks. Holes are not read, chunks of zeros are not stored, and secrets are detected.
 """
@@ -34,7 +34,7 @@ class Entry:
     """The entry at one path. Devices and sockets are excluded, because they are meaningless in another container.
 
     Attributes:
-        kind: `"whiteout"`: the base has an entry here, but the container does not.
+        kind: Kind of the entry. A `"whiteout"` is a deletion: the base has an entry here, but the container does not.
         mode: Permission bits, 0 to 0o7777; 0 for symlinks and whiteouts.
         uid, gid: Owner, as numbers.
         mtime_ns: Nanoseconds since the epoch; may be negative.
@@ -127,7 +127,7 @@ def link_number(first_name: str) -> int:
 def differences(a: Delta, b: Delta) -> list[str]:
     """Returns the differences of two deltas, one line per path and field; empty if they are equivalent.
 
-    Notes are not compared. Of hard links, only the groups of paths are compared, not their numbers.
+    Notes are not compared. For hard links, the groups of paths are compared, but not their numbers.
     """
     lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
     names = [_names_of_links(delta.entries) for delta in (a, b)]
@@ -171,7 +171,10 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries whose directory is included, parents first. Missing ones were removed during the read."""
+    """Returns the entries whose directory is also an entry, parents first.
+
+    If a directory has no entry, it was removed during the read.
+    """
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]
@@ -201,7 +204,7 @@ class ChunkWriter:
         """Adds the next chunk: `CHUNK_BYTES`, unless it is the last one.
 
         Raises:
-            CaptureError: A known secret is in the chunk, or ends at its start.
+            CaptureError: A known secret is in the chunk, or starts in the previous chunk and ends in this chunk.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()
@@ -280,7 +283,11 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """Yields the content of a file in order: the bytes of each chunk, or the number of zeros that it consists of."""
+    """Yields the content of a file in order: the bytes of each chunk, or the length of a chunk of zeros.
+
+    Raises:
+        SnapshotCorruptError: An object is missing or damaged, or has a wrong size.
+    """
     for number, digest in enumerate(entry.chunks):
         size = min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)
         if digest is None:

@@ -65,6 +65,10 @@ def unsafe(what: str, value: object) -> NoReturn:
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
     """Checks each field of one entry independently and returns the entry.
 
+    Args:
+        value: Parsed line of JSON.
+        room: Maximum size of a file in bytes.
+
     Raises:
         SnapshotMetadataError: The value is not an entry.
         UnsafeSnapshotError: The entry has a value that no capture produces.
@@ -110,7 +114,7 @@ def _bytes(text: Any, what: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeError:
-        malformed(f"expected {what}, found what is none", ascii(text))
+        malformed(f"expected {what}, found an invalid one", ascii(text))
     if os.fsdecode(data) != text:
         malformed(f"expected {what}, found another spelling of one", ascii(text))
     return data
@@ -137,7 +141,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
             or len(data) > MAX_NAME_BYTES
             or not is_kept_xattr(name)
         ):
-            unsafe("expected attributes user.* and security.capability alone, found", ascii(name))
+            unsafe("expected only the attributes user.* and security.capability, found", ascii(name))
         try:
             attributes[name] = bytes.fromhex(text)
         except (TypeError, ValueError):
@@ -261,7 +265,10 @@ def _json(value: object) -> bytes:
 
 
 def _ends_object(line: bytes) -> bool:
-    """Returns whether an object of lines ends here. Only the path decides, so a changed entry moves no boundary."""
+    """Returns whether a stored object ends after this line.
+
+    For an entry, this depends only on its path, so that a changed entry moves no boundary.
+    """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
 
@@ -297,7 +304,7 @@ def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any], limits: Del
         raise UnsafeSnapshotError(f"expected at most {limits.max_entries} entries, found more.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
-        unsafe("expected the directory of a path before it, found alone", ascii(path))
+        unsafe("expected the directory of an entry before it, found only", ascii(path))
     if parent and entries[parent]["kind"] != "directory":
         unsafe("expected an entry to be in a directory, found one below something else", ascii(path))
     entries[path] = values

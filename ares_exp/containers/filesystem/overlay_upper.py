@@ -48,8 +48,8 @@ _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have t
 ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
 """The entries of files in upper directories by inode, so that only changed files are read again.
 
-Only one scan at a time uses it. A file counts as unchanged if its size, mode and times of change are the same. Writes
-through a shared memory mapping change the times only when the kernel writes them back.
+Only one scan may use it at a time. A file counts as unchanged if its size, mode and times of change are the same.
+Writes through a shared memory mapping change the times only when the kernel writes them back.
 """
 
 
@@ -74,7 +74,7 @@ def scan(
         at: Mount point of the overlay in the container, to which `upper` corresponds.
         skip: Function that returns whether to exclude a path of the container and everything below: mount points, files
             of the engine.
-        root_ids: Uid and gid outside that are 0 inside, for a container in a user namespace.
+        root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
         limits: Bounds.
 
     Returns:
@@ -140,7 +140,7 @@ class _Scan:
         return self._linked()
 
     def _add_directory(self, path: str, directory: int) -> str:
-        """Adds the entry of a directory. Returns its mark of opaqueness, which is usually empty."""
+        """Adds the entry of a directory. Returns its attribute `overlay.opaque`, which is usually empty."""
         xattrs, marks = self._xattrs(path, directory)
         opaque = marks.get("opaque", "")
         if path:
@@ -222,13 +222,13 @@ class _Scan:
                 if _times(before) == _times(after):
                     break
             else:
-                self._note(f"{path!r} was written to while it was read: what is kept may be of several moments.")
+                self._note(f"{path!r} was modified while it was read: the stored content may be inconsistent.")
             return before, replace(self._metadata("file", before), size=before.st_size, chunks=chunks, xattrs=xattrs)
         finally:
             os.close(file)
 
     def _xattrs(self, path: str, file: int) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Returns the kept attributes, and the marks of overlayfs."""
+        """Returns the attributes that a delta contains, and the attributes of overlayfs without their prefix."""
         kept, marks = {}, {}
         try:
             names = os.listxattr(file)

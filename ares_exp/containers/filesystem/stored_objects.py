@@ -1,4 +1,4 @@
-"""The object store: contents by their digest, each once.
+"""The object store, which stores each content once, under its digest.
 
 `<path>/objects/ab/cdef…` is one zstd frame with its size in the header. The name is the sha256 of the plain bytes.
 Files are renamed to their final name only when complete. Content that is read is untrusted: its size is bounded, and it
@@ -126,7 +126,7 @@ class ObjectStore:
         return digest
 
     def keep(self, digest: str) -> bool:
-        """Returns whether the object exists. If so, marks it as just put (`sync()`, `remove_unneeded()`)."""
+        """Returns whether the object exists. If so, `sync()` and `remove_unneeded()` treat it as newly put."""
         path = self.file(digest)
         try:
             if time.time() - path.stat().st_mtime > _YOUNG_SEC:
@@ -253,7 +253,7 @@ class ObjectStore:
         Args:
             needed: Set of digests to keep.
             older_than_sec: Minimum age of removed objects, since they were put or kept. An unfinished snapshot may need
-                younger ones.
+                younger objects.
 
         Returns:
             Number of removed objects, and their size on the disk in bytes.

@@ -1,4 +1,4 @@
-"""Entries from a tar archive that an untrusted container wrote. The archive is read as a stream and never extracted."""
+"""Reader of a tar archive from an untrusted container. The archive is read as a stream and never extracted."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def read_tar(
 
 
 def _pass(archive: tarfile.TarFile) -> None:
-    """Skips the content of a member, and forgets the member."""
+    """Skips the content of a member, and removes the member from `tarfile`'s list."""
     stream = cast(Any, archive).fileobj
     if stream.tell() < archive.offset - 1:
         stream.seek(archive.offset - 1)

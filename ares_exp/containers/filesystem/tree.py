@@ -1,4 +1,4 @@
-"""The files of a delta, written below a directory of the host: an overlay's upper directory, or a plain one."""
+"""Writer of a delta's files below a directory of the host, which may be the upper directory of an overlay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_tree(
     opaque_xattr: str | None = None,
     root_ids: tuple[int, int] = (0, 0),
 ) -> None:
-    """Writes entries below a directory that no other process uses. Never follows a link, not even one of the entries.
+    """Writes entries below a directory that no other process uses. Never follows a link, even if an entry is a link.
 
     Args:
         entries: Entries including every directory above an entry, as in a `Delta`. All are at or below `at`.
@@ -34,7 +34,7 @@ def write_tree(
         at: Path in the container that corresponds to `directory`.
         opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"` to write deletions in the format of
             overlayfs. `None` for a directory that is not an overlay: deletions are rejected.
-        root_ids: Uid and gid outside that are 0 inside.
+        root_ids: Uid and gid on the host that are 0 in the container.
 
     Raises:
         RestoreError: An entry cannot be written. The message names the path and the reason.
@@ -54,8 +54,8 @@ def write_tree(
         raise RestoreError(f"{directory} cannot be written to: {error.strerror}.") from None
     tree = _Tree(objects, root, at, root_ids)
     try:
-        # By directory, so that each is opened once. Each directory is created before its contents, with all rights only
-        # for its owner.
+        # Grouped by directory, so that each directory is opened once. Each directory is created before its contents,
+        # with all rights only for its owner.
         in_order = sorted(entries.keys() - {at}, key=lambda path: path.rpartition("/")[::2])
         for above, paths in groupby(in_order, key=lambda path: path.rpartition("/")[0]):
             first = next(paths)
@@ -126,7 +126,7 @@ class _Tree:
             os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def give(self, path: str, entry: Entry, descriptor: int) -> None:
-        """Sets the owner first, because the kernel drops privilege bits when the owner changes."""
+        """Sets owner, mode and attributes. The owner is first, because changing it makes the kernel drop mode bits."""
         self._own(path, entry, descriptor)
         os.fchmod(descriptor, entry.mode)
         for name, value in entry.xattrs.items():

@@ -19,7 +19,7 @@ _PASSED_ON = (
 
 
 def docker_clis(name: str = "docker") -> Iterator[Path]:
-    """Yields every `docker` on PATH once, or every program of another name."""
+    """Yields the programs with this name on PATH, each once."""
     seen = set()
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = Path(directory, name)
@@ -35,7 +35,7 @@ def passed_on() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
-    """Returns whether a `docker` command builds with BuildKit: by its plugin buildx, or before version 23."""
+    """Returns whether a `docker` command builds with BuildKit: with its plugin buildx, or from version 18 to 22."""
     if _output(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
     major = re.match(r"\d+", _output(cli, "version", "--format", "{{.Client.Version}}"))

@@ -23,7 +23,7 @@ _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _HEREDOC = re.compile(
     rf"""(?:{_QUOTED}|\$\(\(.*?\)\))|(?<!\S)\d*<<(?P<dash>-?)[ \t]*(?P<word>(?:{_QUOTED}|[^\s<'"\\])+)(?!\S)"""
 )
-"""The start of a here-document (by BuildKit's rules, with optional blanks after `<<`), or quoted text without one."""
+"""The start of a here-document (by BuildKit's rules, with optional blanks after `<<`), or quoted text to skip."""
 
 _QUOTES = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
@@ -107,7 +107,7 @@ def find_syntax(text: str) -> Syntax:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """Yields the instructions of a Dockerfile, comments as `COMMENT`."""
+    """Yields the instructions of a Dockerfile, including each comment as `COMMENT`."""
     from dockerfile_parse import DockerfileParser
 
     plain, documents = _without_bodies(text)

@@ -89,11 +89,11 @@ class Base:
 
     Attributes:
         env: Known variables of the container.
-        workdir: Its directory. If it is empty, it is unknown, and paths stay relative to it.
+        workdir: Working directory. Empty if it is unknown; paths then stay relative to it.
         args: Values of predefined build arguments (`TARGETARCH`, …).
         built_lines: Number of Dockerfile lines that are already built into the container. These lines produce no steps
-            and are never rejected. Their stages, variables, directory, user and shell are tracked. `env` and `workdir`
-            are the state after these lines.
+            and are never rejected, but their stages, variables, directory, user and shell are tracked. `env` and
+            `workdir` are the state after these lines.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class _Reader:
         self._start_stage("")
 
     def _start_stage(self, base: str) -> None:
-        """Starts from an earlier stage or from an image."""
+        """Continues from the earlier stage `base`, or from the initial state if `base` is an image."""
         fresh = (dict(self.start.env), self.start.workdir, "root", ("/bin/sh", "-c"))
         env, self.workdir, self.user, self.shell = self.stages.get(base.lower(), fresh)
         self.env = dict(env)
@@ -304,7 +304,7 @@ exit $code
 
 
 def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command line of a RUN in the shell form, with its here-documents, with the semantics of BuildKit.
+    """Returns the command line of a RUN in the shell form, including its here-documents, by BuildKit's rules.
 
     A single here-document without a command is a program for the interpreter of its `#!` line, or for the shell. With a
     command, the shell reads the here-document.

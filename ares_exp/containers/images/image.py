@@ -35,15 +35,16 @@ async def ensure_image(
     """Ensures that the engine has the image of a task.
 
     An image is pulled or built once for all waiting containers, in this process and in other processes of this user.
-    When the last waiter is cancelled, a build with BuildKit is killed. A pull or a classic build runs in the engine: it
-    continues for later callers and ends with this process.
+    When the last waiting caller is cancelled, a build with BuildKit is killed. A pull or a classic build runs in the
+    engine: it continues for later callers and ends with this process.
 
     Args:
         engine: The engine.
         name: Name of the task, for the tag of a built image.
         docker_image: Prebuilt image, pulled only if the engine has no image with this name.
         context_dir: Build context with a `Dockerfile`, used without a `docker_image`.
-        keep: Whether a built image outlives this process. Otherwise, its labels name the owner.
+        keep: Whether a built image is kept for later runs. Otherwise, its labels name the owner, so that it can be
+            removed.
 
     Returns:
         The image's name.
@@ -66,7 +67,7 @@ async def ensure_image(
 
 
 def inspect_image(api: APIClient, image: str) -> dict[str, Any] | None:
-    """Inspects the image with a name or an id; returns `None` if the engine does not have it. Blocking."""
+    """Returns the engine's description of an image, by name or id; `None` if the engine does not have it. Blocking."""
     from docker.errors import ImageNotFound
 
     try:

@@ -1,9 +1,10 @@
 """Image builds: with BuildKit, through a `docker` command, or with the engine's classic builder.
 
 docker-py cannot use BuildKit, which needs a session in addition to the request. A machine with a `docker` command that
-supports BuildKit builds every image with it, in the same way as that command. There is no trial build. A failed classic
-build leaves untagged images. They are the builder's cache, which speeds up the next build. No label distinguishes them
-from other users' images (only the last stage has labels), so they remain until `docker image prune`.
+supports BuildKit builds every image with it, in the same way as that command. The versions of the programs show whether
+they support BuildKit; there is no trial build. A failed classic build leaves untagged images. They are the builder's
+cache, which speeds up the next build. No label distinguishes them from other users' images (only the last stage has
+labels), so they remain until `docker image prune`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
         return
     clis = ", ".join(map(str, docker_clis())) or "there is no docker command"
     raise UnsupportedTaskError(
-        f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH drives that of the engine "
+        f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH can use it with the engine "
         f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself, and name it as docker_image "
         "in the [environment] table of task.toml."
     )
@@ -58,7 +59,7 @@ def find_buildkit(engine: Engine) -> Path | None:
 
 
 def find_buildkit_feature(text: str) -> tuple[int, str] | None:
-    """Finds the first feature of a Dockerfile that the classic builder lacks: its line and its name.
+    """Returns the line and the name of the first feature of a Dockerfile that the classic builder does not support.
 
     The classic builder gets no new features: it supports no flags of RUN, and only two of COPY and ADD.
     """
@@ -80,7 +81,7 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
 def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
     """Builds the image of `context_dir`. Blocking.
 
-    The end of the demand kills a build with BuildKit. The engine does not stop a classic build.
+    When the demand ends, a build with BuildKit is killed. The engine does not stop a classic build.
 
     Raises:
         ContainerStartError: The build failed. The message has the error and the end of the output.

@@ -1,8 +1,9 @@
-"""The files of the build context that a Dockerfile needs, and their transfer to the service's builder.
+"""The files of the build context that a Dockerfile needs, and their transfer to the builder of the Daytona service.
 
-The SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and treats a
-source with a leading slash as a file of this machine. Its upload loses links and empty directories. This module finds
-files by Docker's rules and copies them to a directory. An added line makes the SDK upload the whole directory.
+The service's SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and
+treats a source with a leading slash as a file of this machine. Its upload loses links and empty directories. So this
+module finds files by Docker's rules and copies them to a directory. If necessary, it adds a stage to the Dockerfile
+that makes the SDK upload the whole directory.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _lost(what: str) -> UnsupportedTaskError:
 
 
 def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:
-    """Returns the context without ignored files, and the directory to remove afterwards. Blocking."""
+    """Returns the context without ignored files, and a temporary directory that the caller removes later. Blocking."""
     directory = short_lived_directory("build")
     try:
         return stage_context(context, directory.path), directory

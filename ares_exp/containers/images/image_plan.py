@@ -1,4 +1,4 @@
-"""The plan of a sandbox's image: how the service, without a local engine, creates a task's image.
+"""The plan of a sandbox's image: how the Daytona service creates a task's image, without a local engine.
 
 | the task has | the source of the sandbox |
 |---|---|
@@ -59,12 +59,13 @@ class ImagePlan:
     """The source of a sandbox, and the rest of the Dockerfile to apply after its start.
 
     Attributes:
-        snapshot, image, dockerfile: One of: a snapshot of the service, an image's name, a text to build.
+        snapshot, image, dockerfile: Name of a snapshot of the service, name of an image, or text of a Dockerfile to
+            build. A snapshot takes precedence.
         context_dir: The task's directory, if it has a Dockerfile.
         env: Variables that the Dockerfile sets. Variables of its base image are unknown here.
         workdir: Directory of the finished image; `None` for the directory of the base image or the snapshot.
         user: User of commands; root if the base image or the snapshot decides.
-        local: Needed files, until `stored` or `after_start` decides how to transfer them.
+        local: Files that the Dockerfile needs, until `stored` or `after_start` has decided how to transfer them.
         built_lines: Number of Dockerfile lines that the service builds; `apply` applies the rest. `None`: all lines.
         warnings: Warnings for the user.
         layers: Local directories that become layers of the image.
@@ -84,7 +85,7 @@ class ImagePlan:
 
     @property
     def builds_after_start(self) -> bool:
-        """Whether `apply` has steps to apply, which need a builder's network."""
+        """Whether `apply` has to apply steps, which need the same network as a build."""
         return self.built_lines is not None
 
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
@@ -138,7 +139,7 @@ class ImagePlan:
         """Applies the rest of the Dockerfile in the running sandbox.
 
         Args:
-            run: Function that runs a command in a non-login shell, with variables on top of the sandbox's.
+            run: Function that runs a command in a non-login shell, with variables in addition to the sandbox's.
             upload: Function that copies files into the sandbox.
             workdir: Default directory of the sandbox's commands.
             restored: Whether the sandbox already has the files of a finished image.

@@ -35,7 +35,7 @@ class FinishedImage:
     """The defaults of commands in a finished sandbox.
 
     Attributes:
-        env: Variables that the sandbox itself lacks. A task's variables override them.
+        env: Variables of the image that the sandbox itself lacks. A task's variables override them.
         workdir: Directory of commands.
         user: User of commands.
     """

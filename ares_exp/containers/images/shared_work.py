@@ -1,6 +1,7 @@
-"""Work that runs once, in a thread, for several waiting tasks of a process, until the last one is cancelled.
+"""Work that runs once, in a thread, for several waiting tasks of a process.
 
-A lock prevents other processes of this user from doing the same work at the same time.
+If the last waiting task is cancelled, the work ends early. A lock prevents other processes of this user from doing the
+same work at the same time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _LOOK_EVERY_SEC = 0.05
 
 
 class WorkAbandoned(Exception):
-    """The last waiter for the work has been cancelled."""
+    """The last task that waited for the work has been cancelled."""
 
 
 class Demand:
-    """The demand for a unit of work, which the working thread polls."""
+    """The demand for a unit of work, which ends when no task waits for it any more. The working thread polls it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +36,7 @@ class Demand:
         self._release: Callable[[], None] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Sleeps, and raises as soon as the demand ends; 0 only checks.
+        """Sleeps, or raises an error as soon as the demand ends. With 0 seconds, only checks this.
 
         Raises:
             WorkAbandoned: The demand has ended.
@@ -45,7 +46,7 @@ class Demand:
 
     @contextlib.contextmanager
     def releasing(self, release: Callable[[], None]) -> Iterator[None]:
-        """In its body, the end of the demand calls `release` from another thread, to unblock the working thread."""
+        """If the demand ends in the body, calls `release` from another thread, to unblock the working thread."""
         with self._lock:
             self._release = release
             if self._over.is_set():
@@ -75,10 +76,10 @@ _in_progress: dict[str, _Shared] = {}
 
 
 async def share(key: str, work: Callable[[Demand], None]) -> None:
-    """Waits for `work`. Starts it unless work with the same key is running, on any event loop of this process.
+    """Waits for `work`. Starts it in a thread, unless work with the same key is already running in this process.
 
-    The thread does not keep the process alive. When the last waiter is cancelled, the work's `Demand` ends. A later
-    call starts it again.
+    Callers may run on different event loops. The thread does not keep the process alive. When the last waiting caller
+    is cancelled, the `Demand` of the work ends, and a later call starts the work again.
     """
     key = f"{os.getpid()} {key}"
     with _lock:
@@ -121,7 +122,7 @@ def _forget(key: str, shared: _Shared) -> None:
 
 @contextlib.contextmanager
 def work_lock(name: str, demand: Demand) -> Iterator[None]:
-    """Holds the lock of `name` among this user's processes. The kernel releases it if its holder ends. Blocking.
+    """Holds a lock with a name that this user's processes share. The kernel releases it if its holder ends. Blocking.
 
     Raises:
         WorkAbandoned: The demand ended first.

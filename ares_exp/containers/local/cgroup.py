@@ -137,7 +137,7 @@ class Reserve:
             self._set(self._limit + _RESERVE)
 
     def close(self) -> None:
-        """Restores the limit at the last `close`. Existing processes above the limit remain."""
+        """Restores the limit, unless another `open` has not been closed. Existing processes above the limit remain."""
         self._users -= 1
         if not self._users and _number(self._directory, "pids.max") > self._limit:
             self._set(self._limit)
@@ -230,9 +230,10 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group below which this process can create groups. Tested once, in some milliseconds.
+    """Returns, by controller, the group below which this process can create groups.
 
-    If a controller is missing, its resource cannot be limited here.
+    If a controller is missing, its resource cannot be limited here. The first call tests the groups, which takes some
+    milliseconds.
     """
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}

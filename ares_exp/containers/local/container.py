@@ -1,6 +1,6 @@
-"""The local container.
+"""The container of `container=local`, and the task's Dockerfile that it applies.
 
-It combines `host_root` (visible files), `isolation` (permissions) and `container_process` with the task's Dockerfile.
+Its visible files are from `host_root`, its permissions from `isolation`, and its processes from `container_process`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class LocalContainer(Container):
             ContainerStartError: bubblewrap or an instruction failed.
             EnvironmentStartTimeoutError: The start exceeded the limit of the spec.
             TaskError: The task is not supported; see `LocalContainerFactory.check`.
-            SnapshotError: The files do not match this host, or could not be written; see `ContainerFiles.make`.
+            SnapshotError: The captured files do not match this host, or could not be written; see
+                `ContainerFiles.make`.
         """
         refuse_second_start(started=self._directory is not None or self._stopped)
         what = f"The local container of {self._spec.name}"
@@ -278,7 +279,10 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns the error with its reason, if the container ended by itself or lacks a resource."""
+        """Returns the error with a reason if the container has ended by itself, or lacks memory or processes.
+
+        Otherwise, returns `None`.
+        """
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path
@@ -317,7 +321,7 @@ class LocalContainer(Container):
             raise await self._explained(error) or error from error
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port. With the host's network, its port is a random free one of the host's loopback."""
+        """Opens a forwarded port. If the container has the host's network, the port is a random free port."""
         process = self._running
 
         def listen() -> socket.socket:
@@ -363,7 +367,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         backend: Name of the option, for messages.
 
     Raises:
-        UnsupportedTaskError: The task needs an engine.
+        UnsupportedTaskError: The task needs GPUs, a compose file, an image, or an unsupported user or instruction.
         TaskError: The Dockerfile is missing or malformed.
     """
     if spec.gpus:

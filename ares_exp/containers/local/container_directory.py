@@ -1,8 +1,8 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
 A container's mounts are in its mount namespace and disappear with its last process, which ends with the runner. The
-directories are then also removed, unless the remover was killed with the runner. A cgroup without a directory remains
-if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies it.
+directories are then also removed, unless the shell that removes them was also killed. A cgroup without a directory
+remains if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies its owner.
 
 A test selects the parent of the directories (`find_storage`), because kernels and folders differ. The first choice is a
 folder in memory that can hold the upper layers of overlays: the files count as memory of the container, take no disk
@@ -54,9 +54,9 @@ _REMOVE = """
 remove() { rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; } 2>/dev/null; }
 """
 
-# It outlives us, because its stdin ends when we end in any way. Arguments: the folder and prefix of our directories.
-# A group that still has processes keeps its directory, so that a later clean-up finds it. So do paths that a guardian
-# has not removed yet. It is not our child, so it is never reaped.
+# A shell that cleans up after this process, whose end in any way closes the shell's stdin. Arguments: the folder and
+# the prefix of our directories. A directory is kept for a later clean-up if its groups still have processes, or if a
+# guardian has not removed its paths yet. The shell is not our child, so we need not reap it.
 _HEIR = (
     """
 exec 3<&0
@@ -106,7 +106,11 @@ class ContainerDirectory(OwnedDirectory):
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs `work` in the directory, which must not overlap with its removal (such as creating groups). Blocking."""
+        """Runs `work` with the path of the directory, which is not removed in the meantime. Blocking.
+
+        Raises:
+            FileNotFoundError: The directory has been removed.
+        """
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
@@ -191,7 +195,7 @@ def remove_stale() -> None:
 
 
 def find() -> Iterator[Leftover]:
-    """Yields this user's container directories, including directories of active runs, and orphaned groups. Blocking."""
+    """Yields this user's container directories, including those of active runs, and orphaned cgroups. Blocking."""
     yield from find_directories(PURPOSE, "directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
@@ -210,16 +214,16 @@ def find() -> Iterator[Leftover]:
 
 
 UNREADABLE = (
-    "Its files are in a tmpfs that it alone sees, as no folder on this machine can hold the upper layer of an overlay: "
-    "/dev/shm (with 1 GiB free, on a kernel of 6.6 or newer) or TMPDIR (on ext4, xfs or btrfs, say), neither of them "
-    "mounted noexec. Set TMPDIR to such a folder, or use container=docker."
+    "Its files are in a private tmpfs, because no folder on this machine can hold the upper layer of an overlay: "
+    "neither /dev/shm (with 1 GiB free, on Linux 6.6 or newer) nor TMPDIR (for example on ext4, xfs or btrfs). Both "
+    "must not be mounted noexec. Set TMPDIR to such a folder, or use container=docker."
 )
 """The reason why a container cannot be captured, and a suggested fix."""
 
 _LEAST_BYTES = 1024**3
 _PROBE_SEC = 10.0
 
-# It replaces a directory of the lower layer, for which the upper layer needs extended attributes.
+# Replaces a directory of the lower layer, which requires extended attributes in the upper layer.
 _REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 
@@ -240,7 +244,7 @@ class Storage:
 
 
 def find_storage() -> Storage:
-    """Returns the storage for containers of this process. Blocks for some milliseconds; tested once."""
+    """Returns the storage for containers of this process. The first call tests it, which takes some milliseconds."""
     return _find_storage(Path(tempfile.gettempdir()))
 
 

@@ -3,9 +3,9 @@
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
 one directory of the host. bubblewrap mounts these; snapshots exclude its other mounts.
 
-Changes are relative to a base: a description of this host's system, equal for hosts that look the same inside. It
-covers the release of the operating system, the installed packages, the directories that a container sees, and its
-Python. Reading every file of the host would take seconds.
+Changes are relative to a base: a description of this host's system, which is the same for hosts that look the same from
+inside a container. It covers the release of the operating system, the installed packages, the directories that a
+container sees, and its Python. It does not cover every file of the host, because reading them would take seconds.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _FILES, _UPPER = "files", "upper"
 
 
 def private_mounts(parts: Iterable[Part]) -> list[str]:
-    """Returns arguments of `bwrap` for a container whose files are in a tmpfs that only it sees."""
+    """Returns the arguments of `bwrap` for a container whose files are in a private tmpfs."""
     words: list[str] = []
     for part in parts:
         if part.kind == "directory":
@@ -142,7 +142,13 @@ class ContainerFiles:
     """The files of one container. Every method blocks, and calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates nothing yet."""
+        """Creates no files yet.
+
+        Args:
+            directory: The container's directory on the host.
+            parts: Parts of the container's root directory, parents first.
+            privileged: Result of `is_privileged`.
+        """
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES
@@ -197,7 +203,11 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns the differences from a new container."""
+        """Returns the differences from the files of a new container.
+
+        Raises:
+            CaptureError: A file could not be read, or a directory above a mount point was moved.
+        """
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():
@@ -225,7 +235,7 @@ class ContainerFiles:
             between = [path for path in parents(part.path) if path.startswith(f"{around.rstrip('/')}/")]
             if around == "/":
                 entries |= {path: Entry("directory", 0o755, mtime_ns=age) for path in between if path not in entries}
-            elif part.kind == "overlay":  # other parts have no entry of ours in the outer overlay
+            elif part.kind == "overlay":  # other parts need no entry in the upper layer of the outer overlay
                 entries |= {path: self._mirrored(path) for path in between}
             if part.kind == "overlay":
                 entries[part.path] = self._mirrored(part.sources[0])
@@ -236,7 +246,10 @@ class ContainerFiles:
         return entries
 
     def _mirrored(self, path: str) -> Entry:
-        """Returns a directory entry with the host's attributes, which a merged directory takes from the upper layer."""
+        """Returns an upper-layer entry with the attributes of the host's directory `path`.
+
+        A merged directory shows the attributes of its upper layer.
+        """
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""The bubblewrap process of one local container, its first process inside, and streams to new shells in it.
+"""The processes of one local container: bubblewrap, the container's first process, and new shells with their streams.
 
 The container's first process is a bash that reads requests from its stdin, which only this process holds. At end of
 file (the runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1,
@@ -100,11 +100,11 @@ class Launch:
 
     Attributes:
         directory: The container's directory on this machine, which contains `channels/` and the names of its cgroups.
-        bwrap: Path of bubblewrap; `None`: the process runs directly on this machine.
-        arguments: Its arguments, from `isolation.bwrap_arguments`.
-        is_guarded: Whether it has no PID namespace, so that a guardian ends its processes.
-        env: Environment without bubblewrap.
-        held: Descriptor that the guardian keeps open until it ends, without bubblewrap.
+        bwrap: Path of bubblewrap; `None` if the process runs directly on this machine.
+        arguments: Arguments of bubblewrap, from `isolation.bwrap_arguments`.
+        is_guarded: Whether the container has no PID namespace, so that a guardian ends its processes.
+        env: Environment of the process. Not used with bubblewrap.
+        held: Descriptor that the guardian keeps open until it ends. Not used with bubblewrap.
         files_in_memory: Whether the container's files count as its memory.
     """
 
@@ -156,7 +156,7 @@ class ContainerProcess:
         The caller bounds the time. After an error, no process remains.
 
         Raises:
-            ContainerStartError: The process did not start. The message is bubblewrap's.
+            ContainerStartError: The process did not start. The message has the output of bubblewrap.
         """
         started = cls._spawn(how)
         try:
@@ -325,7 +325,7 @@ class ContainerProcess:
             self._exited.set()
 
     async def has_ended(self) -> bool:
-        """Returns whether it has ended, after waiting briefly for the kernel to report an end."""
+        """Returns whether the process has ended, after waiting briefly for the kernel to report its end."""
         return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:

@@ -55,10 +55,10 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            network: `no-network` gives no network, regardless of the task. `build` gives the host's network, including
-                services on its loopback and abstract sockets, to every task's Dockerfile, but none to agents and tests.
-                `public` gives it to the Dockerfile, and gives agents and tests the network of the task, where public is
-                the host's network. It rejects a task with `allowed_hosts`, or with a different network in one of its
+            network: `no-network`: no network, regardless of the task. `build`: the host's network, including services
+                on its loopback and abstract sockets, while a task's Dockerfile is applied, but no network for agents
+                and tests. `public`: the host's network for the Dockerfile, and also for agents and tests if the task
+                has a public network. `public` rejects tasks with `allowed_hosts`, or with different networks in their
                 phases.
             shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
                 reads `/etc/profile` first, and Debian's resets `PATH`.
@@ -71,7 +71,10 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def _host(self) -> HostContainerFactory | None:
-        """The factory for this machine itself, if it is a container without namespaces and the user is root."""
+        """The factory of `container=host` if this machine is a container that allows no namespaces, and we are root.
+
+        Otherwise `None`.
+        """
         if find_isolation().isolation != "none" or container_evidence() is None or os.geteuid() != 0:
             return None
         from ares_exp.containers.local.host_factory import HostContainerFactory
@@ -85,7 +88,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def max_containers(self) -> int | None:
-        """One if this machine itself is the container."""
+        """One if commands run directly on this machine."""
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
@@ -148,7 +151,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             ) from error
 
     def check_snapshots(self) -> None:
-        """Accepts snapshots, unless this machine itself is the container."""
+        """Accepts snapshots, unless commands run directly on this machine."""
         if self._host is not None:
             self._host.check_snapshots()
 
@@ -161,7 +164,7 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Checks that a local container can run `spec`.
 
         Returns:
-            Warnings about limits that are not enforced, and hosts that cannot be reached.
+            Warnings about limits that are not enforced, and about hosts that cannot be reached.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,

@@ -32,7 +32,8 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
     container sees `directory` read-only, so it cannot replace a FIFO with a link.
 
     Yields:
-        Our ends. They outlive the context, unless it fails. The names and the other ends do not.
+        A stream over our ends, which stay open after the context unless it fails. When the context ends, the files are
+        removed and the other ends are closed.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -175,7 +176,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
 
 
 async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
-    """Reads the whole reply into `packed` and rewinds it."""
+    """Reads the whole output of the stream into `packed`, and seeks to the start."""
     size, tail = 0, b""
     while data := await stream.read():
         packed.write(data)

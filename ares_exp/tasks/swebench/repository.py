@@ -140,7 +140,7 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
     if result.exit_code != 0:
         raise ContainerStartError(
             f"Expected the image to have a git repository in {REPOSITORY} at commit {base_commit}: {told(result)} "
-            "Is the image that of the row (env.image_template), and is git in it?"
+            "Check that env.image_template gives the image of the row and that it contains git."
         )
 
 

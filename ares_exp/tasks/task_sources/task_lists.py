@@ -193,7 +193,7 @@ def _of_repository(
 ) -> ListTasks:
     if wanted is not None:
         if inside is not None or repository.folder is not None:
-            raise ConfigError("`env.dataset` already says which tasks of `env.repo` to run: do not name a folder.")
+            raise ConfigError("`env.dataset` already selects the tasks of `env.repo`: do not name a folder.")
         file = _read("registry", str(registry or REGISTRY), check_inner_path)
         return partial(
             data_set_of_repository, repository, wanted, file if file.endswith(".json") else f"{file}/{REGISTRY}"

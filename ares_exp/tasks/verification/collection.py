@@ -76,7 +76,7 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
     if name == MAIN_SERVICE:
         return container
     if not isinstance(container, ComposedContainer):
-        raise ContainerError(f"Expected a container with a service {name!r} beside it, got one without services.")
+        raise ContainerError(f"Expected a container with a service {name!r}, got a container without services.")
     return container.service(name)
 
 
@@ -132,7 +132,7 @@ async def _stop_main(container: Container) -> None:
     try:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
-        _logger.warning("The agent's container goes on while artifacts of services are collected: %s", error)
+        _logger.warning("The agent's container continues to run while artifacts of services are collected: %s", error)
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
@@ -185,7 +185,7 @@ class ArtifactCollection:
             service = service_of(self._container, artifact.service)
             kind, is_empty, exists = await _look(service, artifact)
             if not exists:
-                _logger.info("The artifact %s of %s was not collected: it is not there.", source, artifact.service)
+                _logger.info("The artifact %s of %s was not collected: it does not exist.", source, artifact.service)
                 return kind, "failed"
             target = self._target.joinpath(place_of(artifact))
             await in_thread(lambda: _make_way(target, self._target))

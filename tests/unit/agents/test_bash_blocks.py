@@ -21,11 +21,11 @@ from ares_exp.agents.shell_agent import bash_blocks
         ("inline ```bash\nls\n```", []),
     ],
 )
-def test_blocks(reply: str, expected: list[str]) -> None:
+def test_bash_blocks_are_found(reply: str, expected: list[str]) -> None:
     assert bash_blocks(reply) == expected
 
 
-def test_a_hostile_reply_costs_linear_time() -> None:
+def test_hostile_reply_costs_linear_time() -> None:
     started = time.process_time()
     assert bash_blocks("```bash\n" * 100_000) == []
     assert time.process_time() - started < 2

@@ -68,14 +68,14 @@ def asked() -> list[dict[str, Any]]:
     return [dict(step.observation) for step in stored.load().steps if step.observation is not None]
 
 
-def test_oracle_warns_that_it_replaces_program(caplog: pytest.LogCaptureFixture) -> None:
+def test_oracle_warns_that_program_is_not_run(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match=r"`agent\.files` to name text files, got missing\.py"):
         execute("policy=oracle", "agent.files={/opt/agent.py: missing.py}")
     assert execute("policy=oracle").reward == 1.0
     assert "so agent=command is only checked. To run it, choose another policy" in caplog.text
 
 
-def test_a_program_solves_a_task_without_a_network() -> None:
+def test_program_solves_a_task_without_a_network() -> None:
     probe = "env; cat /proc/net/dev; echo kept > $ARES_AGENT_DIR/note.txt"
     row = execute(*replies(probe, GREET, "DONE"))
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 3)
@@ -103,7 +103,7 @@ def test_a_program_solves_a_task_without_a_network() -> None:
     assert not any(b"ares-key-" in data for data in written)
 
 
-def test_conversations_side_by_side_are_conversations() -> None:
+def test_parallel_requests_are_separate_conversations() -> None:
     row = execute(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     assert (row.reward, row.num_steps) == (1.0, 5)
     conversations = [request["origin"].get("conversation", "main") for request in asked()]
@@ -118,7 +118,7 @@ def test_conversations_side_by_side_are_conversations() -> None:
 
 
 @pytest.mark.slow
-def test_a_replay_runs_the_conversations_again() -> None:
+def test_replay_repeats_the_conversations() -> None:
     execute(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
     results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
     [row] = results.rows
@@ -131,7 +131,7 @@ SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
 
 
 @pytest.mark.slow
-def test_a_background_request_is_an_observation_or_answered_without_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_background_requests_are_observed_or_answered(capsys: pytest.CaptureFixture[str]) -> None:
     row = execute(*replies(*SIDE))
     assert (row.reward, row.num_steps) == (1.0, 4)
     assert row.agent is not None
@@ -177,7 +177,7 @@ def test_a_background_request_is_an_observation_or_answered_without_a_step(capsy
     assert replayed.agent.background_requests == 1
 
 
-def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -> None:
+def test_failed_background_request_is_a_policy_error() -> None:
     row = execute(*replies("TITLE a greeting"), "agent.background_requests=answer")
     assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
     assert row.error is not None
@@ -185,7 +185,7 @@ def test_a_background_request_that_cannot_be_answered_is_the_policys_failure() -
 
 
 @pytest.mark.slow
-def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
+def test_replay_ignores_normalised_differences() -> None:
     draw = "echo job $(od -An -N4 -tu4 /dev/urandom)"
     execute(*replies(draw, GREET, "DONE"), "agent.normalise=[{pattern: 'job +[0-9]+', replacement: job}]")
     ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again", "policy.strict=normalised"], quiet=True)
@@ -199,7 +199,7 @@ def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
 
 
 @pytest.mark.slow
-def test_branches_are_run_again_up_to_the_step_each_in_a_container_of_its_own() -> None:
+def test_branches_rerun_in_separate_containers() -> None:
     draw = "od -An -N8 -tu8 /dev/urandom > /tmp/drawn; cat /tmp/drawn"
     execute(*replies("PARTS one|two", "DONE", "DONE", draw, "DONE"))
     branch = ["branch_from=run/write-greeting@4", "branches=2", "tracker=none", "hydra.run.dir=branches"]
@@ -224,7 +224,7 @@ def test_branches_are_run_again_up_to_the_step_each_in_a_container_of_its_own() 
 
 
 @pytest.mark.slow
-def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
+def test_early_end_of_a_branch_is_explained() -> None:
     execute(*replies("true", GREET, "DONE"))
     [path] = Path("run").glob("trajectories/**/*.json")
     path.write_text(path.read_text().replace(GREET, "DONE"))  # then the agent ends there
@@ -238,7 +238,7 @@ def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
+def test_failed_episode_has_a_snapshot_for_inspection() -> None:
     with pytest.raises(UserError, match=r"Expected `snapshot=on_failure`, `manual` or `none` with agent=command"):
         execute("snapshot=every_step", *replies("DONE"))
     assert execute("snapshot=on_failure", *replies("echo left > /app/mine.txt", "DONE")).reward == 0.0
@@ -246,7 +246,7 @@ def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
     snapshot = EnvironmentSnapshot.load_from_file(path)
     assert (snapshot.step_count, snapshot.is_restorable) == (1, False)
     assert "/app/mine.txt" in get_delta(snapshot.object_store, snapshot.filesystem).entries
-    assert "no episode can go on from this snapshot" in str(snapshot.container["not_captured"])
+    assert "no episode can continue from this snapshot" in str(snapshot.container["not_captured"])
     with pytest.raises(SnapshotUnsupportedError, match="branch_from="):
         asyncio.run(CodeEnvironment.load_from_state(path, code_agent_factory=CommandAgentFactory(command="x")))
     branch = ["branch_from=run/write-greeting@1", "tracker=none", "hydra.run.dir=b", "snapshot=none"]
@@ -254,7 +254,7 @@ def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
     assert row.reward == 1.0, "run again, and not from the snapshot"
 
 
-def test_what_a_failed_program_did_is_scored() -> None:
+def test_failed_program_is_scored() -> None:
     row = execute(*replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
     assert row.error is not None
@@ -265,12 +265,12 @@ def test_what_a_failed_program_did_is_scored() -> None:
     assert stored.load().error == row.error
 
 
-def test_exit_codes_that_are_no_failure() -> None:
+def test_accepted_exit_codes_count_as_success() -> None:
     row = execute("agent.ok_exit_codes=[0,3]", *replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
 
 
-def test_a_program_without_a_request_is_told_what_it_lacks() -> None:
+def test_program_without_a_request_is_explained() -> None:
     row = execute(*replies("DONE"), command=("agent=command", "agent.command='echo I know nothing of it; exit 2'"))
     assert (row.outcome, row.reward) == (Outcome.AGENT_ERROR, None)
     assert row.error is not None
@@ -283,13 +283,13 @@ def test_a_program_without_a_request_is_told_what_it_lacks() -> None:
 @pytest.mark.parametrize(
     ("limit", "name", "then"), [("limits.steps=1", "steps", "true"), ("timeouts.agent=2", "time", "wait")]
 )
-def test_a_limit_ends_the_program_and_what_it_did_is_scored(limit: str, name: str, then: str) -> None:
+def test_limit_stops_the_program_and_scores_it(limit: str, name: str, then: str) -> None:
     row = execute(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, name)
     assert not [words for _, _, _, words in processes() if "sleep 4711" in words]
 
 
-async def test_its_version_is_the_digest_of_its_files(tmp_path: Path) -> None:
+async def test_version_is_the_digest_of_the_files(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     versions = []
     for text in ("a", "b", "a"):
@@ -306,7 +306,7 @@ async def test_its_version_is_the_digest_of_its_files(tmp_path: Path) -> None:
     assert factory.recipe.version is None
 
 
-def test_mounted_files_and_variables(tmp_path: Path) -> None:
+def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "agent.py").write_text(AGENT.read_text())
     command = (
@@ -336,12 +336,12 @@ def test_mounted_files_and_variables(tmp_path: Path) -> None:
         (["snapshot=every_step"], "resume="),
     ],
 )
-def test_mistakes_are_refused_before_anything_starts(words: list[str], says: str) -> None:
+def test_mistakes_are_refused_before_the_start(words: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         execute(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))
 
 
-def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_forwarded_ports_are_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalContainerFactory, "forwards_ports", False)
     with pytest.raises(
         UserError, match=r"agent=command .* need a forwarded port, but container=local .*forwards_ports = True"
@@ -353,7 +353,7 @@ def test_a_backend_without_forwarded_ports_is_refused_before_anything_starts(mon
 
 @pytest.mark.docker
 @pytest.mark.slow
-def test_in_docker_without_a_network() -> None:
+def test_docker_without_a_network_works() -> None:
     perl = AGENT.with_name("chat_agent.pl")
     command = ("agent=command", "agent.command='perl /opt/a.pl'", f"agent.files={{/opt/a.pl: {perl}}}")
     row = execute(*replies(GREET, "DONE"), container="docker", command=command)
@@ -361,7 +361,7 @@ def test_in_docker_without_a_network() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_no_response_is_asked_twice(tmp_path: Path) -> None:
+def test_killed_run_resumes_without_repeated_requests(tmp_path: Path) -> None:
     turns = ["PARTS one|two", GREET, "sleep 0.2", "DONE"]
     asked: list[str] = []
 

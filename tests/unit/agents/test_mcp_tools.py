@@ -47,7 +47,7 @@ async def opened(box: Any, *servers: McpServer, timeout_sec: float = 60) -> McpT
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_server_in_the_container(box: Any) -> None:
+async def test_server_in_the_container_works(box: Any) -> None:
     tools = await opened(box, STDIO)
     [add, die] = [one["function"] for one in tools.definitions]
     assert (add["name"], add["description"], add["parameters"]["required"]) == (ADD, "Adds.", ["by"])
@@ -63,7 +63,7 @@ async def test_a_server_in_the_container(box: Any) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_process_that_has_the_number_of_a_server_that_is_gone_is_left_alone(box: Any) -> None:
+async def test_reused_process_number_of_server_is_spared(box: Any) -> None:
     folder = "/tmp/.ares_exp_mcp/0"  # as in a container that was restored
     other = f"rm -rf {folder}; mkdir -p {folder}; mkfifo {folder}/in; sleep 4321 & echo $! >{folder}/pid"
     await box.exec(f"{{ {other}; }} </dev/null >/dev/null 2>&1; cp {folder}/pid /other", timeout_sec=60)
@@ -73,7 +73,7 @@ async def test_a_process_that_has_the_number_of_a_server_that_is_gone_is_left_al
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_server_over_http(box: Any) -> None:
+async def test_server_over_http_works(box: Any) -> None:
     connect = "import socket; socket.create_connection(('127.0.0.1', 8123))"
     until = f'until python3 -c "{connect}" 2>/dev/null; do sleep 0.1; done'
     await box.exec(f"python3 /srv.py 8123 >/dev/null 2>&1 & {until}", timeout_sec=60)
@@ -101,7 +101,7 @@ async def test_a_server_over_http(box: Any) -> None:
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_server_that_cannot_be_used(box: Any, server: McpServer, why: str) -> None:
+async def test_unusable_server_is_an_error(box: Any, server: McpServer, why: str) -> None:
     with pytest.raises(AgentError, match=why):
         await opened(box, server, timeout_sec=2)
 
@@ -120,7 +120,7 @@ def calling(name: str, **given: Any) -> LLMResponse:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_agent_offers_and_calls_them(box: Any) -> None:
+async def test_agent_offers_and_calls_the_tools(box: Any) -> None:
     asked: list[LLMRequest] = []
     replies = [calling(ADD, by=2), calling(ADD, by="x"), calling("submit")]
 
@@ -135,7 +135,7 @@ async def test_the_agent_offers_and_calls_them(box: Any) -> None:
     assert asked[2].messages[-1]["content"] == "<error>by is no number</error>"
 
 
-def test_calls_are_checked() -> None:
+def test_calls_are_validated() -> None:
     tools = McpTools(RehearsalContainer(), [STDIO], timeout_sec=1)
     assert tools.read(ToolCallData("c", ADD, "{}")) is None
     tools._add(tools._servers[0], {"name": "add/it", "inputSchema": {"type": "object"}})
@@ -144,7 +144,7 @@ def test_calls_are_checked() -> None:
         assert isinstance(tools.read(ToolCallData("c", ADD, wrong)), UnusableCall)
 
 
-async def test_an_agent_with_servers_can_be_run_again() -> None:
+async def test_agent_with_servers_can_be_replayed() -> None:
     number = 0
 
     def respond(command: str) -> str:

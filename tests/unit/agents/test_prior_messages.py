@@ -3,7 +3,7 @@ from __future__ import annotations
 from ares_exp.agents.conversation import as_plain_chat
 
 
-def test_tools_become_text() -> None:
+def test_tool_calls_become_text() -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "sh", "arguments": '{"cmd": "ls"}'}}
     written = '<tool_call>{"name": "sh", "arguments": "{\\"cmd\\": \\"ls\\"}"}</tool_call>'
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}

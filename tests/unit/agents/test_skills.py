@@ -20,13 +20,13 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("text", "name", "description"), HEADS)
-def test_what_a_skill_says_of_itself(text: str, name: str, description: str) -> None:
+def test_skill_metadata_is_read(text: str, name: str, description: str) -> None:
     path = "/skills/folder/SKILL.md"
     assert read_skill(text, path) == Skill(name, description, path)
 
 
 @pytest.mark.local
-async def test_skills_of_a_container(caplog: pytest.LogCaptureFixture) -> None:
+async def test_skills_of_a_container_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     async with LocalContainerFactory()(ContainerSpec("skills")) as box:
         assert await find_skills(box, "/my skills", timeout_sec=20) == []
         assert "the container has no */SKILL.md in /my skills" in caplog.text

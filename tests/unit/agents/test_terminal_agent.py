@@ -75,14 +75,14 @@ async def work(container: Any, *replies: str | LLMResponse, **options: Any) -> t
     return model, agent
 
 
-async def test_keys_are_typed_with_waits_up_to_the_bound() -> None:
+async def test_keys_are_typed_with_bounded_waits() -> None:
     box = Scripted()
     first = keys(("ls\n", 0.1), ("C-c", 900), ("", -1), ("a", float("nan")))
     await work(box, first, DONE, DONE, max_wait_sec=30)
     assert box.typed == [("ls\r", 0.1), ("\x03", 30.0), ("", 0.0), ("a", 1.0)]
 
 
-async def test_the_first_message_has_the_task_and_the_screen() -> None:
+async def test_first_message_contains_task_and_screen() -> None:
     model, _ = await work(Scripted(), DONE, DONE, columns=100)
     [message] = model.requests[0].messages
     assert model.requests[0].system_prompt is None
@@ -91,7 +91,7 @@ async def test_the_first_message_has_the_task_and_the_screen() -> None:
     assert message["content"].rstrip().endswith("Current Terminal Screen:\n$")
 
 
-async def test_what_is_new_is_told_then_the_screen() -> None:
+async def test_new_output_is_shown_before_the_screen() -> None:
     model, _ = await work(
         Scripted(lambda keys: f"{keys}\nout\r\n$ " if keys else ""), keys(("ls", 1)), keys(), DONE, DONE
     )
@@ -99,13 +99,13 @@ async def test_what_is_new_is_told_then_the_screen() -> None:
     assert model.told[2].startswith("New Terminal Output:\n")
 
 
-async def test_it_is_done_when_that_is_said_twice_in_a_row() -> None:
+async def test_task_is_complete_after_two_confirmations() -> None:
     model, _ = await work(Scripted(), DONE, keys(("ls\n", 1)), DONE, DONE)
     sure = "Are you sure you want to mark the task as complete?"
     assert [sure in told for told in model.told] == [False, True, False, True]
 
 
-async def test_a_reply_that_cannot_be_read_is_answered_and_types_nothing() -> None:
+async def test_unreadable_reply_is_explained_and_types_no_keys() -> None:
     box = Scripted()
     model, agent = await work(box, "Hm.", DONE, '{"analysis": "', DONE)
     assert model.told[1] == (
@@ -117,7 +117,7 @@ async def test_a_reply_that_cannot_be_read_is_answered_and_types_nothing() -> No
         await work(Scripted(), "Hm.", "Hm.", format_errors_in_a_row=2)
 
 
-async def test_warnings_go_before_the_output() -> None:
+async def test_warnings_precede_the_output() -> None:
     model, _ = await work(Scripted(), f"So: {keys(('ls', 1))}", DONE, DONE)
     expected = (
         "Previous response had warnings:\nWARNINGS: - Extra text detected before JSON object\n\nNew Terminal Output:"
@@ -125,7 +125,7 @@ async def test_warnings_go_before_the_output() -> None:
     assert model.told[1].startswith(expected)
 
 
-async def test_a_terminal_that_ended_is_told_of_once() -> None:
+async def test_ended_terminal_is_reported_once() -> None:
     box = Scripted()
 
     def ends(keys: str) -> str:
@@ -146,7 +146,7 @@ async def test_long_outputs_are_cut_in_the_middle() -> None:
     assert cut_bytes("ü" * 50, 100) == "ü" * 50
 
 
-async def test_a_summary_is_followed_by_the_screen() -> None:
+async def test_summary_is_followed_by_the_screen() -> None:
     step = LLMResponse.from_text(keys(("ls\n", 1)), usage=Usage(2000, 10))
     model, _ = await work(Scripted(), step, step, "Much was done.", DONE, DONE, compaction_tokens=1000)
     [after] = model.requests[3].messages
@@ -154,12 +154,12 @@ async def test_a_summary_is_followed_by_the_screen() -> None:
     assert after["content"].rstrip().endswith("Current Terminal Screen:\n$ ls\n$ ls\n$")
 
 
-async def test_it_can_be_run_again() -> None:
+async def test_agent_can_be_replayed() -> None:
     replies = [keys(("ls\n", 0.1), ("C-c", 0.1)), "Hm.", keys(("vi\n", 0.1)), DONE, DONE]
     assert await check_agent(TerminalAgentFactory(), replies=replies) == 5
 
 
-async def test_a_container_without_a_terminal_is_refused() -> None:
+async def test_container_without_a_terminal_is_refused() -> None:
     class Bare:
         async def exec(self, command: str, **_: Any) -> Any: ...
         async def upload(self, source: Any, target: Any) -> None: ...
@@ -172,7 +172,7 @@ async def test_a_container_without_a_terminal_is_refused() -> None:
 class TestScreen:
     """What is on the screen, and what is new."""
 
-    def test_what_has_gone_off_the_top_is_new_output(self) -> None:
+    def test_scrolled_lines_count_as_new_output(self) -> None:
         screen = TerminalScreen(20, 5)
         screen.feed("$ ")
         screen.news()
@@ -180,7 +180,7 @@ class TestScreen:
         assert screen.news() == "New Terminal Output:\n$ seq 9\n1\n2\n3\n4\n5\n6\n7\n8\n9\n$\n"
         assert screen.visible == "6\n7\n8\n9\n$\n"
 
-    def test_a_full_screen_program_has_a_screen_of_its_own(self) -> None:
+    def test_full_screen_program_uses_the_alternate_screen(self) -> None:
         screen = TerminalScreen(20, 5)
         screen.feed("$ vi")
         screen.news()
@@ -189,7 +189,7 @@ class TestScreen:
         screen.feed("\x1b[?1049l\x1b[?1l\r\n$ ")
         assert (screen.visible, screen.application_cursor) == ("$ vi\n$\n", False)
 
-    def test_a_cleared_screen_is_shown(self) -> None:
+    def test_cleared_screen_is_shown(self) -> None:
         screen = TerminalScreen(20, 5)
         screen.feed("one\r\ntwo")
         screen.news()
@@ -213,7 +213,7 @@ async def until(session: TerminalSession, text: str, keys: str = "") -> str:
 
 
 @pytest.mark.local
-async def test_a_terminal_of_a_container(box: Any) -> None:
+async def test_terminal_of_a_container_works(box: Any) -> None:
     session = TerminalSession(await box.open_terminal(columns=90, lines=25, env={"MINE": "a b"}))
     try:
         seen = await until(session, "tail", "stty size; pwd; echo $MINE $TERM; tty; echo ta''il\r")
@@ -229,7 +229,7 @@ async def test_a_terminal_of_a_container(box: Any) -> None:
         await session.close()
 
 
-async def test_what_is_printed_is_bounded() -> None:
+async def test_printed_output_is_bounded() -> None:
     class Flood:
         left = 100
 
@@ -251,7 +251,7 @@ async def test_what_is_printed_is_bounded() -> None:
 
 
 @pytest.mark.local
-async def test_a_terminal_ends_with_its_shell_and_its_jobs_with_the_terminal(box: Any) -> None:
+async def test_terminal_ends_with_its_shell_and_jobs(box: Any) -> None:
     session = TerminalSession(await box.open_terminal(columns=80, lines=24))
     await until(session, "[1]", "sleep 1000 &\r")
     await until(session, "it ends before it says this", "exit\r")
@@ -265,7 +265,7 @@ async def test_a_terminal_ends_with_its_shell_and_its_jobs_with_the_terminal(box
 
 
 @pytest.mark.local
-async def test_an_episode_in_a_terminal(box: Any) -> None:
+async def test_episode_runs_in_a_terminal(box: Any) -> None:
     from ares_exp.agents.runtime.journal import Journal
     from ares_exp.environments.agent_host import AgentHost
 
@@ -302,7 +302,7 @@ def without_parser(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "error": re.sub(r"^(Invalid JSON: ).*?(?= \| Content: )", r"\1", fields["error"])}
 
 
-def test_replies_are_read_as_harbor_reads_them() -> None:
+def test_replies_are_parsed_like_in_harbor() -> None:
     recorded = json.loads(RECORDED.read_text())["replies"]
     assert len(recorded) > 30
     for one in recorded:
@@ -310,7 +310,7 @@ def test_replies_are_read_as_harbor_reads_them() -> None:
         assert without_parser(found) == without_parser({key: one[key] for key in found})
 
 
-def test_a_reply_in_the_form() -> None:
+def test_well_formed_reply_is_read() -> None:
     read = read_reply(json.dumps(reply(commands=[LS, {"keystrokes": "C-c", "duration": 3}], task_complete=True)))
     assert read.commands == (Keys("ls\n", 0.5), Keys("C-c", 3.0))
     assert (read.is_complete, read.error, read.warnings, read.feedback) == (True, "", (), "")
@@ -329,7 +329,7 @@ TEXTS: dict[str, tuple[str, tuple[Keys, ...], str]] = {
         (Keys("ls\n", 0.5),),
         "- AUTO-CORRECTED: Fixed incomplete JSON by adding missing closing brace - please fix this in future responses",
     ),
-    "an odd quote before": (
+    "an unmatched quote": (
         f'5" {json.dumps({"analysis": "a", "plan": "p", "commands": []})}',
         (),
         "- AUTO-CORRECTED: Extracted JSON from mixed content - please fix this in future responses",
@@ -349,7 +349,7 @@ TEXTS: dict[str, tuple[str, tuple[Keys, ...], str]] = {
         "- Command 1: Missing duration field, using default 1.0\n"
         "- Command 1: Unknown fields: wait",
     ),
-    "a duration that is none": (
+    "an invalid duration": (
         json.dumps(reply(commands=[{"keystrokes": "x", "duration": "long"}])),
         (Keys("x", 1.0),),
         "- Command 1: Invalid duration value, using default 1.0",
@@ -358,7 +358,7 @@ TEXTS: dict[str, tuple[str, tuple[Keys, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_is_not_quite_in_the_form_is_read_with_a_warning(name: str) -> None:
+def test_sloppy_reply_is_read_with_a_warning(name: str) -> None:
     text, commands, warnings = TEXTS[name]
     read = read_reply(text)
     assert (read.commands, read.error) == (commands, "")
@@ -380,13 +380,13 @@ def test_what_is_not_quite_in_the_form_is_read_with_a_warning(name: str) -> None
         ("{" * 5000 + "}" * 5000, "Invalid JSON"),
     ],
 )
-def test_what_cannot_be_used_has_an_error_and_no_commands(text: str, error: str) -> None:
+def test_unusable_reply_is_an_error_without_commands(text: str, error: str) -> None:
     read = read_reply(text)
     assert read.error.startswith(error)
     assert (read.commands, read.is_complete) == ((), False)
 
 
-def test_wrong_commands_of_a_reply_that_says_it_is_done_are_a_warning() -> None:
+def test_wrong_commands_of_final_reply_are_a_warning() -> None:
     read = read_reply(json.dumps(reply(commands=["ls"], task_complete="yes")))
     assert (read.commands, read.is_complete, read.error) == ((), True, "")
     assert read.warnings == ("Command 1 must be an object",)
@@ -397,9 +397,9 @@ def test_wrong_commands_of_a_reply_that_says_it_is_done_are_a_warning() -> None:
     [("ls\n", "ls\r"), ("C-c", "\x03"), ("C-d", "\x04"), ("^C", "\x03"), ("M-x", "\x1bx"), ("Escape", "\x1b"),
      ("Up", "\x1b[A"), ("F5", "\x1b[15~"), ("C-c\n", "C-c\r"), ("Update", "Update"), ("", ""), ("C-", "C-")],
 )  # fmt: skip
-def test_keys(keys: str, typed: str) -> None:
+def test_keys_are_translated(keys: str, typed: str) -> None:
     assert as_typed(keys, application_cursor=False) == typed
 
 
-def test_cursor_keys_of_programs_that_ask_for_others() -> None:
+def test_cursor_keys_follow_the_application_mode() -> None:
     assert as_typed("Up", application_cursor=True) == "\x1bOA"

@@ -61,7 +61,7 @@ def left_in_cache() -> list[str]:
     return sorted(path.name for path in AgentStore().folder.iterdir() if path.suffix != ".lock")
 
 
-def test_a_package_is_fetched_once_and_can_be_read_only(registry: NpmRegistry) -> None:
+def test_package_is_fetched_once_and_read_only(registry: NpmRegistry) -> None:
     said: list[str] = []
     found = install(BUILD, say=said.append)
     again = install(BUILD, say=said.append)
@@ -77,7 +77,7 @@ def test_a_package_is_fetched_once_and_can_be_read_only(registry: NpmRegistry) -
     assert found.mount.target == "/opt/ares_exp/tiny/any"
 
 
-def test_bytes_that_were_not_pinned_are_refused(registry: NpmRegistry) -> None:
+def test_unpinned_bytes_are_refused(registry: NpmRegistry) -> None:
     for data in (tgz({"bin/tiny": b"another"}), DATA[:-1] + b"!", DATA + b"0" * 10_000_000):
         registry.data = data
         with pytest.raises(ToolboxError, match=r"Expected http://.* to have the digest sha512-\S+, got sha512-"):
@@ -85,9 +85,7 @@ def test_bytes_that_were_not_pinned_are_refused(registry: NpmRegistry) -> None:
         assert left_in_cache() == []
 
 
-def test_a_download_that_breaks_is_tried_again_and_given_up_at_last(
-    registry: NpmRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_is_retried_a_few_times(registry: NpmRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "WAITS_SEC", (0.0, 0.01, 0.01))
     registry.cut = 1
     install(BUILD, say=print)
@@ -99,7 +97,7 @@ def test_a_download_that_breaks_is_tried_again_and_given_up_at_last(
     assert left_in_cache() == []
 
 
-def test_archives_cannot_write_beside_their_directory_or_bring_links(registry: NpmRegistry, tmp_path: Path) -> None:
+def test_archives_cannot_escape_or_contain_links(registry: NpmRegistry, tmp_path: Path) -> None:
     outside, link = tarfile.TarInfo("package/../../../evil"), tarfile.TarInfo("package/bin/inner")
     link.type, link.linkname = tarfile.SYMTYPE, "tiny"
     for member, problem in ((outside, "leads out of it"), (link, "a link where a file was expected")):
@@ -110,13 +108,13 @@ def test_archives_cannot_write_beside_their_directory_or_bring_links(registry: N
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_a_package_without_its_program_is_refused(registry: NpmRegistry) -> None:
+def test_package_without_its_program_is_refused(registry: NpmRegistry) -> None:
     registry.data = tgz({"README.md": b"moved"})
     with pytest.raises(ToolboxError, match="to have the file bin/tiny, found none"):
         install(replace(BUILD, parts=(pinned(registry.data, executables=("bin/tiny",)),)), say=print)
 
 
-def test_two_processes_at_once_fetch_it_once(registry: NpmRegistry) -> None:
+def test_two_processes_fetch_a_package_once(registry: NpmRegistry) -> None:
     registry.go_on.clear()
     first = installing()
     assert registry.reached.wait(30)
@@ -127,7 +125,7 @@ def test_two_processes_at_once_fetch_it_once(registry: NpmRegistry) -> None:
     assert sorted(map(bool, said)) == [False, True]
 
 
-def test_kill_9_in_the_middle_leaves_nothing_that_looks_whole(registry: NpmRegistry) -> None:
+def test_killed_installation_leaves_no_finished_entry(registry: NpmRegistry) -> None:
     registry.go_on.clear()
     with installing() as process:
         assert registry.reached.wait(30)
@@ -140,14 +138,14 @@ def test_kill_9_in_the_middle_leaves_nothing_that_looks_whole(registry: NpmRegis
     assert left_in_cache() == [BUILD.key]
 
 
-def test_a_stopped_installation_ends(registry: NpmRegistry) -> None:
+def test_stopped_installation_is_an_error(registry: NpmRegistry) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(ToolboxError, match="was stopped"):
         install(BUILD, say=print, stop=stop)
 
 
-def test_what_was_changed_in_the_cache_is_not_used(registry: NpmRegistry) -> None:
+def test_changed_cache_entries_are_not_used(registry: NpmRegistry) -> None:
     found = install(BUILD, say=print)
     program = found.path / "bin/tiny"
     program.chmod(0o755)
@@ -161,13 +159,13 @@ def test_what_was_changed_in_the_cache_is_not_used(registry: NpmRegistry) -> Non
     assert AgentStore().find(BUILD, thoroughly=True) is None
 
 
-async def test_what_a_process_uses_is_not_removed(registry: NpmRegistry) -> None:
+async def test_package_in_use_is_not_removed(registry: NpmRegistry) -> None:
     await ensure([BUILD])
     with pytest.raises(ToolboxError, match="in use by a running process"):
         AgentStore().remove(BUILD)
 
 
-def test_the_commands_install_list_and_remove(
+def test_commands_install_list_and_remove(
     registry: NpmRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(catalogue.PACKAGES, "tiny", TINY)
@@ -198,12 +196,12 @@ def test_the_commands_install_list_and_remove(
         assert problem in capsys.readouterr().err
 
 
-def test_an_agent_without_a_build_for_this_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_without_build_for_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install", "opencode", "--libc", "musl"]) == 2
     assert "opencode 1.18.33 has no pinned build for" in capsys.readouterr().err
 
 
-def test_what_is_pinned_is_pinned_whole() -> None:
+def test_all_packages_are_fully_pinned() -> None:
     for package in PACKAGES.values():
         keys = [build.key for build in package.builds]
         assert len(set(keys)) == len(keys)
@@ -217,7 +215,7 @@ def test_what_is_pinned_is_pinned_whole() -> None:
                 assert len(part.integrity) == len("sha512-") + 88
 
 
-def test_markers_are_those_of_the_python_that_is_installed_for() -> None:
+def test_markers_follow_the_target_python() -> None:
     (wheels,) = PACKAGES["mini_swe_agent"].builds[0].parts
     assert isinstance(wheels, Wheels)
     assert "exceptiongroup==" in requirement_lines(wheels, "3.10")
@@ -225,7 +223,7 @@ def test_markers_are_those_of_the_python_that_is_installed_for() -> None:
 
 
 @pytest.mark.local
-async def test_a_container_sees_it_and_cannot_write_to_it(registry: NpmRegistry, tmp_path: Path) -> None:
+async def test_container_sees_the_package_read_only(registry: NpmRegistry, tmp_path: Path) -> None:
     (found,) = await ensure([BUILD])
     factory = LocalContainerFactory()
     async with factory(ContainerSpec("toolbox", mounts=(found.mount,))) as box:
@@ -242,7 +240,7 @@ async def test_a_container_sees_it_and_cannot_write_to_it(registry: NpmRegistry,
 
 
 @pytest.mark.local
-async def test_a_container_that_no_build_fits_is_refused_by_name() -> None:
+async def test_unsupported_container_is_refused_by_name() -> None:
     def build(libc: Any, python: str | None = None) -> Build:
         return Build("tiny", "1.2.3", this_machine(), libc, (), python=python)
 

@@ -67,7 +67,7 @@ async def edits(box: Any, *given: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.local
-async def test_parallel_calls_are_carried_out_and_answered_in_order(box: Any) -> None:
+async def test_parallel_calls_are_executed_in_order(box: Any) -> None:
     first = calls(
         ("bash", {"command": "sleep 0.2; echo one > /tmp/a"}),
         ("edit", {"command": "str_replace", "path": "/tmp/a", "old_str": "one", "new_str": "two"}),
@@ -110,7 +110,7 @@ async def test_files_are_created_changed_and_viewed(box: Any) -> None:
 
 
 @pytest.mark.local
-async def test_an_edit_that_cannot_be_made_changes_nothing(box: Any) -> None:
+async def test_impossible_edit_changes_no_files(box: Any) -> None:
     await box.exec("printf 'a\\nb\\na\\n' > /tmp/f; printf '\\377' > /tmp/binary; mkdir /tmp/d; chmod 640 /tmp/f")
     told = await edits(
         box,
@@ -137,14 +137,14 @@ async def test_an_edit_that_cannot_be_made_changes_nothing(box: Any) -> None:
 
 
 @pytest.mark.local
-async def test_a_file_keeps_owner_and_mode_and_the_rights_are_those_of_the_user(box: Any) -> None:
+async def test_edit_preserves_owner_and_mode(box: Any) -> None:
     await box.exec("echo a > /tmp/x; chmod 751 /tmp/x; ln -s x /tmp/link")
     await edits(box, {"command": "str_replace", "path": "/tmp/link", "old_str": "a", "new_str": "b"})
     assert (await box.exec("stat -c '%a %U' /tmp/x; cat /tmp/x; readlink /tmp/link")).output == "751 root\nb\nx\n"
 
 
 @pytest.mark.local
-async def test_the_time_limit_is_the_models_up_to_the_bound(box: Any) -> None:
+async def test_model_sets_the_time_limit_within_bounds(box: Any) -> None:
     slow = [("bash", {"command": "sleep 60", "timeout_sec": seconds}) for seconds in (0.1, 1000)]
     model, _ = await work(box, calls(*slow), calls(SUBMIT), max_command_timeout_sec=0.3)
     assert ["after 0.1 seconds" in (told := results(model.requests[1]))[0], "after 0.3 seconds" in told[1]] == [
@@ -156,7 +156,7 @@ def rehearsal() -> RehearsalContainer:
     return RehearsalContainer(lambda command: command.removeprefix("echo "))
 
 
-async def test_replies_without_a_usable_call_are_counted_and_limited() -> None:
+async def test_replies_without_usable_calls_are_limited() -> None:
     unusable = [
         LLMResponse.from_text("I am thinking."),
         calls(("bash", "{not json"), ("delete", {})),
@@ -173,7 +173,7 @@ async def test_replies_without_a_usable_call_are_counted_and_limited() -> None:
         await work(rehearsal(), *unusable)
 
 
-async def test_calls_without_ids_get_some() -> None:
+async def test_calls_without_ids_get_generated_ids() -> None:
     same = LLMResponse(
         [ToolCallData("", "bash", '{"command": "echo a"}'), ToolCallData("", "bash", '{"command": "b"}')]
     )
@@ -183,7 +183,7 @@ async def test_calls_without_ids_get_some() -> None:
     assert [message["tool_call_id"] for message in asked[2:]] == ["call_0", "call_1"]
 
 
-async def test_the_list_of_tools_chooses() -> None:
+async def test_only_listed_tools_are_offered() -> None:
     done = calls(("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}))
     model, _ = await work(rehearsal(), done, tools=["bash"])
     assert [tool["function"]["name"] for tool in model.requests[0].tools or ()] == ["bash"]
@@ -194,7 +194,7 @@ async def test_the_list_of_tools_chooses() -> None:
         ToolsAgentFactory(tools=["edit"])
 
 
-async def test_it_can_be_run_again() -> None:
+async def test_agent_can_be_replayed() -> None:
     replies = [
         calls(("bash", {"command": "ls"}), ("edit", {"command": "create", "path": "a", "file_text": "x"})),
         LLMResponse.from_text("Hm."),
@@ -219,7 +219,7 @@ class TestCompaction:
         assert [len(one) for one in outputs] == [0, 1, 2, 3, 4]
         assert await check_agent(ToolsAgentFactory(**options), replies=replies, container=rehearsal()) == 5
 
-    async def test_a_summary_takes_the_place_of_all_but_the_task(self) -> None:
+    async def test_summary_replaces_all_except_the_task(self) -> None:
         step = calls(("bash", {"command": "echo a"}), tokens=2000)
         replies = [*[step] * 2, LLMResponse.from_text("It is in /app.", usage=Usage(3000, 5)), step, calls(SUBMIT)]
         options = {"compaction": "summarise", "compaction_tokens": 1000}
@@ -235,7 +235,7 @@ class TestCompaction:
         assert len(model.requests[4].messages) == 3  # what was counted before says nothing of it
         assert await check_agent(ToolsAgentFactory(**options), replies=replies, container=rehearsal()) == 5
 
-    async def test_without_a_summary_outputs_are_dropped(self) -> None:
+    async def test_failed_summary_drops_old_outputs(self) -> None:
         step = calls(("bash", {"command": f"echo {self.long}"}), tokens=2000)
         replies = [*[step] * 2, LLMResponse.from_text(" "), calls(SUBMIT)]
         model, _ = await work(rehearsal(), *replies, compaction="summarise", compaction_tokens=1000, compaction_keeps=0)

@@ -69,7 +69,7 @@ def _document(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[st
     return document
 
 
-def test_two_runs_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_significant_difference_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = _run(tmp_path / "a", _tasks([0, 1, 0, 2, 1, 0, 2, 4]), "policy.temperature=0")
     b = _run(tmp_path / "b", _tasks([3, 4, 2, 4, 3, 1, 4, 4]), "policy.temperature=1", tokens=1500)
     code, text, err = _compare(capsys, a, b)
@@ -86,14 +86,14 @@ def test_two_runs_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "scored" not in text
 
 
-def test_the_baseline_can_be_the_better_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baseline_can_be_the_better_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "a", _tasks([4] * 6)), _run(tmp_path / "b", _tasks([1] * 6))
     text = _compare(capsys, a, b)[1]
     assert "mean reward -0.75 [" in text
     assert "A is better than B (p = 0.031)." in text
 
 
-def test_what_would_settle_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_shows_the_needed_attempts_or_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = _run(tmp_path / "a", _tasks([1, 2, 2, 3, 1, 2, 2, 3, 2, 1]))
     b = _run(tmp_path / "b", _tasks([3, 2, 3, 2, 2, 1, 3, 3, 2, 3]))
     code, text, _ = _compare(capsys, a, b)
@@ -123,7 +123,7 @@ def test_what_would_settle_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ([2], [3], "More attempts at the one task cannot settle it"),
     ],
 )
-def test_why_more_attempts_would_not(
+def test_advice_explains_if_attempts_cannot_settle_it(
     a: Sequence[int], b: Sequence[int], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = _compare(capsys, _run(tmp_path / "a", _tasks(a)), _run(tmp_path / "b", _tasks(b)))[1]
@@ -133,7 +133,7 @@ def test_why_more_attempts_would_not(
 
 
 @pytest.mark.parametrize("passed", [[4, 4, 4, 4, 4], [3, 4, 4, 4, 4]])
-def test_five_tasks_settle_nothing_and_their_interval_says_so(
+def test_five_tasks_cannot_settle_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], passed: Sequence[int]
 ) -> None:
     a, b = _run(tmp_path / "a", _tasks([0] * 5)), _run(tmp_path / "b", _tasks(passed))
@@ -148,7 +148,7 @@ def test_five_tasks_settle_nothing_and_their_interval_says_so(
     assert pair["advice"].startswith("More attempts at these 5 tasks cannot settle it")
 
 
-def test_single_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_attempts_get_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (
         _run(tmp_path / "a", _tasks([0, 1, 0, 1, 0, 1, 0], 1)),
         _run(tmp_path / "b", _tasks([1, 1, 0, 0, 1, 1, 0], 1)),
@@ -156,7 +156,7 @@ def test_single_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Whether more attempts at these 7 tasks would, two or more at each would tell." in _compare(capsys, a, b)[1]
 
 
-def test_tasks_that_one_has_alone_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_of_only_one_run_are_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = _run(tmp_path / "a", {**_tasks([1, 2]), "mine": [1.0] * 4})
     b = _run(tmp_path / "b", {**_tasks([1, 2]), **{f"own{n}": [0.0] * 4 for n in range(7)}})
     code, text, _ = _compare(capsys, a, b)
@@ -169,9 +169,7 @@ def test_tasks_that_one_has_alone_are_left_out_and_named(tmp_path: Path, capsys:
     assert "A and B have no task in common: nothing can be said." in text
 
 
-def test_tasks_that_are_not_the_same_any_more_are_compared_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_tasks_are_compared_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digests: dict[str, dict[str, str | None]] = {
         "a": {"t0": "sha256:1", "t1": "sha256:2", "t2": None, "t3": with_files("sha256:6", {"hint.md": "a"})},
         "b": {"t0": "sha256:1", "t1": "sha256:9", "t2": "sha256:3", "t3": with_files("sha256:6", {"hint.md": "b"})},
@@ -187,7 +185,7 @@ def test_tasks_that_are_not_the_same_any_more_are_compared_and_named(
     assert [pair["changed_tasks"] for pair in document["pairs"]] == [["t1", "t3"]]
 
 
-def test_runs_that_recorded_no_digests_are_compared_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_digests_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [_run(tmp_path / name, _tasks([1, 2, 3])) for name in "abc"]
     for run, tasks in zip(runs, (["t0", "t1"], {"t0": 7}, {"t0": "sha256:1"}), strict=True):
         (run / "provenance.json").write_text(json.dumps({"tasks": tasks}))
@@ -196,7 +194,7 @@ def test_runs_that_recorded_no_digests_are_compared_as_ever(tmp_path: Path, caps
     assert "not the same task" not in out
 
 
-def test_errors_count_as_zero_and_are_left_out_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_count_as_zero_or_are_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = _run(tmp_path / "a", {"t0": [1.0, None], "t1": [0.0, 1.0], "t2": [None, None]})
     b = _run(tmp_path / "b", {"t0": [1.0, 1.0], "t1": [0.0, 1.0], "t2": [1.0, 1.0]})
     text = _compare(capsys, a, b)[1]
@@ -207,7 +205,7 @@ def test_errors_count_as_zero_and_are_left_out_beside(tmp_path: Path, capsys: py
     assert "t2 0/2 (2 errors) 2/2" in text
 
 
-def test_a_sweep_is_all_of_its_jobs_named_by_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_jobs_are_compared_by_their_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "sweep"
     for job in range(11):
         _run(sweep / str(job), _tasks([job % 3, 4, 2, 1]), f"agent.style={job}", "attempts=4")
@@ -223,9 +221,7 @@ def test_a_sweep_is_all_of_its_jobs_named_by_what_differs(tmp_path: Path, capsys
     assert "task A B C D E F G H I J K" in text
 
 
-def test_every_run_is_taken_once_and_a_job_without_results_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_duplicate_and_empty_runs_are_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "sweep"
     jobs = [_run(sweep / str(job), _tasks([job, 2])) for job in range(3)]
     (jobs[1] / "episodes.jsonl").write_text("")
@@ -235,9 +231,7 @@ def test_every_run_is_taken_once_and_a_job_without_results_is_left_out(
     assert err == f"warning: No episode has ended in these jobs of {sweep}, they are left out: 1\n"
 
 
-def test_of_an_exchanged_component_its_own_arguments_are_not_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_of_replaced_components_are_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = ("{_target_: chat, model: m, seed: 1}", "{_target_: oracle, seed: 2}")
     runs = [_run(tmp_path / name, _tasks([1, 2])) for name in ("a", "b")]
     for run, policy in zip(runs, policies, strict=True):
@@ -246,7 +240,7 @@ def test_of_an_exchanged_component_its_own_arguments_are_not_told(
     assert differing == {"policy._target_": ["chat", "oracle"], "policy.seed": ["1", "2"]}
 
 
-def test_a_run_that_was_resumed_for_more_attempts_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resumed_run_shows_its_final_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (_run(tmp_path / name, _tasks([1, 2]), f"attempts={count}") for name, count in (("a", 1), ("b", 4)))
     assert _document(capsys, a, b)["differing_config"] == {"attempts": ["1", "4"]}
     sessions = ({"started": 1.0, "attempts": 1}, {"ended": 2.0}, {"started": 3.0, "attempts": 4}, {"ended": 4.0})
@@ -254,20 +248,20 @@ def test_a_run_that_was_resumed_for_more_attempts_has_them(tmp_path: Path, capsy
     assert _document(capsys, a, b)["differing_config"] == {}
 
 
-def test_names_where_overrides_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_overrides_is_named_by_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [_run(tmp_path / name, _tasks([1, 2]), *own) for name, own in (("a", ()), ("b", ("seed=1",)), ("c", ()))]
     (runs[2] / ".hydra" / "overrides.yaml").unlink()
     (runs[2] / "config.yaml").write_bytes(b"\xff\x00: [")
     assert [run["name"] for run in _document(capsys, *runs)["runs"]] == ["defaults", "seed=1", str(runs[2])]
 
 
-def test_a_config_that_is_nested_too_deeply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deeply_nested_config_is_tolerated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [_run(tmp_path / name, {"t": [1.0]}) for name in "ab"]
     (runs[0] / "config.yaml").write_text("a: " + "[" * 400_000)
     assert _compare(capsys, *runs)[0] == 0
 
 
-def test_the_last_try_of_an_attempt_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_retry_of_an_attempt_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "a", {"t": [None]}, planned=1), _run(tmp_path / "b", {"t": [1.0]})
     row = json.loads((b / "episodes.jsonl").read_text())
     with (a / "episodes.jsonl").open("a") as file:
@@ -276,7 +270,7 @@ def test_the_last_try_of_an_attempt_counts(tmp_path: Path, capsys: pytest.Captur
     assert (run["tries"], run["attempts"], run["scored_only"]["mean_reward"]["value"]) == (2, 1, 1.0)
 
 
-def test_a_run_that_was_killed_is_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_run_is_compared_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "a", _tasks([1, 2])), _run(tmp_path / "b", _tasks([1, 2]), planned=12)
     (a / "summary.json").unlink()
     with (a / "episodes.jsonl").open("a") as file:
@@ -288,7 +282,7 @@ def test_a_run_that_was_killed_is_compared_with_a_note(tmp_path: Path, capsys: p
     assert "B: only 8 of its 12 attempts have ended" in text
 
 
-def test_a_threshold_says_what_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_threshold_defines_a_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "a", {"t": [0.4, 0.6]}), _run(tmp_path / "b", {"t": [0.6, 0.7]})
     assert _document(capsys, a, b)["pairs"][0]["flips"] == []
     flips = _document(capsys, a, b, "--threshold", "0.5")["pairs"][0]["flips"]
@@ -307,7 +301,7 @@ def test_alpha_widens_the_intervals(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("content", "said"),
     [("", "no episode of that run has ended"), ("{}\n", "line 1: expected the result of an episode")],
 )
-def test_what_is_no_run_is_refused(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_run_is_refused(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "runs" / "first", _tasks([1])), _run(tmp_path / "runs" / "second", _tasks([1]))
     (b / "episodes.jsonl").write_text(content)
     for arguments, expected in (
@@ -326,28 +320,28 @@ def test_what_is_no_run_is_refused(content: str, said: str, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("arguments", [["--alpha", "0"], ["--alpha", "x"], ["--threshold", "nan"], ["--alp", "0.1"]])
-def test_a_wrong_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["a", "b", *arguments])
     assert caught.value.code == 2
     assert "usage: ares-exp compare" in capsys.readouterr().err
 
 
-def test_a_task_name_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_task_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (_run(tmp_path / name, {"\x1b[2Jred": [reward]}) for name, reward in (("a", 0.0), ("b", 1.0)))
     text = _compare(capsys, a, b)[1]
     assert "\x1b" not in text
     assert "\\x1b[2Jred 0/1 1/1" in text
 
 
-def test_p_values_are_adjusted_as_holm_did() -> None:
+def test_p_values_have_holm_adjustment() -> None:
     """The worked example of R's `p.adjust(c(0.01, 0.04, 0.03), "holm")`."""
     assert adjust({0: 0.01, 1: 0.04, 2: 0.03}) == pytest.approx({0: 0.03, 1: 0.06, 2: 0.06})
     assert adjust({0: 0.9, 1: 0.8}) == {1: 1.0, 0: 1.0}
 
 
 @pytest.mark.once
-def test_as_a_module_without_the_tracker(tmp_path: Path) -> None:
+def test_compare_imports_neither_wandb_nor_scipy_stats(tmp_path: Path) -> None:
     a, b = _run(tmp_path / "a", _tasks([1, 2])), _run(tmp_path / "b", _tasks([2, 2]))
     code = (
         "import sys; from ares_exp.commands.cli.main import run_word; code = run_word(sys.argv[1:], 'ares-exp'); "

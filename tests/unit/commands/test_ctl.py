@@ -69,7 +69,7 @@ async def live(
 
 
 @pytest.mark.local
-async def test_a_run_is_told_paused_resumed_and_ended(live: Live) -> None:
+async def test_run_can_be_paused_and_resumed(live: Live) -> None:
     code, said = await live.ctl("status")
     assert code == 0
     assert "running, 2 of at most 2 episodes running, 1 queued, 0 ended" in said
@@ -97,7 +97,7 @@ async def test_a_run_is_told_paused_resumed_and_ended(live: Live) -> None:
 
 
 @pytest.mark.local
-async def test_settings_and_episodes(live: Live) -> None:
+async def test_settings_change_and_episodes_are_cancelled(live: Live) -> None:
     code, said = await live.ctl("set", "concurrency=3", "budget.cost=2.5", "--reason", "more")
     assert (code, "In force: concurrency=3, budget.cost=2.5." in said) == (0, True)
     assert "budget.cost=2.5: 0 spent" in (await live.ctl("status"))[1]
@@ -111,7 +111,7 @@ async def test_settings_and_episodes(live: Live) -> None:
     assert [(row["episode_id"], row["outcome"]) for row in map(json.loads, lines)] == [(episode_id, "cancelled")]
 
 
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_of(tmp_path / "ended", [row("a", 0, 1.0)])
     assert main(tmp_path, "status") == 2
     assert "Expected the directory of a run, or the folder of a sweep" in capsys.readouterr().err
@@ -131,9 +131,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the following arguments are required: RUN|SWEEP, ORDER\n" in capsys.readouterr().err
 
 
-def test_a_sweep_keeps_orders_for_its_jobs_and_stop_is_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_stores_commands_for_its_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / SWEEP_RECORD).touch()
     run_of(tmp_path / "0", [row("a", 0, 1.0)])
     assert main(tmp_path, "pause") == 2

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst"])
-def test_jsonl_has_everything_that_was_recorded(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jsonl_contains_everything_recorded(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     [golden] = read_episodes(GOLDEN)
     write(run / "trajectories" / "golden.json", replace(golden, start_time=5.0, end_time=99.0))
     assert export(run, run.parent / "new" / name, "jsonl") == 0
@@ -78,7 +78,7 @@ def test_atif_has_a_file_per_episode(run: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", ".hidden", "a b", "x" * 300, "\udc80", ".."])
-def test_a_foreign_id_stays_in_the_folder(tmp_path: Path, name: str) -> None:
+def test_hostile_episode_id_stays_in_the_directory(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / "in.jsonl", chat(name))
     assert export(source, tmp_path / "out", "atif") == 0
     [path] = (tmp_path / "out").iterdir()
@@ -98,7 +98,7 @@ def test_a_foreign_id_stays_in_the_folder(tmp_path: Path, name: str) -> None:
         (["--min-reward=-1"], ["e0", "e1"], ["1 episode without a reward"]),
     ],
 )
-def test_only_wanted_episodes_are_written(
+def test_only_selected_episodes_are_written(
     run: Path, options: list[str], kept: list[str], left_out: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(run, run.parent / "out.jsonl", "jsonl", *options) == 0
@@ -109,7 +109,7 @@ def test_only_wanted_episodes_are_written(
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"harbor"}))
-def test_no_file_is_made_of_nothing(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_selection_writes_no_file(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = f"new/out{next(iter(FORMATS[name].suffixes), '')}"
     assert export(run, run.parent / out, name, "--task", "none") == 2
     told = f"Nothing in {run} can be exported to {name}. Left out: 3 episodes of other tasks."
@@ -124,7 +124,7 @@ def test_missing_and_empty_runs_are_errors(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == f"error: Nothing in {tmp_path} can be exported to jsonl.\n"
 
 
-def test_broken_files_are_named_and_the_others_exported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_files_are_named_and_skipped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run / "trajectories"
     cut(folder / "e1.json", 300)
     middle = folder / "e2.json"
@@ -139,7 +139,7 @@ def test_broken_files_are_named_and_the_others_exported(run: Path, capsys: pytes
         assert told in said.err
 
 
-def test_a_broken_line_costs_only_its_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_line_loses_only_its_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in.jsonl", chat("a"), chat("b"), chat("c"))
     lines = source.read_text().splitlines(keepends=True)
     broken = next(i for i, line in enumerate(lines) if '"episode_id": "b"' in line and '"type": "step"' in line)
@@ -150,9 +150,7 @@ def test_a_broken_line_costs_only_its_episode(tmp_path: Path, capsys: pytest.Cap
     assert "got 'WORST'" in capsys.readouterr().err
 
 
-def test_a_run_gives_each_episode_once_and_what_a_killed_process_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_episode_of_killed_run_is_exported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, steps = tmp_path / "run", chat().steps
     collectors = (
         JsonTrajectoryCollector(run / "trajectories"),
@@ -195,13 +193,13 @@ def test_only_one_episode_is_in_memory(run: Path) -> None:
     assert counts == [1, 1, 1]
 
 
-def test_a_folder_of_runs_gives_an_episode_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicate_episodes_are_exported_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(run.parent / "copy" / "trajectories" / "e0.json", chat("e0", "fix-a", start=0.0))
     assert export(run.parent, run.parent / "out.parquet", "parquet") == 0
     assert "Left out: 1 episode with the id of an earlier one." in capsys.readouterr().out
 
 
-def test_nothing_is_overwritten_without_force(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_overwritten_only_with_force(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, folder = run.parent / "out.parquet", run.parent / "out"
     out.write_text("precious")
     assert export(run, out, "parquet") == 2
@@ -227,7 +225,7 @@ def test_nothing_is_overwritten_without_force(run: Path, capsys: pytest.CaptureF
         (["run/trajectories/e0.json/out.jsonl", "jsonl"], "Cannot write "),
     ],
 )
-def test_mistakes_are_errors_and_leave_nothing(
+def test_mistakes_are_errors_without_output(
     run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     out, *rest = arguments
@@ -251,7 +249,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
         (["--max-reward=0.5"], ["bad"], ["2 episodes with a reward above 0.5"]),
     ],
 )
-def test_supervised_training_takes_the_successes_of_a_model(
+def test_sft_exports_only_successes_of_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], kept: list[str], left_out: list[str]
 ) -> None:
     source = write(
@@ -266,7 +264,7 @@ def test_supervised_training_takes_the_successes_of_a_model(
     assert all(f"Left out: {reason}" in said for reason in left_out), said
 
 
-def test_pairs_are_of_a_model_unless_the_oracle_is_included(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preference_pairs_include_the_oracle_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in.jsonl", chat("bad", length=3, reward=0.0), of_oracle(chat("solution")))
     assert export(source, tmp_path / "pairs.jsonl", "preference") == 2
     assert "Left out: 1 episode of the oracle (`--oracle` includes them)." in capsys.readouterr().err

@@ -33,7 +33,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> Any:
     return listed
 
 
-def test_everything_that_can_be_chosen_is_listed(listed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_selectable_is_listed(listed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert {*GROUP_OF.values()} == {*OPTION_GROUPS}
     assert main(["--json"]) == 0
     out, err = capsys.readouterr()
@@ -48,13 +48,13 @@ def test_everything_that_can_be_chosen_is_listed(listed: Any, capsys: pytest.Cap
     assert listed("wrapper") == {"wrappers": sections["wrappers"]}, "the name of the group will do"
 
 
-def test_tasks_are_listed_with_what_is_known_of_them(listed: Any) -> None:
+def test_tasks_are_listed_with_their_metadata(listed: Any) -> None:
     [row] = listed("tasks", "env=harbor", "env.tasks=fix-*")["tasks"]
     assert (row["index"], row["name"], row["image"]) == (0, "fix-moving-average", "Dockerfile")
     assert row["stages"] == [{"name": "", "agent_timeout_sec": 600.0, "verifier_timeout_sec": 60.0}]
 
 
-def test_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "env.limit=1"]) == 0
     assert " ".join(capsys.readouterr().out.split()).endswith("0 access-log-report 1 300 s 60 s Dockerfile ? ?")
     assert main(["containers"]) == 0
@@ -63,7 +63,7 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "plugins\n  none\n\n"
 
 
-def test_a_count_that_cannot_be_had_is_unknown(site: Site, listed: Any) -> None:
+def test_uncountable_tasks_are_unknown(site: Site, listed: Any) -> None:
     harbor = "_target_: ares_exp.environments.harbor.HarborEnvironments\n"
     options = {"gone": f"{harbor}path: /nowhere\n", "needs": f"{harbor}path: ???\n", "odd": "_target_: os.getcwd\n"}
     options |= {"torn": "a: [\n", "missing": "_target_: wanting.missing.Class\n"}
@@ -74,7 +74,7 @@ def test_a_count_that_cannot_be_had_is_unknown(site: Site, listed: Any) -> None:
     assert rows["gone"]["from"] == "plugin wanting"
 
 
-def test_options_of_a_folder_of_ones_own(tmp_path: Path, listed: Any) -> None:
+def test_options_of_a_custom_directory_are_listed(tmp_path: Path, listed: Any) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "two.yaml").write_text("# Two of them\ndefaults: [harbor]\nlimit: 2\n")
     [row] = [row for row in listed("envs", "--config-dir", str(tmp_path))["envs"] if row["name"] == "two"]
@@ -82,7 +82,7 @@ def test_options_of_a_folder_of_ones_own(tmp_path: Path, listed: Any) -> None:
     assert len(listed("tasks", "env=two", f"--config-dir={tmp_path}")["tasks"]) == 2
 
 
-def test_options_that_cannot_be_used_are_told(
+def test_unusable_options_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -129,7 +129,7 @@ def test_options_that_cannot_be_used_are_told(
         (["envs", "--config-dir", "/nowhere"], "/nowhere"),
     ],
 )
-def test_a_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: 
 
 
 @pytest.mark.once
-def test_a_pipe_that_is_closed_early_is_no_traceback() -> None:
+def test_closed_pipe_causes_no_traceback() -> None:
     command = [sys.executable, "-m", "ares_exp", "list", "wrappers"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -186,7 +186,7 @@ def noisy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("noisy")
-def test_plugins_that_print_or_fail_spoil_nothing(
+def test_noisy_and_failing_plugins_are_tolerated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "site" / "noisy" / "conf" / "env" / "stuck.yaml").unlink()
@@ -203,7 +203,7 @@ def test_plugins_that_print_or_fail_spoil_nothing(
 
 
 @pytest.mark.usefixtures("noisy")
-def test_a_plugin_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_plugin_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "COUNT_TIMEOUT_SEC", 0.05)
     [stuck] = [option for option in find_options("env") if option.name == "stuck"]
     said: list[str] = []

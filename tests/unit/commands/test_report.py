@@ -35,7 +35,7 @@ ROWS = [
 ]
 
 
-def test_errors_and_failures_go_first_then_a_pass_of_each_flaky_task(tmp_path: Path) -> None:
+def test_errors_come_first_then_flaky_tasks(tmp_path: Path) -> None:
     summary = ShownRun(run_of(tmp_path / "run", ROWS)).summary
     recorded = {one.episode_id for one in ROWS}
     order = ["broken-0", "flaky-0", "flaky-1", "easy-0", "easy-1", "lost-0"]
@@ -44,9 +44,7 @@ def test_errors_and_failures_go_first_then_a_pass_of_each_flaky_task(tmp_path: P
     assert in_order(summary, {*recorded, "under-way"})[:2] == ["under-way", "broken-0"]
 
 
-def test_the_file_stays_below_its_size_and_names_what_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_size_is_bounded_and_omissions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     noise = os.urandom(240_000).hex()
     episodes = [with_response(chat(one.episode_id, one.task_name), LLMResponse.from_text(noise)) for one in ROWS]
     run, out = run_of(tmp_path / "a run", ROWS, *episodes), tmp_path / "out.html"
@@ -64,7 +62,7 @@ def test_the_file_stays_below_its_size_and_names_what_is_left_out(
 @pytest.mark.parametrize(
     ("which", "ids"), [("failed", {"flaky-0", "broken-0", "lost-0"}), ("none", set()), ("all", {*range(6)})]
 )
-def test_which_episodes(tmp_path: Path, which: str, ids: set[str]) -> None:
+def test_option_episodes_selects_trajectories(tmp_path: Path, which: str, ids: set[str]) -> None:
     run = run_of(tmp_path / "run", ROWS)
     assert main([str(run), "--episodes", which]) == 0
     payload, found = data_of(run / "report.html")
@@ -72,7 +70,7 @@ def test_which_episodes(tmp_path: Path, which: str, ids: set[str]) -> None:
     assert len(payload["runs"][0]["left_out"]) == 6 - len(found)
 
 
-def test_secrets_never_get_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = with_response(chat("easy-0", "easy"), LLMResponse.from_text("the key is swordfish-and-chips"))
     run = run_of(tmp_path / "run", ROWS[:1], episode)
     (run / "run.log").write_text("asked with swordfish-and-chips\n")
@@ -83,7 +81,7 @@ def test_secrets_never_get_into_the_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert MASK in json.dumps(found)
 
 
-def test_redacted_paths_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_and_environment_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("TEAM_SERVER", "machine.example.org")
     text = f"see {tmp_path}/run/x and /home/someone/y and /home/other/z on machine.example.org\nSHELL_LEVEL=seventeen"
@@ -99,7 +97,7 @@ def test_redacted_paths_and_environment(tmp_path: Path, monkeypatch: pytest.Monk
     assert "see RUN/x and ~/y and /home/***/z on ***" in told
 
 
-def test_two_runs_have_the_numbers_of_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_show_the_numbers_of_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = run_of(tmp_path / "first", ROWS[:4])
     second = run_of(tmp_path / "second", [replace(one, reward=1.0) for one in ROWS[:4]])
     out = tmp_path / "pair.html"
@@ -113,7 +111,7 @@ def test_two_runs_have_the_numbers_of_compare(tmp_path: Path, capsys: pytest.Cap
     assert [task["task_name"] for task in payload["pair"]["tasks"] if task["flipped"]] == ["flaky"]
 
 
-def test_a_sweep_has_the_numbers_of_its_summary(tmp_path: Path) -> None:
+def test_sweep_shows_the_numbers_of_its_summary(tmp_path: Path) -> None:
     for number, reward in enumerate((0.0, 1.0)):
         job = run_of(tmp_path / "sweep" / str(number), [row("task", 0, reward)])
         (job / ".hydra").mkdir()
@@ -140,7 +138,7 @@ def test_a_sweep_has_the_numbers_of_its_summary(tmp_path: Path) -> None:
         (["run", "run"], "the same run"),
     ],
 )
-def test_mistakes(
+def test_mistakes_are_explained(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

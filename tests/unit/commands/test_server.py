@@ -57,7 +57,7 @@ async def visitor(folder: Path) -> AsyncIterator[Visitor]:
             yield Visitor(session, first)
 
 
-async def test_the_first_address_gives_a_cookie_and_loses_the_token(visitor: Visitor) -> None:
+async def test_first_address_sets_cookie_and_drops_token(visitor: Visitor) -> None:
     status, _, headers = await visitor.ask(visitor.first, cookie=False)
     assert (status, headers["Location"]) == (303, "/")
     assert "HttpOnly" in headers["Set-Cookie"]
@@ -70,7 +70,7 @@ async def test_the_first_address_gives_a_cookie_and_loses_the_token(visitor: Vis
     assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
 
 
-async def test_the_runs_and_one_of_them(visitor: Visitor) -> None:
+async def test_runs_and_their_episodes_are_served(visitor: Visitor) -> None:
     listed = json.loads((await visitor.ask("/api/runs"))[1])["runs"]
     assert [one["key"] for one in listed] == ["deeper/second", "first", "linked"]
     assert listed[1]["summary"]["mean_reward"] == 1.0
@@ -96,7 +96,7 @@ REFUSED: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-async def test_who_is_refused(visitor: Visitor) -> None:
+async def test_unauthorized_requests_are_refused(visitor: Visitor) -> None:
     for path, (status, how) in itertools.product(("/", "/api/runs", "/api/run?run=first"), REFUSED):
         found, text, headers = await visitor.ask(path, **how)
         assert (found, "a-0" in text) == (status, False), (path, how)
@@ -104,7 +104,7 @@ async def test_who_is_refused(visitor: Visitor) -> None:
         assert headers["Content-Type"].startswith("text/plain")
 
 
-async def test_another_name_for_this_machine_and_its_own_origin_are_answered(visitor: Visitor) -> None:
+async def test_localhost_and_same_origin_are_accepted(visitor: Visitor) -> None:
     host = f"localhost:{visitor.port}"
     assert (await visitor.ask("/api/runs", Host=host, Origin=f"http://{host}", Sec_Fetch_Site="same-origin"))[0] == 200
 
@@ -116,13 +116,13 @@ UNKNOWN = (
 )
 
 
-async def test_nothing_but_runs_and_episodes_by_their_names(visitor: Visitor) -> None:
+async def test_unknown_paths_are_not_found(visitor: Visitor) -> None:
     for path in UNKNOWN:
         status, text, _ = await visitor.ask(path)
         assert (status, "Please do" in text) == (404, False), path
 
 
-async def test_pipes_and_broken_records_are_told_and_do_not_hang(visitor: Visitor, folder: Path) -> None:
+async def test_pipes_and_broken_records_are_reported(visitor: Visitor, folder: Path) -> None:
     os.mkfifo(folder / "first" / "trajectories" / "b-1.json")
     (folder / "first" / "trajectories" / "a-0.json").write_text("{")
     run = json.loads((await visitor.ask("/api/run?run=first"))[1])
@@ -135,7 +135,7 @@ async def test_pipes_and_broken_records_are_told_and_do_not_hang(visitor: Visito
     assert "unreadable" in listed[1]["summary"]["state"]
 
 
-async def test_a_step_that_is_written_is_in_the_next_response(visitor: Visitor, folder: Path) -> None:
+async def test_new_steps_appear_in_the_next_response(visitor: Visitor, folder: Path) -> None:
     lines = [*dump_episode(chat("c-0", "c", length=6))]
     partial = folder / "first" / "trajectories" / "c-0.json"
     partial.write_text("".join(lines[:2]))
@@ -155,14 +155,14 @@ async def test_a_step_that_is_written_is_in_the_next_response(visitor: Visitor, 
     assert [one["outcome"] for one in episodes] == ["completed", "agent_error", "completed"]
 
 
-async def test_a_run_that_appears_is_listed(visitor: Visitor, folder: Path) -> None:
+async def test_new_run_is_listed(visitor: Visitor, folder: Path) -> None:
     await visitor.ask("/api/runs")
     run_of(folder / "third", ROWS)
     assert (await visitor.ask("/api/run?run=third"))[0] == 200
     assert len(json.loads((await visitor.ask("/api/runs"))[1])["runs"]) == 4
 
 
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def main(*words: str) -> int:
         return run_module("ares_exp.commands.view", words, "ares-exp view")
 
@@ -173,6 +173,6 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected a port" in capsys.readouterr().err
 
 
-async def test_a_port_in_use_is_a_mistake(visitor: Visitor, folder: Path) -> None:
+async def test_occupied_port_is_an_error(visitor: Visitor, folder: Path) -> None:
     with pytest.raises(ConfigError, match="another program listens there"):
         Server(Shelf(folder), port=int(visitor.port))

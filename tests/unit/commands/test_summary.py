@@ -57,7 +57,7 @@ def _cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("│|┃").replace("┃", "│").replace("|", "│").split("│")] for row in rows]
 
 
-def test_a_row_for_each_task_then_the_totals(tmp_path: Path) -> None:
+def test_tasks_have_rows_before_the_totals(tmp_path: Path) -> None:
     results = (_result("write-file", 1.0), _result("count-words", 0.5, steps=7, sec=0.26))
     text = _render(RunSummary(2, results, wall_sec=2.34), tmp_path)
     assert _cells(text) == [
@@ -71,7 +71,7 @@ def test_a_row_for_each_task_then_the_totals(tmp_path: Path) -> None:
         assert told_of_more not in text
 
 
-def test_one_attempt_at_each_of_six_tasks_stays_short(tmp_path: Path) -> None:
+def test_single_attempts_are_summarized_briefly(tmp_path: Path) -> None:
     results = tuple(_result(f"t{n}", float(n < 4)) for n in range(6))
     lines = _render(RunSummary(6, results, wall_sec=2.0), tmp_path).splitlines()
     assert lines[10] == "mean reward 0.67 [0.30, 0.90] over 6 scored · 6 of 6 episodes finished · 2.0 s"
@@ -98,11 +98,11 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(("summary", "sentence"), SENTENCES, ids=[sentence for _, sentence in SENTENCES])
-def test_what_is_told_in_a_sentence(tmp_path: Path, summary: RunSummary, sentence: str) -> None:
+def test_sentences_explain_the_summary(tmp_path: Path, summary: RunSummary, sentence: str) -> None:
     assert sentence in _render(summary, tmp_path)
 
 
-def test_several_attempts_tell_pass_rates_and_flaky_tasks(tmp_path: Path) -> None:
+def test_several_attempts_show_pass_rates_and_flaky_tasks(tmp_path: Path) -> None:
     results = tuple(
         _result(task, reward, attempt=attempt)
         for task, rewards in (("a", (1.0, 1.0, 0.0)), ("b", (0.0, 0.0, 0.0)), ("c", (1.0, 1.0, 1.0)))
@@ -115,7 +115,7 @@ def test_several_attempts_tell_pass_rates_and_flaky_tasks(tmp_path: Path) -> Non
     assert lines[start + 4 : start + 7] == ["", "1 of 3 tasks flaky: a 2/3", ""]
 
 
-def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path: Path) -> None:
+def test_pass_rates_show_the_number_of_tasks(tmp_path: Path) -> None:
     results = (
         *(_result("a", reward, attempt=attempt) for attempt, reward in enumerate((0.5, 1.0))),
         *(_result("b", reward, attempt=attempt) for attempt, reward in enumerate((1.0, None))),
@@ -135,7 +135,7 @@ def test_many_flaky_tasks_are_cut_with_a_note(tmp_path: Path) -> None:
     assert "t07 1/2 and 4 more\n" in text
 
 
-def test_the_last_try_of_an_attempt_is_its_result(tmp_path: Path) -> None:
+def test_last_retry_is_the_result(tmp_path: Path) -> None:
     first, last = _result("a", None, steps=9), replace(_result("a", 1.0), retry=1)
     text = _render(RunSummary(1, (first, last)), tmp_path)
     assert _cells(text)[1:] == [["a", "1", "1.00", "completed", "2", "1.5"]]
@@ -144,7 +144,7 @@ def test_the_last_try_of_an_attempt_is_its_result(tmp_path: Path) -> None:
     assert "Without a reward" not in text
 
 
-def test_attempts_of_a_task_are_one_row_of_means(tmp_path: Path) -> None:
+def test_attempts_are_averaged_in_one_row(tmp_path: Path) -> None:
     results = (
         _result("a", 1.0, attempt=0, steps=2, sec=1.0),
         _result("a", None, attempt=1, steps=3, sec=2.0),
@@ -157,13 +157,13 @@ def test_attempts_of_a_task_are_one_row_of_means(tmp_path: Path) -> None:
     assert "means over the attempts" in text
 
 
-def test_no_reward_is_a_dash_and_never_zero(tmp_path: Path) -> None:
+def test_missing_reward_is_a_dash(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (_result("a", None),)), tmp_path)
     assert _cells(text)[1][2] == "-"
     assert "no reward · 1 of 1 episodes finished" in text
 
 
-def test_what_environments_spent_is_told_beside_when_there_is_any(tmp_path: Path) -> None:
+def test_environment_usage_is_shown_separately(tmp_path: Path) -> None:
     nothing, some = EnvironmentUsage(), EnvironmentUsage(1500, 34, 0.0125)
     results = [
         EpisodeResult(str(number), "a", number, 0, Outcome.COMPLETED, 1.0, environment_usage=used)
@@ -177,7 +177,7 @@ def test_what_environments_spent_is_told_beside_when_there_is_any(tmp_path: Path
     assert RunSummary(1, tuple(results[:1])).to_dict()["environment_usage"] is None
 
 
-def test_rewards_by_name_are_columns(tmp_path: Path) -> None:
+def test_named_rewards_are_columns(tmp_path: Path) -> None:
     scored = [
         replace(_result("a", 0.9), rewards={"reward": 1.0, "style": 0.8}),
         replace(_result("a", 0.5, attempt=1), rewards={"reward": 0.5, "style": 0.5}),
@@ -194,7 +194,7 @@ def test_rewards_by_name_are_columns(tmp_path: Path) -> None:
     assert "and 2 more rewards, in episodes.jsonl" in _render(RunSummary(1, (many,)), tmp_path)
 
 
-def test_equal_reasons_are_told_once(tmp_path: Path) -> None:
+def test_equal_reasons_are_shown_once(tmp_path: Path) -> None:
     results = (*(_result(f"t{n}", None) for n in range(5)), _result("u", None, message="other"))
     lines = _render(RunSummary(6, results), tmp_path).splitlines()
     at = lines.index("Without a reward:")
@@ -204,7 +204,7 @@ def test_equal_reasons_are_told_once(tmp_path: Path) -> None:
     ]
 
 
-def test_snapshots_are_told_when_there_are_any(tmp_path: Path) -> None:
+def test_snapshots_are_shown_if_any(tmp_path: Path) -> None:
     results = (
         EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, snapshots=3, snapshot_failures=1),
         EpisodeResult("f", "a", 1, 0, Outcome.COMPLETED, 1.0, snapshots=1),
@@ -216,15 +216,13 @@ def test_snapshots_are_told_when_there_are_any(tmp_path: Path) -> None:
     assert "failed" not in text
 
 
-def test_a_run_without_results_has_no_table(tmp_path: Path) -> None:
+def test_run_without_results_has_no_table(tmp_path: Path) -> None:
     text = _render(RunSummary(2, (), interrupted=True), tmp_path)
     assert _cells(text) == []
     assert text.startswith("no reward · 0 of 2 episodes finished")
 
 
-def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_lines_show_directory_and_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = tmp_path / "outputs" / "my run"
     (run_dir / "trajectories").mkdir(parents=True)
     (run_dir / "episodes.jsonl").touch()
@@ -256,7 +254,7 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
     assert "Written" not in _render(RunSummary(0, ()), tmp_path / "missing")
 
 
-def test_a_job_of_a_sweep_is_one_line(tmp_path: Path) -> None:
+def test_sweep_job_is_one_line(tmp_path: Path) -> None:
     stream = io.StringIO()
     summary = RunSummary(3, (_result("a", 1.0), _result("b", None)), wall_sec=2.0)
     render_job(summary, name="#1 seed=2", run_dir=tmp_path, stream=stream)
@@ -265,7 +263,7 @@ def test_a_job_of_a_sweep_is_one_line(tmp_path: Path) -> None:
     assert line.endswith(f" | 2 of 3 episodes finished | 2.0 s | errors: 1 AgentError | {tmp_path}")
 
 
-def test_what_episodes_ran_into_is_counted(tmp_path: Path) -> None:
+def test_limits_and_format_errors_are_counted(tmp_path: Path) -> None:
     results = (
         *(replace(_result(f"s{n}", 0.0), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("steps")) for n in (1, 2)),
         replace(_result("t", 0.0), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("time"), length_stops=2),
@@ -281,7 +279,7 @@ def test_what_episodes_ran_into_is_counted(tmp_path: Path) -> None:
     assert not any(word in quiet for word in ("truncated", "format errors", "cut off", "container=local"))
 
 
-def test_what_was_cut_short_is_no_error(tmp_path: Path) -> None:
+def test_cancelled_attempts_are_not_errors(tmp_path: Path) -> None:
     cancelled = replace(_result("a", None), outcome=Outcome.CANCELLED, error=ErrorInfo("CancelledError", "x"))
     summary = RunSummary(4, (cancelled, replace(cancelled, task_name="b"), _result("c", None)), interrupted=True)
     lines = _render(summary, tmp_path).splitlines()
@@ -293,7 +291,7 @@ def test_what_was_cut_short_is_no_error(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path: Path) -> None:
+def test_episodes_without_a_reward_are_listed_and_bounded(tmp_path: Path) -> None:
     results = tuple(_result(f"task-{i:02}", None, attempt=i, message=f"line one\nline {i}") for i in range(12))
     lines = _render(RunSummary(12, results), tmp_path).splitlines()
     listed = lines[lines.index("Without a reward:") + 1 : -2]
@@ -302,7 +300,7 @@ def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
 
 
-def test_attempts_that_never_started_are_counted_among_those_without_a_reward(tmp_path: Path) -> None:
+def test_attempts_that_never_started_are_counted(tmp_path: Path) -> None:
     cut_short = (_result("a", 1.0), _result("b", None, message="cut short"))
     lines = _render(RunSummary(5, cut_short), tmp_path).splitlines()
     listed = lines[lines.index("Without a reward:") + 1 : -2]
@@ -310,7 +308,7 @@ def test_attempts_that_never_started_are_counted_among_those_without_a_reward(tm
     assert "\nWithout a reward:\n  1 attempt never started\n" in _render(RunSummary(2, (_result("a", 1.0),)), tmp_path)
 
 
-def test_a_long_error_is_cut_at_its_end(tmp_path: Path) -> None:
+def test_long_error_is_cut_at_its_end(tmp_path: Path) -> None:
     message = f"It failed: {'x' * 800} and this was said last"
     text = _render(RunSummary(1, (_result("a", None, message=message),)), tmp_path)
     assert f"AgentError: {message}\n" in text
@@ -363,7 +361,7 @@ def test_summary_shows_cause_then_last_lines(tmp_path: Path) -> None:
     assert lines[at + 9] == "    printed 19\\x1b[2J"
 
 
-def test_a_wide_task_name_folds_and_loses_nothing() -> None:
+def test_wide_task_name_is_wrapped() -> None:
     name = "a-task-with-a-very-long-name-" * 5
     text = _render(RunSummary(1, (_result(name, 1.0),)), Path("out"))
     assert "".join(row[0] for row in _cells(text)[1:]) == name
@@ -374,14 +372,14 @@ def test_markup_in_a_name_is_text(tmp_path: Path) -> None:
     assert _cells(_render(RunSummary(1, (_result("[red]a[/red]", 1.0),)), tmp_path))[1][0] == "[red]a[/red]"
 
 
-def test_another_encoding_gets_what_it_can_show(tmp_path: Path) -> None:
+def test_limited_encoding_replaces_characters(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (_result("tâche", None, message="étape"),)), tmp_path, encoding="ascii")
     assert "t?che" in text
     assert "no reward | 1 of 1 episodes finished" in text
 
 
 @pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
-def test_escape_codes_only_on_a_terminal_that_wants_them(
+def test_escape_codes_need_a_colour_terminal(
     no_color: str, escapes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")

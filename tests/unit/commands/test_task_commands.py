@@ -25,14 +25,14 @@ def tasks(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def test_a_task_and_a_folder_of_tasks(tasks: Path) -> None:
+def test_task_or_directory_of_tasks_is_found(tasks: Path) -> None:
     assert [one.name for one in find_candidates([tasks / "b"])] == ["b"]
     assert [one.name for one in find_candidates([tasks])] == ["a", "b"]
     assert [one.name for one in find_candidates([tasks, tasks / "a"])] == ["a", "b"]
     assert [one.problem for one in find_candidates([tasks])] == [None, None]
 
 
-def test_a_broken_task_is_one_with_a_problem(tasks: Path) -> None:
+def test_broken_task_is_listed_with_its_problem(tasks: Path) -> None:
     (tasks / "a" / "tests" / "test.sh").unlink()
     (tasks / "b" / "task.toml").unlink()
     make_task(tasks / "c")
@@ -46,7 +46,7 @@ def test_a_broken_task_is_one_with_a_problem(tasks: Path) -> None:
     assert alone.problem is not None
 
 
-def test_what_the_containers_the_agent_and_the_oracle_object_to(tasks: Path) -> None:
+def test_problems_of_container_agent_and_oracle_are_listed(tasks: Path) -> None:
     make_task(tasks / "c")
     make_task(tasks / "d")
     shutil.rmtree(tasks / "a" / "solution")
@@ -70,7 +70,7 @@ def test_paths_without_tasks_are_refused(tasks: Path) -> None:
         find_candidates([tasks, tasks / "notes"])
 
 
-def test_tasks_share_files_inside_the_only_folder(tasks: Path) -> None:
+def test_tasks_may_share_files_inside_the_only_directory(tasks: Path) -> None:
     (tasks / "a" / "environment").rename(tasks / "notes" / "environment")
     (tasks / "a" / "environment").symlink_to("../notes/environment")
     assert [one.problem for one in find_candidates([tasks])] == [None, None]
@@ -78,7 +78,7 @@ def test_tasks_share_files_inside_the_only_folder(tasks: Path) -> None:
         assert "found a link to" in (find_candidates(paths)[0].problem or "")
 
 
-def test_it_is_a_valid_task_without_warnings(tmp_path: Path) -> None:
+def test_template_is_a_valid_task_without_warnings(tmp_path: Path) -> None:
     make_task(tmp_path / "tasks" / "my-task", image="python:3.12-slim")
     root = tmp_path / "tasks" / "my-task"
     task = load_task(root)
@@ -93,7 +93,7 @@ def test_it_is_a_valid_task_without_warnings(tmp_path: Path) -> None:
     assert (root / "tests" / "test.sh").stat().st_mode & 0o111
 
 
-def test_an_empty_folder_is_filled_and_one_with_files_stays_as_it_is(tmp_path: Path) -> None:
+def test_template_fills_only_an_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_task(tmp_path / "empty")
     assert load_task(tmp_path / "empty").name == "empty"
@@ -107,13 +107,13 @@ def test_an_empty_folder_is_filled_and_one_with_files_stays_as_it_is(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["a b", "..", "-x", "fix-*", "ä"])
-def test_a_folder_that_is_no_name_of_a_task_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_task_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="a valid task name"):
         make_task(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_image_that_is_no_name_is_refused(tmp_path: Path) -> None:
+def test_invalid_image_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name of an image, got 'debian\\\\nRUN x'"):
         make_task(tmp_path / "task", image="debian\nRUN x")
 
@@ -146,14 +146,14 @@ def test_equal_rewards_are_written_together(rewards: list[float | None], shown: 
 
 
 @pytest.mark.parametrize("reward", [0.0, None])
-def test_a_solution_that_passes_only_some_attempts_is_flaky(tmp_path: Path, reward: float | None) -> None:
+def test_partially_passing_solution_is_flaky(tmp_path: Path, reward: float | None) -> None:
     [problem] = verdict(ran(tmp_path, reward, reward, 1.0, reward), ran(tmp_path, 0.0)).problems
     assert problem.fault is Fault.FLAKY
     assert problem.message.startswith("the solution passes in 1 of 4 attempts; another attempt has ")
     assert problem.episode == tmp_path / "e0"
 
 
-def test_one_that_never_passes_is_not(tmp_path: Path) -> None:
+def test_never_passing_solution_is_not_flaky(tmp_path: Path) -> None:
     [problem] = verdict(ran(tmp_path, 0.0, 0.0), ran(tmp_path, 0.0)).problems
     assert (problem.fault, problem.message) == (
         Fault.SOLUTION_FAILS,
@@ -161,7 +161,7 @@ def test_one_that_never_passes_is_not(tmp_path: Path) -> None:
     )
 
 
-def test_an_error_of_the_agent_is_not_one_of_the_tests(tmp_path: Path) -> None:
+def test_agent_error_is_not_a_test_failure(tmp_path: Path) -> None:
     failed = ran(tmp_path, None, outcome=Outcome.AGENT_ERROR, error=ERROR)
     [problem] = verdict(failed, failed).problems
     assert problem.fault is Fault.AGENT_FAILS
@@ -180,7 +180,5 @@ def test_an_error_of_the_agent_is_not_one_of_the_tests(tmp_path: Path) -> None:
         ("", ("it printed nothing", "")),
     ],
 )
-def test_what_a_solution_printed_is_told_without_what_the_agent_puts_around_it(
-    shown: str, said: tuple[str, str]
-) -> None:
+def test_solution_output_is_shown_without_its_frame(shown: str, said: tuple[str, str]) -> None:
     assert _printed("it", shown) == said

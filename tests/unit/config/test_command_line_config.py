@@ -70,11 +70,11 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("zzz", ["budget=5", "nonsense", "env=gone"], ""),
     ],
 )
-def test_the_nearest_key_is_named(word: str, argv: list[str], expected: str) -> None:
+def test_nearest_key_is_suggested(word: str, argv: list[str], expected: str) -> None:
     assert suggest_key(word, argv) == expected
 
 
-def test_a_place_that_cannot_be_written_is_named_with_the_remedy() -> None:
+def test_unwritable_directory_is_named_with_the_remedy() -> None:
     def refuse() -> str:
         raise PermissionError(13, "Permission denied", "outputs")
 
@@ -100,23 +100,23 @@ def test_a_place_that_cannot_be_written_is_named_with_the_remedy() -> None:
         ("env.path=/a", "/a"),
     ],
 )
-def test_the_home_folder_is_put_in(typed: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_directory_is_expanded(typed: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/my own/${x}")
     [override] = parse_overrides(with_home([typed]))
     assert override.value() == _in_home(value)
 
 
-def test_it_is_put_in_for_each_job_of_a_sweep() -> None:
+def test_home_is_expanded_for_each_sweep_job() -> None:
     [override] = parse_overrides(with_home(["env.path=~/a,~/b"]))
     assert [str(one).strip('"') for one in override.sweep_string_iterator()] == [f"{Path.home()}/a", f"{Path.home()}/b"]
 
 
-def test_it_is_put_in_a_flag() -> None:
+def test_home_is_expanded_in_a_flag() -> None:
     assert with_home(["--config-dir=~/options"]) == [f"--config-dir={Path.home()}/options"]
 
 
 @pytest.mark.parametrize("typed", ["~tracker", "~env.x=1", "x='~/y'", "x=a~/b", "x=~user/y", "--multirun"])
-def test_everything_else_stays(typed: str) -> None:
+def test_other_tildes_are_unchanged(typed: str) -> None:
     assert with_home([typed]) == [typed]
 
 
@@ -134,7 +134,7 @@ def config(**changes: Any) -> dict[str, Any]:
     return values
 
 
-def test_the_defaults_are_valid() -> None:
+def test_defaults_are_valid() -> None:
     validate(config())
 
 
@@ -157,18 +157,18 @@ def test_the_defaults_are_valid() -> None:
         ("name", "a/b", "folder name"),
     ],
 )
-def test_a_value_out_of_range(key: str, value: Any, expected: str) -> None:
+def test_value_out_of_range_is_rejected(key: str, value: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         validate(config(**{key: value}))
     assert key in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["limits.steps", "limits.tokens", "limits.cost", "timeouts.agent", "timeouts.policy"])
-def test_null_is_no_limit(key: str) -> None:
+def test_null_means_unlimited(key: str) -> None:
     validate(config(**{key: None}))
 
 
-def test_an_unknown_key_is_refused_with_the_nearest() -> None:
+def test_unknown_key_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="`attempts`"):
         validate(config(attemps=2))
 
@@ -177,7 +177,7 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     "arguments",
     [[], ["-m", "seed=1,2"], ["hydra.run.dir=run", "hydra/launcher=joblib", "name=hydra.mode=RUN", "policy.model=x"]],
 )
-def test_flags_alone(arguments: list[str]) -> None:
+def test_flags_select_the_mode(arguments: list[str]) -> None:
     assert is_decided_by_flags(arguments)
 
 
@@ -195,14 +195,14 @@ def test_flags_alone(arguments: list[str]) -> None:
         "--config-name=mine",
     ],
 )
-def test_what_may_name_another_mode(argument: str) -> None:
+def test_arguments_may_select_another_mode(argument: str) -> None:
     assert not is_decided_by_flags(["-m", argument, "env.limit=1"])
     before = Hydra.get_mode
     with mode_from_flags([argument]):
         assert Hydra.get_mode is before
 
 
-def test_no_other_option_of_ours_names_a_mode() -> None:
+def test_only_experiment_options_select_a_mode() -> None:
     named = set()
     for path in conf_dir().rglob("*.yaml"):
         content: Any = yaml.safe_load(path.read_text()) or {}
@@ -211,7 +211,7 @@ def test_no_other_option_of_ours_names_a_mode() -> None:
     assert named == {"experiment"}
 
 
-def test_hydra_is_as_it_was_afterwards() -> None:
+def test_hydra_is_restored_afterwards() -> None:
     before = Hydra.get_mode
     with suppress(KeyboardInterrupt), mode_from_flags(["env.limit=1"]):
         assert Hydra.get_mode is not before
@@ -252,7 +252,7 @@ def composed(group: str, option: str) -> Any:
         ("anthropic", "ANTHROPIC_BASE_URL", "http://127.0.0.1:8000", "/v1"),  # as the vendor's own clients read it
     ],
 )
-def test_the_endpoint_is_that_of_the_environment(
+def test_endpoint_follows_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, option: str, variable: str, root: str, path: str
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
@@ -271,7 +271,7 @@ def test_the_endpoint_is_that_of_the_environment(
         (["env=harbor"], "local"),
     ],
 )
-def test_data_sets_of_images_choose_docker(chosen: list[str], container: str) -> None:
+def test_image_data_sets_default_to_docker(chosen: list[str], container: str) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", overrides=chosen)
     assert config.container._target_ == composed("container", container)._target_
@@ -281,13 +281,13 @@ def test_data_sets_of_images_choose_docker(chosen: list[str], container: str) ->
     ("chosen", "name"), [(["policy=anthropic", "policy.model=m-1"], "m-1"), (["policy=anthropic"], None), ([], None)]
 )
 @pytest.mark.parametrize("agent", ["claude_code", "codex", "opencode", "qwen_code"])
-def test_packaged_agents_are_told_the_policys_model(agent: str, chosen: list[str], name: str | None) -> None:
+def test_packaged_agents_get_the_policys_model(agent: str, chosen: list[str], name: str | None) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         assert compose("config", overrides=[f"agent={agent}", *chosen]).agent.model_name == name
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_an_option_composes_with_every_argument_of_its_constructor(group: str, option: str) -> None:
+def test_option_composes_with_every_constructor_argument(group: str, option: str) -> None:
     node = composed(group, option)
     arguments = {str(key) for key in node if not str(key).startswith("_")}
     parameters = inspect.signature(get_object(node["_target_"])).parameters.values()
@@ -296,7 +296,7 @@ def test_an_option_composes_with_every_argument_of_its_constructor(group: str, o
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_a_file_holds_only_what_differs_from_the_constructor(group: str, option: str) -> None:
+def test_option_file_contains_only_changed_defaults(group: str, option: str) -> None:
     settings = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
     defaults = constructor_defaults(composed(group, option)["_target_"])
     assert [key for key, value in settings.items() if key in defaults and value == defaults[key]] == []
@@ -313,7 +313,7 @@ def test_every_argument_is_explained(group: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("group", [group for group in MADE if group != "policy"])
-def test_an_option_that_makes_something_else_is_refused(group: str) -> None:
+def test_option_of_wrong_type_is_refused(group: str) -> None:
     config = OmegaConf.create({group: {"_target_": "builtins.int"}})
     for make in (instantiate_group, instantiate_several):
         with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make .*, got int, which has no `"):
@@ -324,7 +324,7 @@ def test_an_option_that_makes_something_else_is_refused(group: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_composes(name: str) -> None:
+def test_experiment_composes(name: str) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", overrides=[f"experiment={name}"])
     assert set(config) == {*GROUPS, TRAINER, *KEYS}
@@ -333,14 +333,14 @@ def test_an_experiment_composes(name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted(conf_dir().glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
-def test_an_option_opens_with_its_description(path: Path) -> None:
+def test_option_file_starts_with_its_description(path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if "@package" not in line]
     assert lines[0].startswith("# ")
     assert len(lines[0]) < 140
     assert not lines[0].endswith(".")
 
 
-def test_every_key_has_prose_and_a_default_of_its_type() -> None:
+def test_every_key_has_description_and_typed_default() -> None:
     defaults = OmegaConf.structured(ExperimentConfig)
     for key in keys():
         assert key.prose

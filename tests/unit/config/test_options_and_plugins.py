@@ -54,7 +54,7 @@ def composed(*overrides: str) -> DictConfig:
         return compose("config", overrides=["env=twenty_questions", *overrides])
 
 
-def test_an_agent_in_the_place_of_its_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_instead_of_its_factory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lone_agent.py").write_text("class Lone:\n    def __init__(self, container, llm_client, n=1): ...\n")
     agent = option_defaults("agent", "lone_agent.Lone") | {"_target_": "lone_agent.Lone"}
@@ -75,13 +75,13 @@ def test_an_agent_in_the_place_of_its_factory(tmp_path: Path, monkeypatch: pytes
         ("ares_exp.agents.shell_agent.ShellAgentFactry", "has no `ShellAgentFactry`. Did you mean `ShellAgentFactory`"),
     ],
 )
-def test_a_class_that_is_not_there(target: str, says: str) -> None:
+def test_missing_class_is_explained(target: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"`agent` cannot be made: .*{says}"):
         instantiate_group(OmegaConf.create({"agent": {"_target_": target}}), "agent")
 
 
 @pytest.mark.parametrize("overrides", [(), MODEL, ("policy@env.oracle=scripted", "env.oracle.replies=[yes]")])
-def test_the_oracle_is_made_with_its_environment(overrides: tuple[str, ...]) -> None:
+def test_oracle_is_created_with_its_environment(overrides: tuple[str, ...]) -> None:
     config = composed(*overrides)
     assert isinstance(instantiate_group(config, "env"), TwentyQuestionsEnvironments)
     assert "OraclePolicy" in config.policy._target_, "the policy itself stays what it was"
@@ -96,7 +96,7 @@ def test_the_oracle_is_made_with_its_environment(overrides: tuple[str, ...]) -> 
         (("env.questions=0",), "`env.questions`"),
     ],
 )
-def test_a_mistake_is_told_where_it_is(overrides: tuple[str, ...], says: str) -> None:
+def test_mistake_is_reported_with_its_position(overrides: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         instantiate_group(composed(*overrides), "env")
 
@@ -148,7 +148,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_what_a_file_leaves_out_is_as_the_constructor_has_it(write: Callable[[str], Path]) -> None:
+def test_omitted_keys_have_the_constructor_defaults(write: Callable[[str], Path]) -> None:
     folder = write(f"# Mine\n_target_: {TARGET}\nname: ${{policy.mode}}\nmine: 1\n")
     policy = compose_config(["policy=mine", "policy.depth=2", "policy.part.size=4"], config_dirs=[folder]).policy
     expected = {"depth": 2, "name": "fast", "mode": "fast", "words": ["a"], "part": {"size": 4}, "mine": 1}
@@ -156,7 +156,7 @@ def test_what_a_file_leaves_out_is_as_the_constructor_has_it(write: Callable[[st
     assert next(iter(policy)) == "_target_"
 
 
-def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> None:
+def test_value_without_a_default_is_required(write: Callable[[str], Path]) -> None:
     config = compose_config(["policy=mine"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
     with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is required and has no default\. Set `policy\."):
         instantiate_group(config, "policy")
@@ -168,14 +168,12 @@ def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> No
 @pytest.mark.parametrize(
     "text", ["_target_: no.such.Class\na: 1\n", "_target_: TARGET\n_partial_: true\na: 1\n", "a: 1\n"]
 )
-def test_other_files_are_taken_as_they_are(write: Callable[[str], Path], text: str) -> None:
+def test_files_without_a_target_are_unchanged(write: Callable[[str], Path], text: str) -> None:
     policy = compose_config(["policy=mine"], config_dirs=[write(text.replace("TARGET", TARGET))]).policy
     assert {key: value for key, value in policy.items() if not str(key).startswith("_")} == {"a": 1}
 
 
-def test_an_agent_that_is_made_for_each_episode_has_its_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_agent_has_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     code = 'class Patient:\n    """Waits.\n\n    Args:\n        looks: How often it looks.\n    """\n\n'
     code += "    def __init__(self, container, llm_client, *, looks=1, commands=5): ...\n"
@@ -192,12 +190,12 @@ def test_an_agent_that_is_made_for_each_episode_has_its_defaults(
     assert "llm_client" not in text
 
 
-def test_a_default_that_no_config_can_hold_is_left_out() -> None:
+def test_unrepresentable_default_is_omitted() -> None:
     expected = {"depth": 1, "name": "???", "mode": "fast", "words": ["a"], "part": {"size": 3}}
     assert constructor_defaults(TARGET) == expected
 
 
-def test_help_shows_what_can_be_set_of_an_option(write: Callable[[str], Path]) -> None:
+def test_help_shows_the_keys_of_an_option(write: Callable[[str], Path]) -> None:
     folder = write(f"# Mine\n_target_: {TARGET}\nname: x  # what it is called\n")
     text = render_help(["--help", "--config-dir", str(folder), "policy=mine"], "ares-exp")
     assert text.startswith(f"policy=mine  Mine\n  from {folder / 'policy' / 'mine.yaml'}\n")
@@ -215,7 +213,7 @@ class PatientPolicy(OpenAIPolicy):
     patience_sec: float = 3.0
 
 
-def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> None:
+def test_endpoint_policy_inherits_options() -> None:
     inherited = constructor_defaults(f"{OpenAIPolicy.__module__}.{OpenAIPolicy.__qualname__}")
     assert constructor_defaults(f"{__name__}.PatientPolicy") == {**inherited, "patience_sec": 3.0}
     assert PatientPolicy(model="m", patience_sec=4, temperature=0).patience_sec == 4.0
@@ -223,7 +221,7 @@ def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> Non
         PatientPolicy(model="m", patience=4)  # type: ignore[call-arg]
 
 
-def test_a_file_of_the_package_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_file_is_reread_after_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is had of it is the caller's own."""
     monkeypatch.setattr("ares_exp.config.option_files.conf_dir", lambda: tmp_path)
     file = tmp_path / "policy" / "mine.yaml"
@@ -254,7 +252,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_said(folder: Path) -> None:
+def test_built_in_option_precedes_directory_with_a_warning(folder: Path) -> None:
     [problem] = option_problems([folder])
     assert f"`env=harbor` of {folder} is ignored: ares_exp itself has an option of that name" in problem
     assert f"Rename {folder / 'env' / 'harbor.yaml'}." in problem
@@ -264,14 +262,14 @@ def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_s
     assert listed.origin == "built in"
 
 
-def test_a_plugin_comes_before_a_folder(site: Site, folder: Path) -> None:
+def test_plugin_precedes_a_directory(site: Site, folder: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, {"fine/conf/policy/mine.yaml": "_target_: fine.Policy\n"})
     problem = option_problems([folder])[1]
     assert f"`policy=mine` of {folder} is ignored: the plugin `fine` has an option of that name" in problem
     assert compose_config(["policy=mine"], config_dirs=[folder]).policy._target_ == "fine.Policy"
 
 
-def test_of_a_copy_what_differs_is_said(tmp_path: Path) -> None:
+def test_ignored_files_of_a_copy_are_reported(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(conf_dir(), copy)
     assert option_problems([conf_dir(), copy]) == []
@@ -286,11 +284,11 @@ def test_of_a_copy_what_differs_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [["--config-dir", "a"], ["--config-dir=a"], ["-m", "-cd", "a", "seed=1"]])
-def test_folders_on_a_command_line(written: list[str]) -> None:
+def test_config_directories_are_found_on_command_line(written: list[str]) -> None:
     assert config_dirs_of(written) == [Path("a")]
 
 
-def test_help_the_list_and_a_preset_say_it(
+def test_help_list_and_preset_show_the_warning(
     folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     print_help(["--help", "--config-dir", str(folder)], "ares-exp")
@@ -314,7 +312,7 @@ def test_help_the_list_and_a_preset_say_it(
         (b"#" * (MAX_YAML_BYTES + 1), f"at most {MAX_YAML_BYTES:,} bytes, got {MAX_YAML_BYTES + 1:,}"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes, reason: str) -> None:
+def test_unreadable_file_is_named(folder: Path, content: bytes, reason: str) -> None:
     path = folder / "policy" / "mine.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -323,7 +321,7 @@ def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes, reaso
     assert reason in str(caught.value)
 
 
-def test_what_was_composed_is_kept_until_a_file_of_it_changes(folder: Path) -> None:
+def test_composition_is_cached_until_a_file_changes(folder: Path) -> None:
     option = folder / "policy" / "mine.yaml"
     option.write_text("_target_: x.y\ndepth: 1\n")
     first = compose_config(["policy=mine"], config_dirs=[folder])
@@ -339,14 +337,14 @@ def test_what_was_composed_is_kept_until_a_file_of_it_changes(folder: Path) -> N
         compose_config(["policy=mine"], config_dirs=[folder])
 
 
-def test_making_a_preset_again_composes_nothing() -> None:
+def test_repeated_preset_is_not_composed_again() -> None:
     make("harbor:0")
     OptionFiles.looked_at.clear()
     make("harbor:1")
     assert OptionFiles.looked_at == {}
 
 
-def test_a_folder_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "policy").mkdir(parents=True)
     assert refuse_unreadable([tmp_path / "mine", tmp_path / "gone"]) is None
     tmp_path.chmod(0o755)
@@ -365,7 +363,7 @@ def test_a_folder_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
 OPTION = {"fine/conf/env/fine.yaml": "# Fine\n_target_: fine.Source\n"}
 
 
-def test_a_plugin_is_found_without_being_imported(site: Site, tmp_path: Path) -> None:
+def test_plugin_is_found_without_its_import(site: Site, tmp_path: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION | {"fine/__init__.py": "raise RuntimeError('imported')\n"})
     found = installed_plugins()
     [plugin] = found.plugins
@@ -388,7 +386,7 @@ def test_a_plugin_is_found_without_being_imported(site: Site, tmp_path: Path) ->
         ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/hydra/launcher/basic.yaml": ""}, "found hydra/"),
     ],
 )
-def test_a_broken_plugin_is_named_and_left_out(site: Site, value: str, files: dict[str, str], reason: str) -> None:
+def test_broken_plugin_is_named_and_skipped(site: Site, value: str, files: dict[str, str], reason: str) -> None:
     site.install("bad", {"broken": value}, files)
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     found = installed_plugins()
@@ -398,7 +396,7 @@ def test_a_broken_plugin_is_named_and_left_out(site: Site, value: str, files: di
     assert reason in problem
 
 
-def test_an_own_option_is_never_replaced(site: Site) -> None:
+def test_plugin_cannot_replace_a_built_in_option(site: Site) -> None:
     files = {"fine/conf/env/harbor.yaml": "# Theirs\n_target_: fine.Source\n"}
     site.install("fine", {"fine": "fine.conf"}, OPTION | files)
     [problem] = option_problems()
@@ -408,7 +406,7 @@ def test_an_own_option_is_never_replaced(site: Site) -> None:
     assert compose_config(["env=harbor"]).env._target_ == "ares_exp.environments.harbor.HarborEnvironments"
 
 
-def test_of_two_plugins_with_an_option_the_first_has_it(site: Site) -> None:
+def test_first_of_two_equal_plugin_options_is_used(site: Site) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     site.install("later", {"later": "later.conf"}, {"later/conf/env/fine.yaml": "_target_: later.Source\n"})
     [problem] = option_problems()
@@ -417,7 +415,7 @@ def test_of_two_plugins_with_an_option_the_first_has_it(site: Site) -> None:
     assert compose_config(["env=fine"]).env._target_ == "fine.Source"
 
 
-def test_of_two_plugins_with_a_name_the_first_counts(site: Site) -> None:
+def test_first_of_two_equal_plugins_is_used(site: Site) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     site.install("twin", {"fine": "twin.conf"}, {"twin/conf/env/twin.yaml": "_target_: twin.Source\n"})
     found = installed_plugins()
@@ -425,7 +423,7 @@ def test_of_two_plugins_with_a_name_the_first_counts(site: Site) -> None:
     assert "`fine` of twin 1.0 is left out: fine 1.0 has a plugin of that name" in found.problems[0]
 
 
-def test_an_option_that_is_no_text_is_listed_without_a_description(site: Site, tmp_path: Path) -> None:
+def test_binary_option_file_has_no_description(site: Site, tmp_path: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     (tmp_path / "site" / "fine" / "conf" / "env" / "odd.yaml").write_bytes(b"\xff\xfe\x00")
     [option] = [one for one in find_options("env") if one.name == "odd"]
@@ -433,6 +431,6 @@ def test_an_option_that_is_no_text_is_listed_without_a_description(site: Site, t
 
 
 @pytest.mark.usefixtures("nim")
-def test_an_option_of_a_plugin_is_composed_and_made() -> None:
+def test_plugin_option_is_composed_and_instantiated() -> None:
     source = instantiate_group(compose_config(["env=nim", "env.matches=[4]"]), "env")
     assert source.load(print) == ["nim_4"]

@@ -41,7 +41,7 @@ async def respond(request: LLMRequest) -> LLMResponse:
     return LLMResponse.from_text("yes")
 
 
-async def test_a_source_has_the_defaults_of_what_it_lacks() -> None:
+async def test_source_gets_defaults_for_missing_members() -> None:
     source = as_source(Tasks())
     assert (source.load(print), source.loads_offline) == (["a"], True)
     assert (source.needs_container, source.exports_state, source.digest("a")) == (True, False, None)
@@ -51,7 +51,7 @@ async def test_a_source_has_the_defaults_of_what_it_lacks() -> None:
     assert (name_of(source), import_name(source)) == ("Tasks", f"{__name__}.Tasks")
 
 
-def test_a_part_that_inherits_its_contract_is_itself() -> None:
+def test_part_that_inherits_its_contract_is_unchanged() -> None:
     class Whole(Tasks, SourceBase):
         pass
 
@@ -62,7 +62,7 @@ def test_a_part_that_inherits_its_contract_is_itself() -> None:
     assert as_source(view) is view
 
 
-def test_a_property_that_fails_is_not_taken_for_a_missing_one() -> None:
+def test_failing_property_does_not_count_as_missing() -> None:
     class Broken(Tasks):
         @property
         def origins(self) -> object:
@@ -82,14 +82,14 @@ def test_a_property_that_fails_is_not_taken_for_a_missing_one() -> None:
         (ShellAgentFactory(), "ShellAgent"),
     ],
 )
-def test_an_agent_is_named_after_what_makes_it(factory: Any, name: str) -> None:
+def test_agent_is_named_after_its_factory(factory: Any, name: str) -> None:
     found = as_agent_factory(factory)
     assert (found.name, found.deterministic, found.supports >= set()) == (name, True, True)
     assert found.source_digest is not None
     assert found.source_digest.startswith("sha256:")
 
 
-def test_what_an_agent_factory_says_of_itself_counts() -> None:
+def test_attributes_of_an_agent_factory_are_used() -> None:
     def factory(**given: Any) -> Any:
         return given
 
@@ -102,7 +102,7 @@ def test_what_an_agent_factory_says_of_itself_counts() -> None:
     )
 
 
-async def test_a_plain_client_is_a_policy() -> None:
+async def test_plain_client_is_a_policy() -> None:
     policy = as_policy(respond)
     assert isinstance(policy, Policy)
     assert name_of(policy) == "respond"
@@ -113,7 +113,7 @@ async def test_a_plain_client_is_a_policy() -> None:
         as_policy(3)  # type: ignore[arg-type]
 
 
-def test_a_backend_without_snapshots_says_so() -> None:
+def test_backend_without_snapshots_is_refused() -> None:
     class Moon:
         name = "moon"
 
@@ -172,11 +172,11 @@ class Failing(WithoutValue):
         (respond, False),
     ],
 )
-def test_the_members_of_a_contract_are_found_in_the_class_or_in_the_part(part: object, has: bool) -> None:
+def test_contract_members_may_be_class_or_instance_attributes(part: object, has: bool) -> None:
     assert has_members(part, Timer) is has
 
 
-def test_what_one_part_has_of_its_own_is_not_told_of_the_others_of_its_class() -> None:
+def test_instance_attribute_does_not_affect_the_class() -> None:
     with_value, without = WithoutValue(), WithoutValue()
     with_value.left = 3.0  # type: ignore[attr-defined]
     assert [has_members(part, Timer) for part in (without, with_value, without)] == [False, True, False]

@@ -28,7 +28,7 @@ def composed(*overrides: str) -> DictConfig:
     return compose_config(overrides)
 
 
-def test_one_and_several_are_made_by_name() -> None:
+def test_one_or_several_trackers_are_made() -> None:
     assert {name: type(one) for name, one in instantiate_several(composed(), "tracker").items()} == {
         "wandb": WandbTracker
     }
@@ -41,7 +41,7 @@ def test_one_and_several_are_made_by_name() -> None:
     }
 
 
-def test_each_has_its_own_arguments(tmp_path: Path) -> None:
+def test_each_tracker_has_separate_arguments(tmp_path: Path) -> None:
     config = composed(
         "tracker=[jsonl,tensorboard]", "tracker.jsonl.finish_timeout_sec=3", "tracker.tensorboard.finish_timeout_sec=4"
     )
@@ -54,13 +54,13 @@ def test_each_has_its_own_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("jsonl", JsonlTracker), ("tensorboard", TensorboardTracker)])
-def test_an_option_shows_the_defaults_of_the_constructor(name: str, kind: type) -> None:
+def test_option_shows_the_constructor_defaults(name: str, kind: type) -> None:
     node = composed(f"tracker={name}").tracker[name]
     defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items() if key != "clock"}
     assert {key: value for key, value in node.items() if key != "_target_"} == defaults
 
 
-def test_a_wrong_argument_of_one_is_named_in_full() -> None:
+def test_wrong_argument_of_one_tracker_is_named() -> None:
     config = composed("tracker=[wandb,jsonl]", "tracker.jsonl.finish_timeout_sec=-1")
     with pytest.raises(ConfigError, match=r"tracker\.jsonl\.finish_timeout_sec"):
         instantiate_several(config, "tracker")

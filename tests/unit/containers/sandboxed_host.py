@@ -179,12 +179,12 @@ class TestHostKilled:
                 holder.kill()
             await holder.wait()
 
-    async def test_killed_run_leaves_nothing(self, context: Path) -> None:
+    async def test_killed_run_leaves_no_resources(self, context: Path) -> None:
         async with self.held(context) as holder:
             holder.kill()
             await until_clean("sleep 4401", "sleep 4402")
 
-    async def test_next_run_removes_what_a_killed_guardian_left(self, context: Path) -> None:
+    async def test_next_run_cleans_up_after_killed_guardian(self, context: Path) -> None:
         async with self.held(context) as holder:
             [directory] = Path("/tmp").glob(f"ares_exp-box-*/{MADE}")
             guardian = _guardian_of(directory.parent)
@@ -244,7 +244,7 @@ class TestHostRuns:
         assert Path("/app/mine").exists()
         shutil.rmtree("/app")
 
-    def test_tests_run_although_the_agent_left_files_there(self, cli: Cli) -> None:
+    def test_tests_run_despite_agent_files_in_tests_directory(self, cli: Cli) -> None:
         command = 'mkdir -p /tests && touch /tests/test.sh /tests/mine; echo "Hello, harbor!" >/app/greeting.txt'
         replies = f"policy.replies=['```bash\n{command}\n```']"
         words = ("env.tasks=write-greeting", "policy=scripted", "agent=shell", "limits.steps=1", replies)

@@ -73,19 +73,19 @@ def test_round_trip_of_a_file_through_a_link(tmp_path: Path, target: Path) -> No
     assert target.read_text() == "text"
 
 
-def test_packing_nothing(tmp_path: Path) -> None:
+def test_packing_a_missing_path_fails(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match=r"missing.*No such file"):
         pack(tmp_path / "missing", "x")
 
 
-def test_the_root_of_the_names_can_be_dropped(target: Path) -> None:
+def test_root_of_the_names_can_be_removed(target: Path) -> None:
     archive = tar(("logs", "", tarfile.DIRTYPE), file("logs/a/b"), ("logs/hard", "logs/a/b", tarfile.LNKTYPE))
     unpack_directory(archive, target, strip_root=True)
     assert names(target) == ["a", "a/b", "hard"]
 
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/absolute", "a/.."])
-def test_a_name_that_leads_out_is_refused(target: Path, name: str) -> None:
+def test_name_outside_the_target_is_refused(target: Path, name: str) -> None:
     with pytest.raises(TransferError, match="leads out"):
         unpack_directory(tar(file("fine"), file(name)), target)
     assert names(target.parent) == []
@@ -108,7 +108,7 @@ def test_a_name_that_leads_out_is_refused(target: Path, name: str) -> None:
         [link("l", "../secret"), ("hard", "l", tarfile.LNKTYPE)],
     ],
 )
-def test_nothing_points_out(target: Path, members: list[tuple[str, str | bytes, bytes]]) -> None:
+def test_unpacked_files_are_inside_the_target(target: Path, members: list[tuple[str, str | bytes, bytes]]) -> None:
     target.parent.mkdir(parents=True)
     (target.parent / "secret").write_text("host")
     with contextlib.suppress(TransferError):
@@ -119,7 +119,7 @@ def test_nothing_points_out(target: Path, members: list[tuple[str, str | bytes, 
         assert path.is_dir() or not path.exists() or path.read_text() != "host"
 
 
-def test_one_warning_tells_of_all_that_is_left_out(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_lists_all_omitted_entries(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipes: list[tuple[str, str | bytes, bytes]] = [(f"pipe{number}", "", tarfile.FIFOTYPE) for number in range(9)]
     unpack_directory(tar(*pipes, link("out", "/etc"), file("kept")), target)
     assert names(target) == ["kept"]
@@ -128,13 +128,13 @@ def test_one_warning_tells_of_all_that_is_left_out(target: Path, caplog: pytest.
     assert record.getMessage().endswith("'pipe4'; and 5 more.")
 
 
-def test_nothing_is_written_through_a_link_of_the_archive(tmp_path: Path, target: Path) -> None:
+def test_unpacking_does_not_write_through_archived_links(tmp_path: Path, target: Path) -> None:
     unpack_directory(tar(link("d", str(tmp_path)), file("d/planted")), target)
     assert not (tmp_path / "planted").exists()
     assert names(target) == ["d", "d/planted"]
 
 
-def test_links_inside_stay(target: Path) -> None:
+def test_internal_links_are_preserved(target: Path) -> None:
     unpack_directory(
         tar(file("a/b/file"), link("a/b/up", "../../a/b/file"), link("here", "./a"), link("self", ".")), target
     )
@@ -143,7 +143,7 @@ def test_links_inside_stay(target: Path) -> None:
     assert (target / "self").readlink() == Path()
 
 
-def test_files_in_the_way_are_replaced(tmp_path: Path, target: Path) -> None:
+def test_existing_files_are_replaced(tmp_path: Path, target: Path) -> None:
     (tmp_path / "host").write_text("untouched")
     target.mkdir(parents=True)
     (target / "a").symlink_to(tmp_path / "host")
@@ -159,7 +159,7 @@ def test_files_in_the_way_are_replaced(tmp_path: Path, target: Path) -> None:
     )
 
 
-def test_modes_and_times(target: Path) -> None:
+def test_modes_and_times_are_preserved(target: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, mode, time in (("run", 0o6777, 1_000_000_000.5), ("text", 0o022, 1e30)):
@@ -172,7 +172,7 @@ def test_modes_and_times(target: Path) -> None:
     assert [(target / name).stat().st_mode & 0o7777 for name in ("run", "text")] == [0o755, 0o600]
 
 
-def test_bounds(target: Path) -> None:
+def test_bounds_are_enforced(target: Path) -> None:
     with pytest.raises(TransferError, match="more than 10 bytes"):
         unpack_directory(tar(file("a", b"12345"), file("b", b"123456")), target, max_bytes=10)
     with pytest.raises(TransferError, match="more than 2 files"):
@@ -183,14 +183,14 @@ def test_bounds(target: Path) -> None:
 
 
 @pytest.mark.parametrize("archive", [b"", b"no archive at all" * 100, tar(file("a", b"y" * 5000)).getvalue()[:2000]])
-def test_broken_archives(target: Path, archive: bytes) -> None:
+def test_broken_archives_are_refused(target: Path, archive: bytes) -> None:
     with pytest.raises(TransferError):
         unpack_file(io.BytesIO(archive), target)
     assert not target.exists()
     assert names(target.parent) == []
 
 
-def test_a_directory_that_breaks_off_leaves_the_target_as_it_was(target: Path) -> None:
+def test_truncated_archive_leaves_target_unchanged(target: Path) -> None:
     target.mkdir(parents=True)
     (target / "a").write_text("old")
     whole = tar(file("a", b"new"), file("b", b"y" * 5000)).getvalue()
@@ -203,7 +203,7 @@ def test_a_directory_that_breaks_off_leaves_the_target_as_it_was(target: Path) -
     assert (target / "a").read_text() == "new"
 
 
-def test_directories_are_merged_and_a_link_in_the_way_is_not_followed(tmp_path: Path, target: Path) -> None:
+def test_directories_are_merged_and_links_replaced(tmp_path: Path, target: Path) -> None:
     (target / "real").mkdir(parents=True)
     (target / "real" / "stays").touch()
     (tmp_path / "host").mkdir()
@@ -213,6 +213,6 @@ def test_directories_are_merged_and_a_link_in_the_way_is_not_followed(tmp_path: 
     assert names(target) == ["linked", "linked/new", "real", "real/new", "real/stays", "sub", "sub/up"]
 
 
-def test_a_file_is_expected(target: Path) -> None:
+def test_archive_without_regular_file_is_refused(target: Path) -> None:
     with pytest.raises(TransferError, match="not a regular file"):
         unpack_file(tar(link("a", "/etc/passwd")), target)

@@ -79,17 +79,17 @@ def test_version_1_is_used_below_the_own_group(tree: Tree) -> None:
     assert tree.found("memory") == []
 
 
-def test_a_mount_that_shows_a_part_of_the_hierarchy(tree: Tree) -> None:
+def test_partially_mounted_hierarchy_is_found(tree: Tree) -> None:
     mount = tree.hierarchy("pids", "/docker/abc/inner", root="/docker/abc")
     assert tree.found("pids") == [(mount / "inner", False)]
 
 
-def test_an_own_group_that_is_out_of_sight(tree: Tree) -> None:
+def test_invisible_own_group_is_not_used(tree: Tree) -> None:
     tree.hierarchy("pids", "/elsewhere", root="/docker/abc")
     assert tree.found("pids") == []
 
 
-def test_version_2_is_used_beside_the_own_group(tree: Tree) -> None:
+def test_version_2_uses_sibling_of_own_group(tree: Tree) -> None:
     mount = tree.hierarchy("", "/user.slice/app.slice/run.scope")
     group(mount, gives=ALL)
     slice_ = group(mount / "user.slice", gives=ALL)
@@ -99,21 +99,21 @@ def test_version_2_is_used_beside_the_own_group(tree: Tree) -> None:
     assert tree.found("cpu")[0] == (slice_, True)
 
 
-def test_version_2_in_the_own_group_where_the_kernel_lets_it(tree: Tree) -> None:
+def test_version_2_uses_own_group_if_allowed(tree: Tree) -> None:
     own = group(tree.hierarchy("", "/"))
     tree.found("memory")
     assert (own / "cgroup.subtree_control").read_text() == "+memory"  # what a kernel answers with "memory"
 
 
 @pytest.mark.parametrize("limit", [{"memory_max": "1073741824"}, {"memory_high": "4096"}, {"cpu_max": "50000 100000"}])
-def test_no_way_round_a_limit_that_is_set_for_us(tree: Tree, limit: dict[str, str]) -> None:
+def test_inherited_limit_is_not_bypassed(tree: Tree, limit: dict[str, str]) -> None:
     mount = tree.hierarchy("", "/limited")
     group(mount, gives=ALL)
     refusing(group(mount / "limited", **limit))
     assert tree.found("memory") == []
 
 
-def test_groups_of_ours_are_found_in_the_whole_hierarchy(tree: Tree) -> None:
+def test_ares_exp_groups_are_found_in_whole_hierarchy(tree: Tree) -> None:
     pids, cpuset, unified = (tree.hierarchy(name, "/jobs/7") for name in ("pids,misc", "cpuset", ""))
     ours = [pids / "ares_exp-box-1", pids / "jobs/8/deep/ares_exp-box-2", unified / "ares_exp-probe-3"]
     for path in (*ours, pids / "jobs/7/container", cpuset / "ares_exp-box-4"):
@@ -139,11 +139,11 @@ def test_files_of_version_1() -> None:
     }
 
 
-def test_no_limits_need_no_groups() -> None:
+def test_unlimited_container_needs_no_groups() -> None:
     assert Limits().settings(unified=True) == Limits().settings(unified=False) == {}
 
 
-def test_what_a_directory_names_is_counted_and_removed(tmp_path: Path) -> None:
+def test_recorded_groups_are_counted_and_removed(tmp_path: Path) -> None:
     directory, container = tmp_path / "box-1", tmp_path / "sys" / "box-1"
     directory.mkdir()
     container.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_what_a_directory_names_is_counted_and_removed(tmp_path: Path) -> None:
         ("64", "max", 0, False),
     ],
 )
-def test_no_room_for_another_process(tmp_path: Path, count: str, limit: str, refused: int, lacking: bool) -> None:
+def test_process_limit_is_diagnosed(tmp_path: Path, count: str, limit: str, refused: int, lacking: bool) -> None:
     container = tmp_path / "box-1"
     container.mkdir()
     (container / RECORD).write_text(f"{container}\n")
@@ -181,7 +181,7 @@ def test_no_room_for_another_process(tmp_path: Path, count: str, limit: str, ref
     assert ("limit of 64 processes" in lack_of_processes(container)) == lacking
 
 
-def test_groups_of_another_name_are_not_touched(tmp_path: Path) -> None:
+def test_groups_of_another_name_are_kept(tmp_path: Path) -> None:
     other = tmp_path / "sys" / "not-of-the-box"
     other.mkdir(parents=True)
     directory = tmp_path / "box-1"

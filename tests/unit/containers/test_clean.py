@@ -61,7 +61,7 @@ def _alone(mounts: Sequence[str]) -> list[str]:
     return [*STEADY_MOUNTS, *words, *memory, *mounts, "--"]
 
 
-def test_nothing_is_left(clean: Clean) -> None:
+def test_clean_without_leftovers_finds_none(clean: Clean) -> None:
     done = clean()
     first, *rest = done.stdout.splitlines()
     assert first.startswith(NO_ENGINE)
@@ -69,7 +69,7 @@ def test_nothing_is_left(clean: Clean) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_leftovers_of_a_backend_of_ones_own(clean: Clean, tmp_path: Path) -> None:
+def test_custom_backend_leftovers_are_removed(clean: Clean, tmp_path: Path) -> None:
     (tmp_path / "options" / "container").mkdir(parents=True)
     (tmp_path / "options" / "container" / "mine.yaml").write_text("# mine\n_target_: backend.MineFactory\n")
     (tmp_path / "backend.py").write_text(
@@ -88,7 +88,7 @@ def test_leftovers_of_a_backend_of_ones_own(clean: Clean, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
 @pytest.mark.local
-def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
+def test_box_directories_are_removed(clean: Clean, tmp_path: Path) -> None:
     stale, held = tmp_path / "ares_exp-box-123-abc", tmp_path / "ares_exp-box-456-def"
     for directory in (stale, held, tmp_path / "mine"):
         directory.mkdir()
@@ -113,7 +113,7 @@ def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
 
 
 @needs_local
-def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
+def test_undeletable_directory_is_reported(clean: Clean, tmp_path: Path) -> None:
     mount_point = tmp_path / "ares_exp-box-123-abc" / "mounted"
     mount_point.mkdir(parents=True)
     done = clean(mounts=("--tmpfs", str(mount_point)))
@@ -124,7 +124,7 @@ def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
-def test_directories_that_a_container_closed_are_removed(clean: Clean, tmp_path: Path) -> None:
+def test_directories_closed_by_a_container_are_removed(clean: Clean, tmp_path: Path) -> None:
     box = tmp_path / "ares_exp-box-123-abc"
     for name, mode in (("unwritable", 0o500), ("unreadable", 0)):
         (box / name).mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_directories_that_a_container_closed_are_removed(clean: Clean, tmp_path:
     assert not box.exists()
 
 
-def test_help(clean: Clean) -> None:
+def test_help_lists_the_options(clean: Clean) -> None:
     done = clean("--help")
     assert done.returncode == 0
     for words in ("--dry-run", "--images", "cache for later runs", "Exit codes: 0 "):
@@ -143,14 +143,14 @@ def test_help(clean: Clean) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--force"], ["all"]])
-def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
+def test_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
     done = clean(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m ares_exp clean")
     assert "Traceback" not in done.stderr
 
 
-def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -> None:
+def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> None:
     caches = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     tasks, swebench = tmp_path / "cache" / "ares_exp" / "tasks", tmp_path / "cache" / "ares_exp" / "swebench"
     for folder in (tasks, swebench):

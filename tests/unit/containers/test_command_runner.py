@@ -36,7 +36,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-async def test_any_posix_shell_will_do(shell: tuple[str, ...], tmp_path: Path) -> None:
+async def test_any_posix_shell_works(shell: tuple[str, ...], tmp_path: Path) -> None:
     async with host_channels(shell) as (channels, _):
         result = await channels.exec("pwd; echo $A; exit 3", cwd=str(tmp_path), env={"A": "it's\n'"})
         assert (result.output, result.exit_code) == (f"{tmp_path}\nit's '\n", 3)
@@ -49,7 +49,7 @@ async def test_any_posix_shell_will_do(shell: tuple[str, ...], tmp_path: Path) -
         assert [is_alive(int(pid)) for pid in late.output.split()] == [False, False]
 
 
-async def test_a_poor_box(tmp_path: Path) -> None:
+async def test_minimal_container_works(tmp_path: Path) -> None:
     """Neither bash nor setsid: `sh` runs the commands, in the channel's own session."""
     for program in ("sh", "cat", "sleep"):
         (tmp_path / program).symlink_to(str(shutil.which(program)))
@@ -63,7 +63,7 @@ async def test_a_poor_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash -c", "sh -c"])
-async def test_a_command_is_read_as_if_started_by_hand(shell: Shell, tmp_path: Path) -> None:
+async def test_command_runs_as_in_a_manual_shell(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "env").write_text("FROM_FILE=read\n")
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "BASH_ENV": str(tmp_path / "env")}
     program, option = shell.split()
@@ -99,14 +99,14 @@ def signal_all_of(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
 
 
-async def test_two_shells_take_turns_with_commands_that_follow_each_other() -> None:
+async def test_consecutive_commands_alternate_between_two_shells() -> None:
     async with host_channels() as (channels, opened):
         for n in range(40):
             assert (await channels.exec(f"echo {n}")).output == f"{n}\n"
         assert len(opened) == 2
 
 
-async def test_commands_at_once_wait_for_the_first_shell_that_is_free_or_new() -> None:
+async def test_concurrent_commands_use_the_first_available_shell() -> None:
     may_open = asyncio.Semaphore(2)  # the engine opens two, and takes for ever with the others
     async with host_channels(may_open=may_open) as (channels, opened):
         results = await asyncio.gather(*(channels.exec(f"echo {n}") for n in range(64)))
@@ -114,7 +114,7 @@ async def test_commands_at_once_wait_for_the_first_shell_that_is_free_or_new() -
         assert len(opened) == 2
 
 
-async def test_commands_that_stay_get_a_shell_each(tmp_path: Path) -> None:
+async def test_long_commands_get_separate_shells(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     together = f"touch {here}/$$; until [ $(ls {here} | wc -l) -ge 20 ]; do sleep 0.05; done"
@@ -125,7 +125,7 @@ async def test_commands_that_stay_get_a_shell_each(tmp_path: Path) -> None:
         assert len(channels._shells.idle(None)) == MAX_IDLE  # the others were closed
 
 
-async def test_closing_ends_the_wait_for_a_shell() -> None:
+async def test_close_ends_the_wait_for_a_shell() -> None:
     async with host_channels(may_open=asyncio.Semaphore(0)) as (channels, _):
         waiting = [asyncio.create_task(channels.exec("true")) for _ in range(20)]
         await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_closing_ends_the_wait_for_a_shell() -> None:
         assert [str(one) for one in ended] == ["The container has been stopped and runs no more commands."] * 20
 
 
-async def test_a_cancelled_wait_for_a_shell_costs_no_shell() -> None:
+async def test_cancelled_wait_for_shell_loses_no_shell() -> None:
     may_open = asyncio.Semaphore(0)
     async with host_channels(may_open=may_open) as (channels, opened):
         cancelled = [asyncio.create_task(channels.exec("true")) for _ in range(5)]
@@ -149,7 +149,7 @@ async def test_a_cancelled_wait_for_a_shell_costs_no_shell() -> None:
         assert len(opened) <= 6
 
 
-async def test_shell_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
+async def test_cancelled_waiter_passes_its_shell_on() -> None:
     async with host_channels(may_open=asyncio.Semaphore(1)) as (channels, _):
         pool = channels._shells
         lent = await pool.take(None)
@@ -161,7 +161,7 @@ async def test_shell_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
         assert first.cancelled()
 
 
-async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_path: Path) -> None:
+async def test_shell_is_freed_when_background_process_ends(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     async with host_channels() as (channels, opened):
@@ -186,7 +186,7 @@ async def test_shells_that_died_while_idle_are_replaced() -> None:
         assert (late.output, late.timed_out) == ("partial\n", True)
 
 
-async def test_a_command_that_stops_the_shell_around_it() -> None:
+async def test_command_that_stops_its_shell_times_out() -> None:
     async with host_channels() as (channels, _):
         late = await channels.exec("echo partial; kill -STOP $PPID; sleep 99", timeout_sec=1.0)
         assert (late.output, late.timed_out) == ("partial\n", True)
@@ -211,7 +211,7 @@ async def test_shells_that_were_stopped_while_idle_are_replaced(monkeypatch: pyt
         await until_killed(opened)
 
 
-async def test_a_time_limit_ends_the_wait_for_a_stopped_shell(tmp_path: Path) -> None:
+async def test_time_limit_bounds_wait_for_stopped_shell(tmp_path: Path) -> None:
     async with host_channels() as (channels, opened):
         await channels.exec("true")
         await asyncio.sleep(0.2)
@@ -223,7 +223,7 @@ async def test_a_time_limit_ends_the_wait_for_a_stopped_shell(tmp_path: Path) ->
         assert not (tmp_path / "ran").exists()
 
 
-async def test_stderr_of_commands_at_once_and_of_background_processes() -> None:
+async def test_stderr_is_separate_for_concurrent_and_background_commands() -> None:
     async with host_channels() as (channels, _):
         both = await asyncio.gather(*(channels.exec(f"echo {n} >&2", separate_stderr=True) for n in range(8)))
         assert [(one.output, one.stderr) for one in both] == [("", f"{n}\n") for n in range(8)]
@@ -231,7 +231,7 @@ async def test_stderr_of_commands_at_once_and_of_background_processes() -> None:
         assert noisy.stderr == "started\n"
 
 
-async def test_cancelling_many_at_once_kills_all(tmp_path: Path) -> None:
+async def test_cancelling_many_commands_kills_all(tmp_path: Path) -> None:
     async with host_channels() as (channels, _):
         tasks = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(12)]
         async with asyncio.timeout(20):
@@ -244,7 +244,7 @@ async def test_cancelling_many_at_once_kills_all(tmp_path: Path) -> None:
         assert not any(is_alive(int(path.read_text())) for path in tmp_path.iterdir())
 
 
-async def test_a_kill_that_is_asked_for_during_others_is_not_forgotten(tmp_path: Path) -> None:
+async def test_concurrent_kill_requests_are_all_executed(tmp_path: Path) -> None:
     async with host_channels() as (channels, _):
         commands = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(3)]
         async with asyncio.timeout(20):
@@ -262,7 +262,7 @@ async def test_a_kill_that_is_asked_for_during_others_is_not_forgotten(tmp_path:
         assert [one.exit_code for one in await asyncio.wait_for(asyncio.gather(*commands), 20)] == [137] * 3
 
 
-async def test_shells_whose_next_process_died_are_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dead_spare_shells_are_replaced_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell_pool, "_START_SEC", 600.0)
     async with host_channels() as (channels, opened):
         await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(3)))
@@ -295,19 +295,19 @@ done
 
 
 @pytest.mark.parametrize("mark", ["start x", "999999999999", "x", "sink x", "x" * 20_000])
-async def test_marks_that_are_none_cost_the_shell(mark: str) -> None:
+async def test_forged_marks_close_the_shell(mark: str) -> None:
     async with host_channels(("sh", "-c", LIAR, "sh", mark)) as (channels, _):
         result = await asyncio.wait_for(channels.exec("true"), 20)
         assert (result.output, result.exit_code) == ("", 137)
 
 
-async def test_output_after_the_exit_code_is_not_in_the_result() -> None:
+async def test_output_after_exit_code_is_dropped() -> None:
     async with host_channels(("sh", "-c", LIAR, "sh", "3\x1elate")) as (channels, _):
         result = await asyncio.wait_for(channels.exec("true"), 30)
         assert (result.output, result.exit_code) == ("", 3)
 
 
-async def test_what_cannot_be_sent_is_refused() -> None:
+async def test_unsendable_commands_are_refused() -> None:
     async with host_channels() as (channels, opened):
         for command, env in [("echo \ud800", {}), ("true", {"A": "\ud800"}), ("a\0b", {}), ("true", {"a-b": ""})]:
             with pytest.raises(ValueError, match="Expected"):
@@ -315,7 +315,7 @@ async def test_what_cannot_be_sent_is_refused() -> None:
         assert opened == []
 
 
-async def test_a_second_cancellation_does_not_skip_the_killing(tmp_path: Path) -> None:
+async def test_second_cancellation_does_not_skip_the_kill(tmp_path: Path) -> None:
     started = tmp_path / "started"
     async with host_channels() as (channels, _):
         task = asyncio.create_task(channels.exec(f"echo $$ >{started}; exec sleep 4999"))
@@ -330,7 +330,7 @@ async def test_a_second_cancellation_does_not_skip_the_killing(tmp_path: Path) -
         assert not is_alive(int(started.read_text()))
 
 
-async def test_closing(tmp_path: Path) -> None:
+async def test_closed_channels_refuse_commands(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     async with host_channels() as (channels, _):
         running = asyncio.create_task(channels.exec(f"echo >{tmp_path}/fifo; sleep 5"))
@@ -367,7 +367,7 @@ class Mute:
         (b"", ContainerError, "at once"),
     ],
 )
-async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception], message: str) -> None:
+async def test_shell_that_cannot_be_opened_is_an_error(words: bytes, error: type[Exception], message: str) -> None:
     stream = Mute(words)
 
     async def open_stream(user: User | None) -> ChannelStream:
@@ -380,7 +380,7 @@ async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception
     await channels.close()
 
 
-async def test_a_failed_opening_is_told_those_who_waited_for_it() -> None:
+async def test_failed_opening_is_reported_to_all_waiters() -> None:
     fails = asyncio.Event()
 
     async def open_stream(user: User | None) -> ChannelStream:
@@ -400,7 +400,7 @@ async def test_a_failed_opening_is_told_those_who_waited_for_it() -> None:
     await channels.close()
 
 
-async def test_what_is_no_shell_is_tried_once_more_and_not_for_ever() -> None:
+async def test_mute_shell_is_retried_once() -> None:
     """What it says may be what an agent has written into the place of `sh`."""
     opened: list[Mute] = []
 

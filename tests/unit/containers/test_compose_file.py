@@ -79,7 +79,7 @@ def refused(folder: Path, text: str) -> str:
         ),
     ],
 )
-def test_a_service_may_not_leave_its_container(tmp_path: Path, line: str, key: str) -> None:
+def test_service_options_that_escape_are_refused(tmp_path: Path, line: str, key: str) -> None:
     (tmp_path / "out").symlink_to("/etc")
     assert refused(tmp_path, f"services:\n  web:\n    {line}\n") == f"services.web.{key}"
 
@@ -100,12 +100,12 @@ def test_a_service_may_not_leave_its_container(tmp_path: Path, line: str, key: s
         ("configs: {a: {external: true}}", "configs.a.external"),
     ],
 )
-def test_nor_may_what_it_is_given(tmp_path: Path, table: str, key: str) -> None:
+def test_top_level_sections_that_escape_are_refused(tmp_path: Path, table: str, key: str) -> None:
     assert refused(tmp_path, f"{table}\nservices: {{web: }}\n") == key
 
 
 @pytest.mark.parametrize("line", ["env_file: /etc/passwd", "volumes: ['/etc:/x:ro']", "privileged: true"])
-def test_the_policy_holds_for_extended_files(tmp_path: Path, line: str) -> None:
+def test_policy_applies_to_extended_files(tmp_path: Path, line: str) -> None:
     (tmp_path / "own.yaml").write_text("services:\n  web:\n    extends: {file: sub/other.yaml, service: web}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "other.yaml").write_text(f"services:\n  web:\n    {line}\n")
@@ -113,7 +113,7 @@ def test_the_policy_holds_for_extended_files(tmp_path: Path, line: str) -> None:
     assert refused(tmp_path, text).startswith(f"services.web.{line.partition(':')[0]}")
 
 
-def test_what_is_harmless_is_not_refused(tmp_path: Path) -> None:
+def test_harmless_file_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("services: {web: {extends: {file: own.yaml, service: other}}, other: }")
     text = """
 x-mine: {privileged: true}
@@ -194,12 +194,12 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ),
     ],
 )
-def test_no_more_than_is_allowed(tmp_path: Path, line: str, told: str) -> None:
+def test_excess_resources_of_a_service_are_refused(tmp_path: Path, line: str, told: str) -> None:
     service = line if line.startswith("{") else f"\n    {line}"
     assert excess(tmp_path, f"services:\n  main:\n  web: {service}\n") == told
 
 
-def test_no_more_services_and_networks_than_containers(tmp_path: Path) -> None:
+def test_excess_services_and_networks_are_refused(tmp_path: Path) -> None:
     services = "services: {a: , b: , c: {scale: 0}, d: {profiles: [x]}, e: }"
     assert excess(tmp_path, services) == ""
     assert excess(tmp_path, services.replace("{scale: 0}", "")) == f"5 containers in all {CONTAINERS}"
@@ -207,7 +207,7 @@ def test_no_more_services_and_networks_than_containers(tmp_path: Path) -> None:
     assert excess(tmp_path, f"{services}\nnetworks: {{{networks}}}") == f"5 networks {CONTAINERS}"
 
 
-def test_what_is_within_the_bounds_or_not_known_yet(tmp_path: Path) -> None:
+def test_bounded_or_unresolved_limits_are_accepted(tmp_path: Path) -> None:
     text = """
 services:
   main: {mem_limit: 64g, memswap_limit: -1, pids_limit: 100}
@@ -234,12 +234,12 @@ services:
         "services: {a: {deploy: {resources: {limits: 1}}}}",
     ],
 )
-def test_malformed_files(tmp_path: Path, text: str) -> None:
+def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(TaskError, match=r"docker-compose\.yaml: expected a compose file"):
         refused(tmp_path, text)
 
 
-def test_variables_that_programs_obey_are_not_filled_in(tmp_path: Path) -> None:
+def test_variables_read_by_programs_are_not_substituted(tmp_path: Path) -> None:
     env = {"PYTHONPATH": "x", "GOAL": "x", "LD_PRELOAD": "x", "no_proxy": "x", "PATHS": "x"}
     asked = spec(
         tmp_path, "services: {a: {image: '${PYTHONPATH}$GOAL${no_proxy:-}${PATHS}', command: LD_PRELOAD}}", env=env
@@ -274,7 +274,7 @@ def spec(folder: Path, text: str = "services: {}", **asked: Any) -> ContainerSpe
     return ContainerSpec(**{"name": "t", "docker_image": "x", "compose_file": folder / "docker-compose.yaml"} | asked)
 
 
-def test_the_compose_program_is_looked_for(tmp_path: Path, tools: Path) -> None:
+def test_compose_command_is_found(tmp_path: Path, tools: Path) -> None:
     check = DockerContainerFactory().check
     with pytest.raises(
         UnsupportedTaskError, match=r"Task t has several services .*neither `docker compose` nor .*Install"
@@ -289,7 +289,7 @@ def test_the_compose_program_is_looked_for(tmp_path: Path, tools: Path) -> None:
     assert check(spec(tmp_path)) == []
 
 
-def test_refusals_before_the_start(tmp_path: Path, tools: Path) -> None:
+def test_unsupported_options_are_refused_before_the_start(tmp_path: Path, tools: Path) -> None:
     program(tools / "docker-compose", "echo 1.29.2")
     danger = spec(tmp_path, "services: {a: {privileged: true}}")
     with pytest.raises(UnsupportedTaskError, match=r"services\.a\.privileged.*container\.compose_trusted=true"):
@@ -325,7 +325,7 @@ def completed(
     return complete(document, asked or ContainerSpec("t"), chosen, images, can or Capabilities(cpus=2))
 
 
-def test_everything_is_labelled_and_has_names_of_its_own() -> None:
+def test_resources_get_labels_and_generated_names() -> None:
     mine = owner_labels()
     web = {"container_name": "w", "ports": ["80:80"], "labels": ["a=b"], "build": "."}
     whole = completed(
@@ -338,7 +338,7 @@ def test_everything_is_labelled_and_has_names_of_its_own() -> None:
     assert whole["networks"] == {"default": {"labels": mine}, "n": {"labels": mine}}
 
 
-def test_limits_of_the_file_win() -> None:
+def test_file_limits_take_precedence() -> None:
     asked = ContainerSpec("t", cpus=8, memory_mb=64)
     assert {"cpus": 2, "mem_limit": "67108864b"}.items() <= completed({}, asked)["services"]["main"].items()
     limits = {"cpus": "0.5", "memory": "1G", "pids": 7}
@@ -347,7 +347,7 @@ def test_limits_of_the_file_win() -> None:
     assert "memswap_limit" not in main
 
 
-def test_services_without_a_limit_have_ours() -> None:
+def test_services_without_limits_get_ours() -> None:
     services = {"free": {}, "own": {"deploy": {"resources": {"limits": {"memory": "1G"}}}}}
     asked = ContainerSpec("t", memory_mb=64)
     whole = completed(services, asked, compose_trusted=False, compose_max_memory_mb=2, swap_mb=1)["services"]
@@ -356,7 +356,7 @@ def test_services_without_a_limit_have_ours() -> None:
     assert "mem_limit" not in completed(services, compose_trusted=False)["services"]["main"]
 
 
-def test_options_of_the_factory() -> None:
+def test_factory_options_are_applied() -> None:
     asked = ContainerSpec("t", env={"A": "$1"})
     main = completed({"main": {"environment": ["A=2", "B=3", "HOST"]}}, asked, env={"B": "4", "C": "$5"})["services"][
         "main"
@@ -381,12 +381,12 @@ def test_gpus_are_reserved() -> None:
 
 
 @pytest.mark.parametrize("services", [{"main": {"scale": 2}}, {"main": {"deploy": {"replicas": 0}}}])
-def test_main_is_one_container(services: dict[str, Any]) -> None:
+def test_main_must_be_one_container(services: dict[str, Any]) -> None:
     with pytest.raises(ContainerStartError, match="Expected one container of a service `main`"):
         completed(services)
 
 
-def test_the_base_of_main(tmp_path: Path) -> None:
+def test_main_uses_the_given_base(tmp_path: Path) -> None:
     image = base_document(ContainerSpec("t", docker_image="a$b", context_dir=tmp_path))["services"]["main"]
     assert (image["image"], "build" in image) == ("a$$b", False)
     assert base_document(ContainerSpec("t", context_dir=tmp_path))["services"]["main"].keys() == {"command"}

@@ -104,20 +104,20 @@ def round_trip(host: str, change: str, look: str, temporary: Path, *program: str
 
 
 @in_memory
-def test_in_memory_where_that_is_possible(tmp_path: Path) -> None:
+def test_storage_in_memory_is_captured_where_possible(tmp_path: Path) -> None:
     warning = "storage_mb=1: not enforced by container=local (its files are in memory, not bounded)"
     assert round_trip(LARGE, CHANGE, LOOK, tmp_path) == ["/dev/shm memory True", warning, "changed", "more", "[]"]
 
 
 @pytest.mark.parametrize("host", [SMALL, pytest.param(NOT_EXECUTABLE, marks=pytest.mark.nightly)])
-def test_else_on_disk(host: str, tmp_path: Path) -> None:
+def test_storage_on_disk_is_captured(host: str, tmp_path: Path) -> None:
     if filesystem_type(tmp_path) not in ("ext4", "xfs", "btrfs"):
         pytest.skip(f"{tmp_path} cannot hold the upper layer of an overlay")
     warning = f"storage_mb=1: not enforced by container=local (its files are in {tmp_path}, not bounded)"
     assert round_trip(host, CHANGE, LOOK, tmp_path) == [f"{tmp_path} disk True", warning, "changed", "more", "[]"]
 
 
-def test_else_where_nobody_can_read_them(tmp_path: Path) -> None:
+def test_unreadable_storage_explains_the_refusal(tmp_path: Path) -> None:
     host = f"{SMALL}; mount -t tmpfs -o size=64m x {tmp_path}"
     storage, warning, no_capture, no_restore, left = round_trip(host, CHANGE, LOOK, tmp_path)
     assert storage == f"{tmp_path} memory False"
@@ -128,7 +128,7 @@ def test_else_where_nobody_can_read_them(tmp_path: Path) -> None:
 
 
 @in_memory
-def test_mounts_of_the_host_in_a_directory_that_is_changed(tmp_path: Path) -> None:
+def test_host_mounts_in_a_changed_directory_are_captured(tmp_path: Path) -> None:
     mount = "mount -t tmpfs x /usr/share/doc; mkdir -m 755 /usr/share/doc/a; echo inner >/usr/share/doc/a/b"
     change = "cd /usr/share; echo changed >>doc/a/b; echo new >doc/c; mkdir mine; echo beside >mine/d"
     lines = round_trip(f"{LARGE}; {mount}", change, "cd /usr/share; cat doc/a/b doc/c mine/d", tmp_path)
@@ -136,7 +136,7 @@ def test_mounts_of_the_host_in_a_directory_that_is_changed(tmp_path: Path) -> No
 
 
 @in_memory
-def test_a_python_that_the_box_is_shown(tmp_path: Path) -> None:
+def test_mounted_python_is_not_captured(tmp_path: Path) -> None:
     if sys.base_prefix == "/usr":
         pytest.skip("the interpreter that runs the tests is the host's own")
     mask = 'for d in /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin; do [ ! -e "$d/python3" ] || '
@@ -147,7 +147,7 @@ def test_a_python_that_the_box_is_shown(tmp_path: Path) -> None:
 
 
 @in_memory
-def test_an_ordinary_users_box_that_is_put_together_of_many_mounts(tmp_path: Path) -> None:
+def test_box_of_many_mounts_works_for_ordinary_user(tmp_path: Path) -> None:
     """An engine mounts files in `/etc` of its containers, say; his overlays cannot lie over other mounts."""
     host = f"{LARGE}; mount --bind /etc/issue /etc/issue"
     change = "echo new >/etc/new; rm -r /opt; echo x >>/etc/issue || echo mounted >/seen"

@@ -18,7 +18,7 @@ SOON_SEC = 60.0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may use every socket")
-async def test_a_socket_that_this_user_may_not_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forbidden_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "engine.sock"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with socket.socket(socket.AF_UNIX) as server:
@@ -28,7 +28,7 @@ async def test_a_socket_that_this_user_may_not_use(tmp_path: Path, monkeypatch: 
             await connect()
 
 
-async def test_a_context_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_docker_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setenv("DOCKER_CONTEXT", "no-such-context")
     with pytest.raises(PreflightError, match="Expected DOCKER_CONTEXT to name a Docker context, got no-such-context"):
@@ -36,7 +36,7 @@ async def test_a_context_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_a_podman_that_is_not_there(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_podman_service_is_refused(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.delenv("CONTAINER_HOST", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -49,7 +49,7 @@ async def test_a_podman_that_is_not_there(named: bool, tmp_path: Path, monkeypat
         await factory.preflight()
 
 
-async def test_a_quick_call_does_not_wait_for_slow_ones() -> None:
+async def test_quick_call_does_not_wait_for_slow_calls() -> None:
     go = threading.Event()
     slow = [asyncio.create_task(in_thread(go.wait, pool="starts")) for _ in range(64)]
     try:
@@ -60,7 +60,7 @@ async def test_a_quick_call_does_not_wait_for_slow_ones() -> None:
         await asyncio.gather(*slow)
 
 
-async def test_cancelling_a_call_waits_for_it_unless_it_may_be_left_alone() -> None:
+async def test_cancelled_call_waits_unless_it_may_be_abandoned() -> None:
     go = threading.Event()
     kept, left = (asyncio.create_task(in_thread(go.wait, abandon=abandon)) for abandon in (False, True))
     await asyncio.sleep(0)

@@ -31,16 +31,16 @@ ROOT = "/dev/vda / ext4 rw,relatime 0 0\n"
         ({"Driver": "io.containerd.snapshotter.v1"}, ROOT, False),
     ],
 )
-def test_disk_quota(info: dict[str, object], mounts: str, expected: bool) -> None:
+def test_disk_quota_is_sent_if_supported(info: dict[str, object], mounts: str, expected: bool) -> None:
     assert has_disk_quota(info, mounts) is expected
 
 
-def test_no_more_processors_than_there_are_are_asked_for() -> None:
+def test_cpus_are_capped_at_the_machines() -> None:
     sent = limits(ContainerSpec("t", cpus=10_000, memory_mb=2), Capabilities(cpus=2), swap_mb=0, pids_limit=9)
     assert (sent["nano_cpus"], sent["memswap_limit"]) == (2 * 10**9, sent["mem_limit"])
 
 
-def test_a_size_is_sent_where_the_storage_takes_one() -> None:
+def test_storage_size_is_sent_if_supported() -> None:
     spec = ContainerSpec("t", storage_mb=10)
     assert limits(spec, Capabilities(disk_quota=True), swap_mb=0, pids_limit=9)["storage_opt"] == {"size": "10m"}
     assert limits(spec, Capabilities(), swap_mb=0, pids_limit=9) == {"pids_limit": 9}
@@ -48,13 +48,13 @@ def test_a_size_is_sent_where_the_storage_takes_one() -> None:
     assert "storage_mb=10" in unenforced(spec, Capabilities())[0]
 
 
-def test_gpus_by_the_runtime_of_nvidia() -> None:
+def test_gpus_use_the_nvidia_runtime() -> None:
     can = capabilities_of({"NCPU": 8, "Driver": "overlay2", "Runtimes": {"runc": {}, "nvidia": {}}})
     sent = limits(ContainerSpec("t", gpus=3), can, swap_mb=0, pids_limit=9)["device_requests"]
     assert sent == [{"Driver": "", "Count": 3, "DeviceIDs": [], "Capabilities": [["gpu"]], "Options": {}}]
 
 
-def test_gpus_by_cdi() -> None:
+def test_gpus_use_cdi() -> None:
     names = ["nvidia.com/gpu=0", "nvidia.com/gpu=1", "nvidia.com/gpu=all", "vendor.com/net=0"]
     info = {"NCPU": 8, "Driver": "overlay2", "DiscoveredDevices": [{"Source": "cdi", "ID": name} for name in names]}
     can = capabilities_of(info)
@@ -68,7 +68,7 @@ def test_gpus_by_cdi() -> None:
         unenforced(ContainerSpec("t", gpus=3), can)
 
 
-def test_no_gpus() -> None:
+def test_missing_gpus_are_refused() -> None:
     with pytest.raises(UnsupportedTaskError, match="t asks for 1 GPU; the Docker engine has neither"):
         unenforced(ContainerSpec("t", gpus=1), Capabilities())
     assert unenforced(ContainerSpec("t", gpus=0), Capabilities()) == []

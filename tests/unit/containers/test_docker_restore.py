@@ -22,7 +22,7 @@ def archived(entries: dict[str, Entry], objects: ObjectStore) -> bytes:
     return b"".join(archive(StoredChanges(Delta("x:1", entries), objects)))
 
 
-def test_an_archive_holds_every_kind_of_entry(objects: ObjectStore, tmp_path: Path) -> None:
+def test_archive_holds_every_kind_of_entry(objects: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     make_awkward(tmp_path / "source" / "n")
     awkward = scan(tmp_path / "source", objects, ScanCache(), notes=[])
@@ -40,7 +40,7 @@ def test_an_archive_holds_every_kind_of_entry(objects: ObjectStore, tmp_path: Pa
     assert tree_of(tmp_path / "out") == tree_of(tmp_path / "source")
 
 
-def test_an_archive_takes_any_name_and_time(objects: ObjectStore) -> None:
+def test_archive_takes_any_name_and_time(objects: ObjectStore) -> None:
     entries = {
         "/.wh.x": Entry("file", mtime_ns=-1_500_000_000),
         "/d": Entry("directory"),
@@ -53,12 +53,12 @@ def test_an_archive_takes_any_name_and_time(objects: ObjectStore) -> None:
     ) == []  # fmt: skip
 
 
-def test_an_attribute_that_no_archive_holds_is_left_out(objects: ObjectStore) -> None:
+def test_attributes_unsupported_by_archives_are_omitted(objects: ObjectStore) -> None:
     entries = {"/d": Entry("directory", xattrs={"user.a=b": b"1", "user.c": b"2", "user.\udcff": b"3"})}
     with tarfile.open(fileobj=io.BytesIO(archived(entries, objects))) as found:
         assert found.getmembers()[0].pax_headers == {"SCHILY.xattr.user.c": "2"}
 
 
-def test_a_missing_object_ends_an_archive(objects: ObjectStore) -> None:
+def test_missing_object_stops_the_archive(objects: ObjectStore) -> None:
     with pytest.raises(SnapshotCorruptError):
         archived({"/f": Entry("file", size=1, chunks=("a" * 64,))}, objects)

@@ -25,7 +25,7 @@ def read(directory: Path, text: str, base: Base | None = None) -> Dockerfile:
     return read_dockerfile(directory / "Dockerfile", base or Base({"PATH": "/bin"}), refusal="no {} here")
 
 
-def test_everything_that_is_understood(tmp_path: Path) -> None:
+def test_all_supported_instructions_are_read(tmp_path: Path) -> None:
     dockerfile = read(
         tmp_path,
         """\
@@ -96,7 +96,7 @@ CMD ["sh"]
         ("a=b", "a=b"),
     ],
 )
-def test_substitution(tmp_path: Path, value: str, expected: str) -> None:
+def test_variables_are_substituted(tmp_path: Path, value: str, expected: str) -> None:
     assert read(tmp_path, f"FROM x\nENV A=1\nENV R={value}\n").env["R"] == expected
 
 
@@ -107,14 +107,14 @@ def test_env_wins_over_arg_and_earlier_values_count(tmp_path: Path) -> None:
     assert dockerfile.steps[0].env["A"] == "new"
 
 
-def test_an_argument_before_from_reaches_the_build_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_arg_before_from_must_be_declared_again(tmp_path: Path) -> None:
     text = "ARG T=1\nFROM x:$T\nENV V=${T:-unset}\n{}ENV W=${T:-unset}\n"
     assert read(tmp_path, text.replace("{}", "")).env == {"PATH": "/bin", "V": "unset", "W": "unset"}
     assert read(tmp_path, text.replace("{}", "ARG T\n")).env["W"] == "1"
     assert read(tmp_path, text.replace("{}", "ARG T=2\n")).env["W"] == "2"
 
 
-def test_lines_that_are_built_already_are_followed_but_make_no_steps(tmp_path: Path) -> None:
+def test_already_built_lines_create_no_steps(tmp_path: Path) -> None:
     text = "FROM a AS b\nENV A=1\nWORKDIR /w\nCOPY <<E /e\nE\nFROM c\nUSER u\n"
     text += "FROM b\nARG V=2\nWORKDIR s\nENV B=${A%x}\nRUN x $V\n"
     built = Base(workdir="", built_lines=len(text.splitlines()) - 1)
@@ -139,7 +139,7 @@ BODY = "FROM\n\tRUN $x 'y'\n"
         ("RUN --mount=type=cache,target=/c <<eo'f' # one", "eof", f"<<eo'f' # one\n{BODY}eof"),
     ],
 )
-def test_here_documents_as_buildkit_reads_them(tmp_path: Path, opening: str, ending: str, command: str) -> None:
+def test_here_documents_are_read_like_buildkit(tmp_path: Path, opening: str, ending: str, command: str) -> None:
     dockerfile = read(tmp_path, f"FROM x\n{opening}\n{BODY}{ending}\nWORKDIR /after\n")
     run, workdir = dockerfile.steps
     assert isinstance(run, RunStep)
@@ -147,7 +147,7 @@ def test_here_documents_as_buildkit_reads_them(tmp_path: Path, opening: str, end
     assert workdir == MakeDirectoryStep(2 + opening.count("\n") + 4, "/after")
 
 
-def test_several_here_documents(tmp_path: Path) -> None:
+def test_several_here_documents_are_read(tmp_path: Path) -> None:
     dockerfile = read(tmp_path, "FROM x\nRUN cat << A /dev/fd/3 3<< B\nB\nA\nA\nB\nRUN two\n")
     assert [step.argv[-1] for step in dockerfile.steps if isinstance(step, RunStep)] == [
         "cat << A /dev/fd/3 3<< B\nB\nA\nA\nB",
@@ -158,7 +158,7 @@ def test_several_here_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", ["echo '<< A'", 'echo "<< A"', "echo $(( 1 << A ))", "cat <<< A", "echo \\<< A", "x<<A", "echo <<"]
 )
-def test_no_here_documents(tmp_path: Path, command: str) -> None:
+def test_commands_without_here_documents_are_unchanged(tmp_path: Path, command: str) -> None:
     dockerfile = read(tmp_path, f"FROM x\nRUN {command}\nRUN two\n")
     assert [step.argv[-1] for step in dockerfile.steps if isinstance(step, RunStep)] == [command, "two"]
 
@@ -185,7 +185,7 @@ def test_no_here_documents(tmp_path: Path, command: str) -> None:
         ("WORDS x", "WORDS"),
     ],
 )
-def test_refused_by_name(tmp_path: Path, instruction: str, named: str) -> None:
+def test_unsupported_instructions_are_refused_by_name(tmp_path: Path, instruction: str, named: str) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM x\n{instruction}\n")
     with pytest.raises(UnsupportedTaskError) as caught:
         LocalContainerFactory().check(ContainerSpec(name="t", context_dir=tmp_path))
@@ -211,7 +211,7 @@ def test_refused_by_name(tmp_path: Path, instruction: str, named: str) -> None:
         ("FROM x\nCOPY outside /x\n", "leads out"),
     ],
 )
-def test_malformed(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_instructions_are_refused(tmp_path: Path, text: str, message: str) -> None:
     context = tmp_path / "context"
     context.mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -223,13 +223,13 @@ def test_malformed(tmp_path: Path, text: str, message: str) -> None:
         LocalContainerFactory().check(ContainerSpec(name="t", context_dir=context))
 
 
-def test_no_text(tmp_path: Path) -> None:
+def test_dockerfile_with_invalid_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_bytes(b"FROM x\nENV A=\xff\n")
     with pytest.raises(TaskError, match="Dockerfile"):
         LocalContainerFactory().check(ContainerSpec(name="t", context_dir=tmp_path))
 
 
-def test_sources(tmp_path: Path) -> None:
+def test_copy_sources_are_matched(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "my file"):
         (tmp_path / name).write_text(name)
     dockerfile = read(tmp_path, 'FROM x\nCOPY *.txt /x/\nCOPY ["my file", "/y z"]\nCOPY / /all\n')
@@ -240,7 +240,7 @@ def test_sources(tmp_path: Path) -> None:
     assert third == [tmp_path]
 
 
-def test_dockerignore(tmp_path: Path) -> None:
+def test_dockerignore_excludes_sources(tmp_path: Path) -> None:
     context = tmp_path / "context"
     (context / "cache").mkdir(parents=True)
     for name in ("keep.txt", "drop.log", "cache/x", "cache/keep"):

@@ -67,7 +67,7 @@ class Names:
         (["known.example"], "known.example", ["10.9.9.9"]),
     ],
 )
-async def test_allowed(hosts: list[str], host: str, expected: list[str]) -> None:
+async def test_allowed_names_are_resolved(hosts: list[str], host: str, expected: list[str]) -> None:
     known: dict[str, IPAddress] = {"Known.example.": ipaddress.ip_address("10.9.9.9")}
     proxy = EgressProxy(allowing(*hosts), known_hosts=known, resolve=Names())
     assert [str(address) for address in await proxy.destinations(host)] == expected
@@ -93,20 +93,20 @@ async def test_allowed(hosts: list[str], host: str, expected: list[str]) -> None
         (["absent.example"], "absent.example", "The name absent.example cannot be resolved"),
     ],
 )
-async def test_refused(hosts: list[str], host: str, message: str) -> None:
+async def test_forbidden_names_are_refused(hosts: list[str], host: str, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         await EgressProxy(allowing(*hosts), resolve=Names()).destinations(host)
 
 
 @pytest.mark.parametrize("policy", [NO_NETWORK, PUBLIC, allowing("other.example")])
-async def test_a_name_that_is_not_allowed_is_not_even_looked_up(policy: NetworkPolicy) -> None:
+async def test_forbidden_name_is_not_resolved(policy: NetworkPolicy) -> None:
     names = Names()
     with pytest.raises(RefusedError):
         await EgressProxy(policy, resolve=names).destinations("public.example")
     assert names.asked == []
 
 
-async def test_the_machines_own_names() -> None:
+async def test_names_of_this_machine_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"127\.0\.0\.1"):
         await EgressProxy(allowing("localhost")).destinations("localhost")
 
@@ -203,7 +203,7 @@ async def tunnel(dial: Dial, address: str, port: int) -> tuple[asyncio.StreamRea
     return reader, writer
 
 
-async def test_a_tunnel_carries_any_bytes_and_half_closes(dial: Dial, origin: tuple[Origin, str, int]) -> None:
+async def test_tunnel_carries_any_bytes_and_half_closes(dial: Dial, origin: tuple[Origin, str, int]) -> None:
     reader, writer = await tunnel(dial, *origin[1:])
     data = bytes(range(256)) * 4000
     writer.write(data)
@@ -225,7 +225,7 @@ async def test_plain_http_is_rewritten_for_the_origin(dial: Dial, origin: tuple[
     )
 
 
-async def test_what_is_not_allowed_gets_a_sentence(dial: Dial, origin: tuple[Origin, str, int]) -> None:
+async def test_forbidden_host_gets_a_clear_message(dial: Dial, origin: tuple[Origin, str, int]) -> None:
     for request in ("CONNECT other.example:443 HTTP/1.1\r\n\r\n", "GET http://other.example/ HTTP/1.1\r\n\r\n"):
         said = await answer(dial, request.encode(), end=True)
         assert said.startswith("HTTP/1.1 403 Forbidden\r\n")
@@ -233,7 +233,7 @@ async def test_what_is_not_allowed_gets_a_sentence(dial: Dial, origin: tuple[Ori
     assert origin[0].connections == 0
 
 
-async def test_nobody_there(dial: Dial, origin: tuple[Origin, str, int]) -> None:
+async def test_unreachable_origin_is_a_bad_gateway(dial: Dial, origin: tuple[Origin, str, int]) -> None:
     with closed_port(origin[1]) as port:
         said = await answer(dial, f"CONNECT {origin[1]}:{port} HTTP/1.1\r\n\r\n".encode(), end=True)
     assert said.startswith("HTTP/1.1 502 ")
@@ -262,32 +262,32 @@ async def test_nobody_there(dial: Dial, origin: tuple[Origin, str, int]) -> None
         b"GET http://a.example/ HTTP/1.1\r\nno colon\r\n\r\n",
     ],
 )
-async def test_garbage(dial: Dial, request_: bytes, origin: tuple[Origin, str, int]) -> None:
+async def test_garbage_is_a_bad_request(dial: Dial, request_: bytes, origin: tuple[Origin, str, int]) -> None:
     assert (await answer(dial, request_, end=True)).startswith("HTTP/1.1 400 ")
     await tunnel(dial, *origin[1:])  # and goes on
 
 
-async def test_a_head_without_end(dial: Dial, origin: tuple[Origin, str, int]) -> None:
+async def test_endless_head_is_refused(dial: Dial, origin: tuple[Origin, str, int]) -> None:
     flood = b"GET http://a.example/ HTTP/1.1\r\n" + b"X: " + b"y" * 4 * MAX_HEAD_BYTES
     assert (await answer(dial, flood, end=True)).startswith("HTTP/1.1 431 ")
     assert await answer(dial, b"CONNECT a.example:80 HT", end=True) == ""
 
 
-async def test_a_slow_client_is_hung_up_on() -> None:
+async def test_slow_client_is_disconnected() -> None:
     async with started(EgressProxy(allowing(), head_timeout_sec=0.2)) as dial:
         reader, writer = await dial()
         writer.write(b"CONNECT a.exa")
         assert await hung_up(reader)
 
 
-async def test_clients_that_vanish(dial: Dial, origin: tuple[Origin, str, int]) -> None:
+async def test_vanished_clients_are_cleaned_up(dial: Dial, origin: tuple[Origin, str, int]) -> None:
     for _ in range(5):
         _, writer = await tunnel(dial, *origin[1:])
         writer.transport.abort()
     await tunnel(dial, *origin[1:])
 
 
-async def test_too_many_connections(dial: Dial, origin: tuple[Origin, str, int]) -> None:
+async def test_excess_connections_are_refused(dial: Dial, origin: tuple[Origin, str, int]) -> None:
     tunnels = [await tunnel(dial, *origin[1:]) for _ in range(MAX_CONNECTIONS)]
     assert (await answer(dial, b"", end=True)).startswith("HTTP/1.1 503 ")
     reader, writer = tunnels[0]
@@ -299,7 +299,7 @@ async def test_too_many_connections(dial: Dial, origin: tuple[Origin, str, int])
     assert said.startswith("HTTP/1.1 400 ")
 
 
-async def test_a_flood_of_connections_gets_no_answers(monkeypatch: pytest.MonkeyPatch, dial: Dial) -> None:
+async def test_flood_of_connections_is_dropped(monkeypatch: pytest.MonkeyPatch, dial: Dial) -> None:
     monkeypatch.setattr(egress_proxy, "_LINGER_SEC", 600.0)
     held = [await dial() for _ in range(2 * MAX_CONNECTIONS)]
     for reader, _ in held[MAX_CONNECTIONS:]:
@@ -308,13 +308,13 @@ async def test_a_flood_of_connections_gets_no_answers(monkeypatch: pytest.Monkey
     assert await hung_up(reader)
 
 
-async def test_an_idle_tunnel_ends(origin: tuple[Origin, str, int]) -> None:
+async def test_idle_tunnel_is_closed(origin: tuple[Origin, str, int]) -> None:
     async with started(EgressProxy(allowing(origin[1]), idle_timeout_sec=0.2)) as dial:
         reader, _ = await tunnel(dial, *origin[1:])
         assert await hung_up(reader)
 
 
-async def test_a_busy_tunnel_outlives_the_idle_time(origin: tuple[Origin, str, int]) -> None:
+async def test_busy_tunnel_outlives_the_idle_time(origin: tuple[Origin, str, int]) -> None:
     async with started(EgressProxy(allowing(origin[1]), idle_timeout_sec=2.5)) as dial:
         reader, writer = await tunnel(dial, *origin[1:])
         for _ in range(5):
@@ -324,7 +324,7 @@ async def test_a_busy_tunnel_outlives_the_idle_time(origin: tuple[Origin, str, i
 
 
 @pytest.mark.parametrize("policy", [NO_NETWORK, PUBLIC, allowing("192.0.2.99")])
-async def test_a_new_policy_cuts_off_what_is_open(
+async def test_new_policy_closes_open_tunnels(
     dial: Dial, proxy: EgressProxy, origin: tuple[Origin, str, int], policy: NetworkPolicy
 ) -> None:
     server, address, port = origin
@@ -339,7 +339,9 @@ async def test_a_new_policy_cuts_off_what_is_open(
     await tunnel(dial, address, port)
 
 
-async def test_after_close_nobody_answers(dial: Dial, proxy: EgressProxy, origin: tuple[Origin, str, int]) -> None:
+async def test_closed_proxy_refuses_connections(
+    dial: Dial, proxy: EgressProxy, origin: tuple[Origin, str, int]
+) -> None:
     reader, _ = await tunnel(dial, *origin[1:])
     await proxy.close()
     await proxy.close()

@@ -26,7 +26,7 @@ async def attach(directory: Path, command: str) -> tuple[FifoStream, subprocess.
     return stream, process
 
 
-async def test_both_directions_far_beyond_what_a_pipe_holds(tmp_path: Path) -> None:
+async def test_stream_carries_more_than_a_pipe_holds(tmp_path: Path) -> None:
     stream, process = await attach(tmp_path, "exec cat")
     data = os.urandom(3_000_000)
     writing = asyncio.create_task(stream.write(data))
@@ -40,7 +40,7 @@ async def test_both_directions_far_beyond_what_a_pipe_holds(tmp_path: Path) -> N
     assert process.wait(10) == 0
 
 
-async def test_the_end_and_a_reader_that_is_gone(tmp_path: Path) -> None:
+async def test_stream_reports_eof_and_a_closed_reader(tmp_path: Path) -> None:
     stream, process = await attach(tmp_path, "read go; printf bye")
     await stream.write(b"go\n")
     process.wait(10)
@@ -51,7 +51,7 @@ async def test_the_end_and_a_reader_that_is_gone(tmp_path: Path) -> None:
     stream.close()
 
 
-async def test_closing_wakes_who_waits(tmp_path: Path) -> None:
+async def test_close_wakes_waiting_readers(tmp_path: Path) -> None:
     stream, process = await attach(tmp_path, "sleep 60 & exec sleep 60")
     reading, writing = asyncio.create_task(stream.read()), asyncio.create_task(stream.write(bytes(1_000_000)))
     await asyncio.sleep(0.05)
@@ -63,7 +63,7 @@ async def test_closing_wakes_who_waits(tmp_path: Path) -> None:
     process.wait(10)
 
 
-async def test_cancelling_a_read_loses_nothing(tmp_path: Path) -> None:
+async def test_cancelled_read_loses_no_data(tmp_path: Path) -> None:
     stream, process = await attach(tmp_path, "read go; sleep 0.1; printf data")
     await stream.write(b"go\n")
     reading = asyncio.create_task(stream.read())
@@ -74,7 +74,7 @@ async def test_cancelling_a_read_loses_nothing(tmp_path: Path) -> None:
     process.wait(10)
 
 
-async def test_nothing_is_left_of_a_pair(tmp_path: Path) -> None:
+async def test_fifo_pair_is_removed_after_use(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with fifo_pair(tmp_path, "x") as stream:
         assert {path.name for path in tmp_path.iterdir()} == {"x.in", "x.out"}
@@ -100,7 +100,7 @@ def until_its_end(stream: IO[bytes] | None) -> bytes:
         found += data
 
 
-def test_the_exit_code_is_the_programs_own_and_it_reads_nothing() -> None:
+def test_exit_code_passes_through_and_stdin_is_unread() -> None:
     command = while_we_live(["/bin/sh", "-c", 'cat; echo "$@"; exit 7', "sh", "a b", "$c", ""])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.wait(30) == 7
@@ -109,7 +109,7 @@ def test_the_exit_code_is_the_programs_own_and_it_reads_nothing() -> None:
         assert until_its_end(process.stdout) == b"a b $c \n"
 
 
-def test_at_the_end_of_stdin_all_that_the_program_started_is_killed(tmp_path: Path) -> None:
+def test_end_of_stdin_kills_all_started_processes(tmp_path: Path) -> None:
     done = tmp_path / "it's done"
     command = while_we_live(["/bin/sh", "-c", "sleep 1000 & echo up; wait"], at_end=f'echo > "{done}"')
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -123,7 +123,7 @@ def test_at_the_end_of_stdin_all_that_the_program_started_is_killed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [3, 4, 9, None])
-def test_with_a_pipe_of_its_own_the_program_reads_stdin(number: int | None) -> None:
+def test_program_reads_stdin_if_guard_has_a_pipe(number: int | None) -> None:
     """Whatever number the pipe has: those that the shell uses itself, or one of two digits."""
     reading, held = os.pipe()
     pipe = fcntl.fcntl(reading, fcntl.F_DUPFD_CLOEXEC, 42) if number is None else reading

@@ -49,7 +49,7 @@ def test_mounts_below_a_system_directory_are_seen() -> None:
     assert on_a_host_with(mount, command) == "inner\nwritten\n"
 
 
-def test_without_a_python3_the_box_has_ours() -> None:
+def test_container_without_python3_gets_ours() -> None:
     # Everything that PATH would find first is masked: a device file cannot be executed.
     mask = 'for d in /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin; do [ ! -e "$d/python3" ] || '
     mask += 'mount --bind /dev/null "$d/python3"; done'
@@ -60,12 +60,12 @@ def test_without_a_python3_the_box_has_ours() -> None:
     assert seen == f"{sys.version_info[:2]} {Path(sys.base_prefix).resolve()}\nread-only\n"
 
 
-def test_login_scripts_of_the_host_do_not_slow_down_commands() -> None:
+def test_host_login_scripts_do_not_slow_down_commands() -> None:
     mount = "mount -t tmpfs x /etc/profile.d; echo 'sleep 5; echo slow' >/etc/profile.d/slow.sh"
     assert "slow" not in on_a_host_with(mount, "ls /etc/profile.d; true")
 
 
-def test_a_whiteout_hides_and_our_files_replace(tmp_path: Path) -> None:
+def test_whiteout_hides_and_our_files_replace(tmp_path: Path) -> None:
     layer = tmp_path / "layer"
     layer.mkdir()
     write_layer(layer, share_network=False)
@@ -79,7 +79,7 @@ def test_a_whiteout_hides_and_our_files_replace(tmp_path: Path) -> None:
     assert not {"/root", "/home", "/opt", "/var"} & set(overlays)
 
 
-def test_what_the_host_removes_meanwhile_is_left_out(tmp_path: Path) -> None:
+def test_file_removed_by_the_host_is_omitted(tmp_path: Path) -> None:
     """As `useradd` does, which writes `/etc/passwd.4711` and renames it."""
     for name in ("a", "b", "c"):
         (tmp_path / name).touch(0o600)

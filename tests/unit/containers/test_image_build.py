@@ -67,7 +67,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
         "# comment\n# syntax=example.test/nix:1\nFROM a\n",
     ],
 )
-def test_a_dockerfile_for_the_classic_builder_needs_nothing(text: str) -> None:
+def test_plain_dockerfile_needs_no_buildkit(text: str) -> None:
     assert find_buildkit_feature(text) is None
 
 
@@ -88,11 +88,11 @@ def test_a_dockerfile_for_the_classic_builder_needs_nothing(text: str) -> None:
         ("# syntax=docker/dockerfile-other\n", (1, "the frontend docker/dockerfile-other")),
     ],
 )
-def test_a_buildkit_feature_is_found_with_its_line(text: str, expected: tuple[int, str]) -> None:
+def test_buildkit_feature_is_found_with_its_line(text: str, expected: tuple[int, str]) -> None:
     assert find_buildkit_feature(text) == expected
 
 
-def test_a_dockerfile_without_a_builder_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dockerfile_without_a_builder_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = program(tmp_path / "broken", "echo I do not.; exit 1")
     bare = program(tmp_path / "bare", '[ "$1" = version ] && echo 28.0.0')
     monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}{bare.parent}{os.pathsep}/usr/sbin-gone")
@@ -111,7 +111,7 @@ def test_a_dockerfile_without_a_builder_is_rejected(tmp_path: Path, monkeypatch:
     assert find_buildkit(Engine(ENGINE.host, NO_API, Capabilities(is_podman=True))) is None
 
 
-def test_a_failed_build_shows_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_build_shows_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("DOCKER_HOST", "unix:///another.sock")
     monkeypatch.setenv("DOCKER_CONFIG", "/its/config")
@@ -144,7 +144,7 @@ SLEEPER = "for folder; do :; done; sleep 1000 & echo $! > $folder/child; wait"
 """The script of a command whose last argument is a folder."""
 
 
-def test_a_build_ends_with_its_demand(tmp_path: Path) -> None:
+def test_build_ends_with_its_demand(tmp_path: Path) -> None:
     demand = Demand()
     ender = threading.Thread(target=lambda: (started_child(tmp_path), demand.end()))
     ender.start()
@@ -156,7 +156,7 @@ def test_a_build_ends_with_its_demand(tmp_path: Path) -> None:
         build(tmp_path, SLEEPER, demand)
 
 
-def test_a_build_ends_with_a_killed_runner(tmp_path: Path) -> None:
+def test_build_ends_with_a_killed_runner(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\n"
         "from tests.unit.containers.test_image_build import SLEEPER, build\n"

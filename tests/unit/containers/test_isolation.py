@@ -38,7 +38,7 @@ _FACTORY = "ares_exp.containers.local.factory"
         ("other", "", {}, "ext4", []),
     ],
 )
-def test_evidence_of_a_container(
+def test_container_evidence_is_found(
     tmp_path: Path, file: str, content: str, environment: dict[str, str], filesystem: str, found: list[str]
 ) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def test_only_all_namespaces_isolate(machine: pytest.MonkeyPatch, isolation: Iso
     assert LocalContainerFactory().is_isolated == expected
 
 
-async def test_host_needs_root_and_names_the_ways_out(machine: pytest.MonkeyPatch) -> None:
+async def test_host_needs_root_and_suggests_remedies(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(PreflightError) as caught:
         await HostContainerFactory().preflight()
@@ -135,7 +135,7 @@ async def test_host_needs_root_and_names_the_ways_out(machine: pytest.MonkeyPatc
         {"network": NO_NETWORK, "phase_networks": frozenset({PUBLIC})},
     ],
 )
-def test_host_refuses_what_it_cannot_provide(unsupported: dict[str, object]) -> None:
+def test_host_refuses_unsupported_specs(unsupported: dict[str, object]) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"container=(host|docker)"):
         HostContainerFactory().check(ContainerSpec("t", **unsupported))  # type: ignore[arg-type]
 
@@ -183,7 +183,7 @@ def verdict(machine: str, architecture: int, number: int, first_argument: int = 
     ("machine", "architecture", "keyctl", "bpf", "clone", "unshare", "read", "socket"),
     [("x86_64", X86_64, 250, 321, 56, 272, 0, 41), ("aarch64", AARCH64, 219, 280, 220, 97, 63, 198)],
 )
-def test_verdicts(
+def test_seccomp_filter_allows_or_refuses_calls(
     machine: str, architecture: int, keyctl: int, bpf: int, clone: int, unshare: int, read: int, socket: int
 ) -> None:
     denied, not_here = ERROR | errno.EPERM, ERROR | errno.ENOSYS
@@ -202,7 +202,7 @@ def test_verdicts(
     assert verdict(machine, architecture, read | 0x40000000) == not_here
 
 
-def test_no_filter_where_the_numbers_are_unknown() -> None:
+def test_unknown_architecture_has_no_filter() -> None:
     assert compiled_filter("riscv64") is None
 
 
@@ -242,12 +242,12 @@ def container(told: Path | None = None) -> dict[str, Any]:
     return {"Id": ID, "State": {"Pid": 42}, **data}
 
 
-def test_what_the_engine_tells(proc: Path, upper: Path) -> None:
+def test_upper_directory_comes_from_the_engine(proc: Path, upper: Path) -> None:
     mount(proc, "rw,upperdir=l/UPPER")  # relative to a directory of the engine's, where the options would be too long
     assert find_upper_directory(container(upper), proc) == upper
 
 
-def test_what_the_kernel_tells_where_the_engine_does_not(proc: Path, upper: Path) -> None:
+def test_upper_directory_falls_back_to_the_kernel(proc: Path, upper: Path) -> None:
     assert find_upper_directory(container(), proc) == upper
 
 
@@ -257,17 +257,17 @@ def refused(proc: Path, upper: Path) -> str:
     return str(caught.value)
 
 
-def test_for_an_ordinary_user(proc: Path, upper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upper_directory_needs_root(proc: Path, upper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "root" in refused(proc, upper)
 
 
-def test_without_the_right_to_see_the_marks_of_overlays(proc: Path, upper: Path) -> None:
+def test_upper_directory_needs_cap_sys_admin(proc: Path, upper: Path) -> None:
     (proc / "self" / "status").write_text("CapEff:\t00000000a80425fb\n")
     assert "CAP_SYS_ADMIN" in refused(proc, upper)
 
 
-def test_of_an_engine_elsewhere(proc: Path, upper: Path) -> None:
+def test_upper_directory_of_a_remote_engine_is_refused(proc: Path, upper: Path) -> None:
     text = (proc / "42" / "mountinfo").read_text()
     (proc / "42" / "mountinfo").write_text(text.replace(ID, "f" * 64))
     assert "elsewhere" in refused(proc, upper)
@@ -275,22 +275,22 @@ def test_of_an_engine_elsewhere(proc: Path, upper: Path) -> None:
     assert "elsewhere" in refused(proc, upper)
 
 
-def test_with_mapped_users(proc: Path, upper: Path) -> None:
+def test_upper_directory_with_mapped_users_is_refused(proc: Path, upper: Path) -> None:
     (proc / "42" / "uid_map").write_text("         0     100000      65536\n")
     assert "mapped" in refused(proc, upper)
 
 
 @pytest.mark.parametrize("option", ["redirect_dir=on", "metacopy=on"])
-def test_with_files_that_are_partly_elsewhere(proc: Path, upper: Path, option: str) -> None:
+def test_upper_directory_with_remote_parts_is_refused(proc: Path, upper: Path, option: str) -> None:
     mount(proc, f"rw,upperdir=/x,{option}")
     assert option.partition("=")[0] in refused(proc, upper)
 
 
-def test_on_another_storage_driver(proc: Path, upper: Path) -> None:
+def test_other_storage_driver_is_refused(proc: Path, upper: Path) -> None:
     mount(proc, "rw,subvolid=5", kind="btrfs")
     assert "not an overlay" in refused(proc, upper)
 
 
-def test_that_is_not_there(proc: Path, upper: Path) -> None:
+def test_invisible_upper_directory_is_refused(proc: Path, upper: Path) -> None:
     upper.rmdir()
     assert "not visible here" in refused(proc, upper)

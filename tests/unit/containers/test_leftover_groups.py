@@ -101,7 +101,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
     assert wait_until(lambda: removed(runner.left()))
 
 
-def test_of_a_living_run_no_group_is_removed(runner: Runner) -> None:
+def test_groups_of_a_running_run_are_kept(runner: Runner) -> None:
     assert runner.orphan in find_groups()
     remove_stale()  # with another directory for temporary files, where the container has none
     clean(runner.env)
@@ -109,19 +109,19 @@ def test_of_a_living_run_no_group_is_removed(runner: Runner) -> None:
     assert runner.says() == "on\n"
 
 
-def test_the_next_run_removes_those_of_a_dead_one(runner: Runner) -> None:
+def test_next_run_removes_groups_of_dead_run(runner: Runner) -> None:
     runner.kill()
     remove_stale()
     assert not runner.orphan.exists()
 
 
-def test_clean_removes_them(runner: Runner) -> None:
+def test_clean_removes_groups_of_a_dead_run(runner: Runner) -> None:
     runner.kill()
     clean(runner.env)
     assert not runner.orphan.exists()
 
 
-def test_clean_says_so() -> None:
+def test_clean_lists_removed_groups() -> None:
     """In a pid namespace, for another run on this machine may remove it before `clean` does."""
     script = '"$0" -c "$1" && exec "$0" -m ares_exp clean'
     env = {**os.environ, "DOCKER_HOST": "unix:///no/such.sock"}
@@ -132,7 +132,7 @@ def test_clean_says_so() -> None:
     assert not Path(orphan).exists()
 
 
-def test_groups_of_a_box_whose_directory_somebody_removed(runner: Runner) -> None:
+def test_groups_without_directory_are_removed(runner: Runner) -> None:
     shutil.rmtree(runner.directory)
     clean(runner.env)
     assert runner.left() == [runner.orphan, *runner.groups]
@@ -141,7 +141,7 @@ def test_groups_of_a_box_whose_directory_somebody_removed(runner: Runner) -> Non
     assert wait_until(lambda: clean(runner.env) and not runner.left())  # its container ends a moment later
 
 
-def test_of_a_process_whose_number_means_nothing_here(tmp_path: Path) -> None:
+def test_groups_of_another_pid_namespace_are_kept(tmp_path: Path) -> None:
     """Not even when it is dead: that cannot be known."""
     runner = Runner(tmp_path, *IN_PID_NAMESPACE)
     try:
@@ -165,7 +165,7 @@ def removed(groups: list[Path]) -> bool:
     return not any(group.exists() for group in groups)
 
 
-async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
+async def test_stop_during_start_leaves_no_groups() -> None:
     for tenths in range(
         0, 300, 23
     ):  # of milliseconds: before the groups are made, meanwhile, and when the container runs
@@ -185,7 +185,7 @@ async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
         assert container._process is None or not container._process.is_running
 
 
-def test_a_directory_that_has_been_removed_takes_no_groups() -> None:
+def test_removed_directory_accepts_no_groups() -> None:
     directory = ContainerDirectory(folders()[0])
     assert directory.prepare(groups_of) == []
     directory.remove()

@@ -40,7 +40,7 @@ def descendants() -> list[str]:
     return [f"{pid} {Path('/proc', pid, 'cmdline').read_text()}" for pid in children]
 
 
-async def test_nothing_is_left_behind() -> None:
+async def test_container_leaves_no_traces() -> None:
     before = (traces(), descendants())
     async with local_container() as container:
         await container.exec("(setsid sleep 300 &) ; echo left > /usr/left")
@@ -48,14 +48,14 @@ async def test_nothing_is_left_behind() -> None:
     assert (traces(), descendants()) == before
 
 
-async def test_first_process_has_the_environment_of_the_spec_alone() -> None:
+async def test_first_process_has_only_the_spec_environment() -> None:
     async with local_container(env={"GREETING": "hello"}) as container:
         result = await container.exec("tr '\\0' '\\n' </proc/1/environ | cut -d= -f1 | sort | xargs")
     assert set(result.output.split()) <= {"GREETING", "HOME", "PATH", "PWD", "SHLVL", "_"}
     assert "GREETING" in result.output
 
 
-async def test_python_and_writable_system_directories() -> None:
+async def test_python_runs_and_system_directories_are_writable() -> None:
     async with local_container() as container:
         made = "touch /app-file /etc/x /usr/x /usr/bin/x /usr/local/bin/x /tmp/x /root/x /var/lib/x /opt/x"
         result = await container.exec(
@@ -73,7 +73,7 @@ async def test_spec_workdir_is_not_created() -> None:
         assert (await container.exec("pwd")).output == "/missing\n"
 
 
-async def test_killing_everything_inside_leaves_a_working_box() -> None:
+async def test_container_survives_kill_of_all_inner_processes() -> None:
     async with local_container() as container:
         assert (await container.exec("kill -9 -1; kill -9 1")).exit_code == 137
         assert (await container.exec("echo alive")).output == "alive\n"
@@ -94,7 +94,7 @@ async def test_signals_are_not_ignored_in_commands() -> None:
 
 
 @pytest.mark.root
-async def test_users() -> None:
+async def test_commands_run_as_the_given_user() -> None:
     names = {
         "nobody": "65534:nogroup",
         65534: "65534:nogroup",
@@ -110,7 +110,7 @@ async def test_users() -> None:
             assert result.exit_code == 0
 
 
-async def test_users_that_cannot_be() -> None:
+async def test_unknown_users_are_refused() -> None:
     async with local_container() as container:
         for user in ("no_such_user", "nobody:no_such_group", "a b", "$(id)", "-x", ""):
             with pytest.raises(ContainerError, match=r"user|shell"):
@@ -118,7 +118,7 @@ async def test_users_that_cannot_be() -> None:
         assert (await container.exec("echo on")).output == "on\n"
 
 
-async def test_a_stopped_container_is_not_started() -> None:
+async def test_stopped_container_is_not_restarted() -> None:
     container = local_container()
     with pytest.raises(ContainerDiedError):
         await container.exec("true")
@@ -127,7 +127,7 @@ async def test_a_stopped_container_is_not_started() -> None:
         await container.start()
 
 
-async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
+async def test_failed_transfers_report_the_reason(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"touch /pwned\n" * 300_000)
     async with local_container() as container:
         with pytest.raises(TransferError, match="/nowhere"):
@@ -143,7 +143,7 @@ async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
         assert (await container.exec("ls /pwned")).exit_code != 0
 
 
-async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
+async def test_late_start_fails_and_leaves_no_traces(tmp_path: Path) -> None:
     before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nRUN sleep 60\n")
     with pytest.raises(EnvironmentStartTimeoutError, match=r"0\.4 s"):
@@ -152,7 +152,7 @@ async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.010, 0.030])
-async def test_cancelled_start_leaves_nothing(tmp_path: Path, delay: float) -> None:
+async def test_cancelled_start_leaves_no_traces(tmp_path: Path, delay: float) -> None:
     before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM x\nRUN sleep 60\n")
     task = asyncio.create_task(local_container(tmp_path).start())
@@ -179,7 +179,7 @@ async def test_cancelled_and_stopped_boxes_leave_no_descriptors() -> None:
     assert descendants() == children
 
 
-async def test_a_cancelled_download_writes_nothing_more(tmp_path: Path) -> None:
+async def test_cancelled_download_stops_writing(tmp_path: Path) -> None:
     into = tmp_path / "into"
     into.mkdir()
     async with local_container() as container:
@@ -194,7 +194,7 @@ async def test_a_cancelled_download_writes_nothing_more(tmp_path: Path) -> None:
         assert len(list(into.iterdir())) in (0, 3000)  # what is being unpacked is in a directory of its own there
 
 
-async def test_stop_closes_streams_that_were_forgotten() -> None:
+async def test_stop_closes_forgotten_streams() -> None:
     async with local_container() as container:
         assert container._process is not None
         forgotten = await container._process.open_shell("root")
@@ -202,7 +202,7 @@ async def test_stop_closes_streams_that_were_forgotten() -> None:
     assert forgotten.is_closed
 
 
-def test_refused_specs(tmp_path: Path) -> None:
+def test_unsupported_specs_are_refused(tmp_path: Path) -> None:
     check = LocalContainerFactory().check
     with pytest.raises(UnsupportedTaskError, match="GPU"):
         check(ContainerSpec(name="t", gpus=1))
@@ -223,7 +223,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("networks", MIXED)
-async def test_networks_that_a_box_cannot_enforce(networks: dict[str, Any]) -> None:
+async def test_unenforceable_networks_are_refused(networks: dict[str, Any]) -> None:
     spec = ContainerSpec("task", **networks)
     with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allow-list.*=no-network"):
         LocalContainerFactory(network="public").check(spec)
@@ -242,7 +242,7 @@ async def test_networks_that_a_box_cannot_enforce(networks: dict[str, Any]) -> N
     ("users", "refused"),
     [({"root"}, ""), ({0, "0:0"}, ""), ({"nobody"}, "nobody"), ({"root", 1234, "nobody"}, "1234, nobody")],
 )
-def test_users_that_the_box_will_not_have_are_refused_before_it_starts(users: set[str | int], refused: str) -> None:
+def test_unsupported_users_are_refused_before_start(users: set[str | int], refused: str) -> None:
     spec = ContainerSpec("task", users=frozenset(users))
     if is_privileged() or not refused:
         assert LocalContainerFactory().check(spec) == []

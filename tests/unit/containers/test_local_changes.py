@@ -54,10 +54,10 @@ class TestLocalChanges(ChangesContract):
         return directories()
 
     @pytest.mark.root  # it deletes what only root may
-    async def test_changes_on_top_of_changes(
+    async def test_changes_accumulate_across_captures(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
-        await super().test_changes_on_top_of_changes(box, factory, spec, objects)
+        await super().test_changes_accumulate_across_captures(box, factory, spec, objects)
 
 
 async def after(command: str, objects: ObjectStore) -> Delta:
@@ -75,7 +75,7 @@ async def seen(delta: Delta, objects: ObjectStore, command: str) -> str:
         return (await container.exec(command)).output
 
 
-async def test_what_every_box_has_can_be_deleted_and_replaced(objects: ObjectStore) -> None:
+async def test_standard_directories_can_be_deleted_and_replaced(objects: ObjectStore) -> None:
     delta = await after("rm -r /home /opt /var/cache /var/run && mkdir /var/cache && echo file >/opt", objects)
     kinds = {path: entry.kind for path, entry in delta.entries.items()}
     assert kinds == {
@@ -90,14 +90,14 @@ async def test_what_every_box_has_can_be_deleted_and_replaced(objects: ObjectSto
     assert await seen(delta, objects, command) == "file\n/srv\n/var/lock\n"
 
 
-async def test_a_restored_directory_can_be_renamed(objects: ObjectStore) -> None:
+async def test_restored_directory_can_be_renamed(objects: ObjectStore) -> None:
     """By the system call: programs that do not copy what cannot be renamed work, too."""
     delta = await after("mkdir -p /work/dir/inner", objects)
     rename = "python3 -c \"import os; os.rename('/work/dir', '/work/moved')\" && find /work/*"
     assert await seen(delta, objects, rename) == "/work/moved\n/work/moved/inner\n"
 
 
-async def test_what_is_mounted_is_not_in_it(objects: ObjectStore) -> None:
+async def test_mounts_are_not_captured(objects: ObjectStore) -> None:
     async with local_container() as container:
         for n in range(3):
             await container.exec(f"touch /dev/shm/{n} /{n}; (setsid sleep 60 &)")
@@ -106,7 +106,7 @@ async def test_what_is_mounted_is_not_in_it(objects: ObjectStore) -> None:
     assert list(delta.entries) == ["/0", "/1", "/2"]
 
 
-async def test_marks_of_an_overlay_that_the_box_makes_itself_are_none(objects: ObjectStore) -> None:
+async def test_overlay_marks_made_in_the_box_are_ignored(objects: ObjectStore) -> None:
     async with local_container() as container:
         mark = "os.setxattr('/d', 'user.overlay.opaque', b'y'); os.mknod('/w', 0o020000, 0); print(0)"
         await python(container, f"os.mkdir('/d'); {mark}")
@@ -115,7 +115,7 @@ async def test_marks_of_an_overlay_that_the_box_makes_itself_are_none(objects: O
     assert not delta.entries["/d"].opaque
 
 
-async def test_a_mount_that_was_moved_is_not_overlooked(objects: ObjectStore) -> None:
+async def test_moved_mount_is_detected(objects: ObjectStore) -> None:
     async with local_container() as container:
         await container.exec("mv /run /elsewhere && mkdir -p /run/ares_exp")
         with pytest.raises(CaptureError, match=f"above the mount point {CHANNELS} was moved"):
@@ -124,7 +124,7 @@ async def test_a_mount_that_was_moved_is_not_overlooked(objects: ObjectStore) ->
         await container.capture_changes(objects)
 
 
-async def test_what_the_dockerfile_did_is_in_it_and_not_done_again(objects: ObjectStore, tmp_path: Path) -> None:
+async def test_dockerfile_changes_are_captured_and_not_repeated(objects: ObjectStore, tmp_path: Path) -> None:
     context = tmp_path / "environment"
     context.mkdir()
     dockerfile = context / "Dockerfile"
@@ -137,7 +137,7 @@ async def test_what_the_dockerfile_did_is_in_it_and_not_done_again(objects: Obje
     assert result.output == "/work\n1\nbuilt\nagent\n"
 
 
-async def test_other_users_of_the_host_reach_none_of_its_files() -> None:
+async def test_other_host_users_cannot_reach_container_files() -> None:
     async with local_container() as container:
         await container.exec("cp /bin/sh /shell; chmod 4755 /shell")
         assert container._directory is not None
@@ -154,7 +154,7 @@ async def test_other_users_of_the_host_reach_none_of_its_files() -> None:
         'python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(3000)]\'',
     ],
 )
-async def test_no_directory_is_too_closed_or_too_deep_to_be_deleted(made: str) -> None:
+async def test_closed_and_deep_directories_are_deleted(made: str) -> None:
     before = directories()
     async with local_container() as container:
         assert (await container.exec(made)).exit_code == 0
@@ -189,7 +189,7 @@ async def test_changes_that_would_move_a_mount_are_refused(objects: ObjectStore,
     assert directories() == before
 
 
-async def test_what_is_read_back_as_something_else_is_refused(objects: ObjectStore) -> None:
+async def test_mismatch_after_restore_is_refused(objects: ObjectStore) -> None:
     """Here one file is to have a name in a directory of the host, which is an overlay, and one outside of it."""
     delta, before = await after("mkdir /n; echo x >/n/a; ln /n/a /n/b", objects), directories()
     entries = {**delta.entries, "/usr": DIRECTORY, "/usr/c": delta.entries["/n/a"]}
@@ -199,14 +199,14 @@ async def test_what_is_read_back_as_something_else_is_refused(objects: ObjectSto
 
 
 @pytest.mark.skipif(is_privileged(), reason="root's container has all users")
-async def test_owners_that_an_ordinary_user_cannot_give_are_refused(objects: ObjectStore) -> None:
+async def test_owners_forbidden_to_ordinary_users_are_refused(objects: ObjectStore) -> None:
     delta = await after("true", objects)
     entries = {"/x": replace(FILE, uid=12)}
     with pytest.raises(RestoreError, match="'/x' cannot belong to user 12"):
         await local_container(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
 
 
-async def test_another_host_is_told_apart_by_what_differs(objects: ObjectStore) -> None:
+async def test_mismatch_of_hosts_names_the_difference(objects: ObjectStore) -> None:
     delta = await after("true", objects)
     fields = dict(field.split("=") for field in delta.base.removeprefix("host:").split(";"))
     base = delta.base.replace(fields["system"], "plan-9")
@@ -218,7 +218,7 @@ async def test_another_host_is_told_apart_by_what_differs(objects: ObjectStore) 
         await local_container(changes=StoredChanges(replace(delta, base=image), objects)).start()
 
 
-async def test_a_snapshot_with_what_has_become_a_secret_is_refused(objects: ObjectStore) -> None:
+async def test_snapshot_containing_a_new_secret_is_refused(objects: ObjectStore) -> None:
     delta, before = await after("echo secret-since-then-0815 >/key", objects), directories()
     protect(["secret-since-then-0815"])
     with pytest.raises(RestoreError, match=r"cannot be read back: '/key' holds the value of"):

@@ -29,7 +29,7 @@ def context(directory: Path, dockerfile: str) -> Path:
     return directory
 
 
-async def test_the_instructions_together(tmp_path: Path) -> None:
+async def test_instructions_work_together(tmp_path: Path) -> None:
     dockerfile = """\
 FROM debian:bookworm-slim
 ARG WHO=world
@@ -63,7 +63,7 @@ RUN [[ -n $BASH_VERSION ]] && echo bash >>said
     assert (tmp_path / "up").read_text() == "up\n"
 
 
-async def test_here_documents(tmp_path: Path) -> None:
+async def test_here_documents_are_executed(tmp_path: Path) -> None:
     dockerfile = """\
 FROM debian:bookworm-slim
 WORKDIR /app
@@ -107,7 +107,7 @@ LISTED = NetworkPolicy("allowlist", frozenset({"a.example"}))
 @pytest.mark.parametrize(
     ("option", "network"), [("public", NO_NETWORK), ("public", PUBLIC), ("build", PUBLIC), ("build", LISTED)]
 )
-async def test_a_build_has_the_network_of_builds_and_the_task_its_own(
+async def test_build_and_task_have_separate_networks(
     tmp_path: Path, port: int, option: Literal["public", "build"], network: NetworkPolicy
 ) -> None:
     ask, names = ASK.format(port), "cat /etc/resolv.conf"
@@ -123,7 +123,7 @@ async def test_a_build_has_the_network_of_builds_and_the_task_its_own(
         assert ((await container.exec(ask)).exit_code == 0) is is_public
 
 
-async def test_a_build_without_a_network_names_the_remedy_that_is_left(tmp_path: Path, port: int) -> None:
+async def test_build_without_network_suggests_a_remedy(tmp_path: Path, port: int) -> None:
     task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(port)}\n")
     with pytest.raises(ContainerStartError, match=r"without a network: container\.network=build gives it the host's"):
         await local_container(task, network=NO_NETWORK).start()
@@ -133,13 +133,13 @@ async def test_a_build_without_a_network_names_the_remedy_that_is_left(tmp_path:
     assert "network" not in str(caught.value)
 
 
-async def test_the_spec_overrides_the_workdir(tmp_path: Path) -> None:
+async def test_spec_overrides_the_workdir(tmp_path: Path) -> None:
     async with local_container(context(tmp_path, "FROM x\nWORKDIR /app\n"), workdir="/usr") as container:
         assert (await container.exec("pwd")).output == "/usr\n"
 
 
 @pytest.mark.root
-async def test_a_user_of_its_own(tmp_path: Path) -> None:
+async def test_user_instruction_sets_the_user(tmp_path: Path) -> None:
     dockerfile = """\
 FROM x
 RUN useradd --create-home --uid 1234 agent
@@ -156,12 +156,12 @@ RUN id -un >>/home/agent/who && echo $HOME >>/home/agent/who
 
 
 @pytest.mark.skipif(is_privileged(), reason="root's container has other users")
-def test_a_user_that_an_ordinary_user_cannot_have(tmp_path: Path) -> None:
+def test_user_instruction_for_ordinary_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTaskError, match="USER agent"):
         LocalContainerFactory().check(ContainerSpec(name="t", context_dir=context(tmp_path, "FROM x\nUSER agent\n")))
 
 
-async def test_a_failing_run_shows_line_and_output(tmp_path: Path) -> None:
+async def test_failing_run_shows_line_and_output(tmp_path: Path) -> None:
     dockerfile = "FROM x\nWORKDIR /app\nRUN for i in $(seq 100); do echo line $i; done; echo broken >&2; exit 7\n"
     with pytest.raises(ContainerStartError) as caught:
         await local_container(context(tmp_path, dockerfile)).start()
@@ -182,6 +182,6 @@ async def test_dockerignore_is_respected(tmp_path: Path) -> None:
     assert "./data/y" not in listed
 
 
-async def test_a_copy_that_cannot_be(tmp_path: Path) -> None:
+async def test_impossible_copy_fails(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="/proc/sys"):
         await local_container(context(tmp_path, "FROM x\nCOPY data /proc/sys/data\n")).start()

@@ -80,7 +80,7 @@ def seen_from_the_host(name: str) -> str:
 
 
 @pytest.mark.parametrize(("network", "answer"), [("no-network", "ConnectionRefusedError"), ("public", "hello")])
-async def test_abstract_sockets_of_the_host(network: str, answer: str) -> None:
+async def test_abstract_host_sockets_are_unreachable(network: str, answer: str) -> None:
     name = f"\0ares-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name)
@@ -92,7 +92,7 @@ async def test_abstract_sockets_of_the_host(network: str, answer: str) -> None:
                 assert (await python(container, CONNECT.format(name))).strip() == answer
 
 
-async def test_named_sockets_of_the_host() -> None:
+async def test_named_host_sockets_are_unreachable() -> None:
     folders = [one for one in ("/tmp", "/run", "/var/tmp", "/dev/shm") if os.access(one, os.W_OK)]
     async with LocalContainerFactory(network="public")(ContainerSpec(name="t", network=PUBLIC)) as container:
         for name in (f"{folder}/ares-{os.getpid()}.sock" for folder in folders):
@@ -107,7 +107,7 @@ async def test_named_sockets_of_the_host() -> None:
                 assert await python(container, CONNECT.format(f"/proc/1/root{name}")) == "FileNotFoundError\n"
 
 
-async def test_the_hypervisor_cannot_be_called(container: LocalContainer) -> None:
+async def test_hypervisor_cannot_be_called(container: LocalContainer) -> None:
     assert "Operation not permitted" in await python(container, "import socket; socket.socket(40, socket.SOCK_STREAM)")
 
 
@@ -139,7 +139,7 @@ asyncio.run(main())
 """
 
 
-def test_the_terminal_of_the_runner_is_out_of_reach() -> None:
+def test_runner_terminal_is_unreachable() -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.environ["PYTHONPATH"] = str(ROOT)
@@ -178,7 +178,7 @@ CALLS = [
 ]
 
 
-async def test_calls_that_are_refused(container: LocalContainer) -> None:
+async def test_dangerous_calls_are_refused(container: LocalContainer) -> None:
     script = f"""
 import ctypes, fcntl, os, resource, socket, struct, time
 from pathlib import Path
@@ -199,7 +199,7 @@ for call in {CALLS!r}:
     assert (await python(container, script)).split("\n") == ["refused"] * len(CALLS) + [""]
 
 
-async def test_no_descriptor_of_the_runner_is_inherited(tmp_path: Path) -> None:
+async def test_runner_descriptors_are_not_inherited(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the runner")
     with secret.open() as leak, socket.create_server(("127.0.0.1", 0)) as server:
@@ -214,7 +214,7 @@ async def test_no_descriptor_of_the_runner_is_inherited(tmp_path: Path) -> None:
         assert trace not in seen
 
 
-async def test_every_process_has_its_root_and_directory_in_the_box(container: LocalContainer) -> None:
+async def test_processes_have_root_and_directory_in_the_box(container: LocalContainer) -> None:
     mark = f"ares-root-{os.getpid()}"
     await output(container, f"touch /{mark}; cd /tmp; (setsid sleep 60 >/dev/null 2>&1 &)")
     look = f"for p in /proc/[0-9]*; do ls $p/root/{mark} $p/cwd/../{mark}; done 2>&1"  # one may end meanwhile: again
@@ -224,7 +224,7 @@ async def test_every_process_has_its_root_and_directory_in_the_box(container: Lo
     assert seen.count(f"/root/{mark}") == seen.count(f"/cwd/../{mark}") > 2
 
 
-async def test_memory_of_processes_outside_is_out_of_reach(container: LocalContainer) -> None:
+async def test_memory_of_outside_processes_is_unreachable(container: LocalContainer) -> None:
     """Numbers of processes outside mean nothing or something else inside, whichever call is given them."""
     script = f"""
 import ctypes, os
@@ -242,7 +242,7 @@ for call in (lambda pid: os.pidfd_open(pid), lambda pid: os.kill(pid, 0), lambda
     assert set((await python(container, script)).split()) == {"ProcessLookupError", "FileNotFoundError"}
 
 
-async def test_channels_of_another_box_are_not_there(container: LocalContainer) -> None:
+async def test_channels_of_other_boxes_are_invisible(container: LocalContainer) -> None:
     async with local_container() as other:
         assert other._directory is not None
         channels = other._directory.path / "channels"
@@ -269,7 +269,7 @@ async def test_channels_of_another_box_are_not_there(container: LocalContainer) 
         "echo 'x y z' >/proc/1/fd/0",  # its own first process may be talked to, by whoever is root in the container
     ],
 )
-async def test_the_channels_survive_what_the_box_does_to_them(container: LocalContainer, attack: str) -> None:
+async def test_channels_survive_attacks_from_inside(container: LocalContainer, attack: str) -> None:
     before = {path: path.read_bytes() for path in (ROOT / "pyproject.toml", Path("/etc/passwd"))}
     await output(container, attack)
     for number in range(3):

@@ -31,7 +31,7 @@ async def output(container: LocalContainer, command: str) -> str:
     return (await container.exec(command, timeout_sec=20)).output
 
 
-async def test_environment_of_the_caller_is_nowhere(container: LocalContainer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caller_environment_is_invisible(container: LocalContainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARES_TEST_SECRET", "k3y-of-the-caller")
     os.environ["ARES_TEST_SECRET"] = "k3y-of-the-caller"
     async with local_container() as fresh:
@@ -45,7 +45,7 @@ async def test_environment_of_the_caller_is_nowhere(container: LocalContainer, m
     )
 
 
-async def test_homes_checkout_and_temporary_files_are_not_there(container: LocalContainer, tmp_path: Path) -> None:
+async def test_homes_checkout_and_temporary_files_are_invisible(container: LocalContainer, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     home = os.path.expanduser("~")  # noqa: PTH111 (Path.home() fails where there is no home)
     for path in (tmp_path / "secret", Path(__file__), Path.cwd() / "pyproject.toml"):
@@ -79,13 +79,13 @@ async def test_secrets_in_etc_are_hidden_without_whiteouts(monkeypatch: pytest.M
     assert seen == ""
 
 
-async def test_people_are_hidden(container: LocalContainer) -> None:
+async def test_host_users_are_hidden(container: LocalContainer) -> None:
     ids = [int(line.split(":")[2]) for line in (await output(container, "cat /etc/passwd")).splitlines()]
     assert 0 in ids
     assert all(uid < 1000 or uid in (65533, 65534) for uid in ids)
 
 
-async def test_processes_of_the_host_are_out_of_sight(container: LocalContainer) -> None:
+async def test_host_processes_are_invisible(container: LocalContainer) -> None:
     assert await output(container, f"test -e /proc/{os.getpid()}/cmdline && cat /proc/{os.getpid()}/cmdline") == ""
     count = int(await output(container, "set -- /proc/[0-9]*; echo $#"))
     assert count < 12
@@ -101,7 +101,7 @@ async def test_signals_do_not_reach_the_host(container: LocalContainer) -> None:
     await sleeper.wait()
 
 
-async def test_the_kernel_cannot_be_set(container: LocalContainer) -> None:
+async def test_kernel_settings_are_read_only(container: LocalContainer) -> None:
     for path in ("sys/kernel/core_pattern", "sys/kernel/hostname", "sys/vm/drop_caches", "sysrq-trigger"):
         write = f"echo x >/proc/{path}"
         assert (await container.exec(write)).exit_code != 0
@@ -109,7 +109,7 @@ async def test_the_kernel_cannot_be_set(container: LocalContainer) -> None:
         assert (await container.exec(remount)).exit_code != 0
 
 
-async def test_refused(container: LocalContainer) -> None:
+async def test_privileged_operations_are_refused(container: LocalContainer) -> None:
     commands = [
         "mount -t tmpfs x /mnt",
         "mount --bind /usr /mnt",
@@ -166,7 +166,7 @@ print("clone3", errno.errorcode[ctypes.get_errno()])
     assert set(answers.values()) == {"EPERM"}
 
 
-async def test_threads_and_children_still_work(container: LocalContainer) -> None:
+async def test_threads_and_child_processes_work(container: LocalContainer) -> None:
     script = """
 import multiprocessing, subprocess, threading
 thread = threading.Thread(target=print, args=["thread"])
@@ -179,12 +179,12 @@ multiprocessing.get_context("fork").Pool(2).map(print, ["pool"])
     assert set(seen.split()) == {"thread", "child", "pool"}
 
 
-async def test_ptrace_sees_the_box_alone(container: LocalContainer) -> None:
+async def test_ptrace_is_limited_to_the_box(container: LocalContainer) -> None:
     script = f"import ctypes; print(ctypes.CDLL(None).ptrace(16, {os.getpid()}, 0, 0))"
     assert await output(container, f'python3 -c "{script}"') == "-1\n"
 
 
-async def test_writes_stay_in_the_box(container: LocalContainer) -> None:
+async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
     name = f"ares-escape-{os.getpid()}"
     places = [
         "/etc",
@@ -214,7 +214,7 @@ async def test_writes_stay_in_the_box(container: LocalContainer) -> None:
 ELSEWHERE = 'echo "$seen" | grep -qv -e ^pipe: -e ^/dev/null -e ^/proc -e ^/run/ares_exp'
 
 
-async def test_open_descriptors_lead_nowhere(container: LocalContainer) -> None:
+async def test_inherited_descriptors_are_closed(container: LocalContainer) -> None:
     # By itself, and until it is so: a program that is just being loaded has its libraries open.
     look = f'for _ in $(seq 100); do seen=$(readlink /proc/*/fd/*); {ELSEWHERE} || break; sleep 0.1; done; echo "$seen"'
     seen = (await output(container, look)).splitlines()
@@ -246,13 +246,13 @@ def loopback_port() -> Iterator[int]:
 ASK = "import socket; print(socket.create_connection(('127.0.0.1', {}), 15).recv(9))"
 
 
-async def test_services_of_the_host_are_unreachable(container: LocalContainer, loopback_port: int) -> None:
+async def test_host_services_are_unreachable(container: LocalContainer, loopback_port: int) -> None:
     seen = await output(container, f'python3 -c "{ASK.format(loopback_port)}"')
     assert "ConnectionRefusedError" in seen
     assert (await output(container, "cat /proc/net/dev | tail -n +3 | cut -d: -f1")).split() == ["lo"]
 
 
-async def test_loopback_of_the_box_works(container: LocalContainer) -> None:
+async def test_loopback_inside_the_box_works(container: LocalContainer) -> None:
     serve = "import socket; s = socket.create_server(('127.0.0.1', 8123)); s.accept()[0].sendall(b'inside')"
     await output(
         container,
@@ -269,7 +269,7 @@ async def test_loopback_of_the_box_works(container: LocalContainer) -> None:
         (PUBLIC, NO_NETWORK, "ConnectionRefusedError"),  # which `check` refuses
     ],
 )
-async def test_public_network_when_both_ask_for_it(
+async def test_public_network_needs_both_settings(
     loopback_port: int, task: NetworkPolicy, phase: NetworkPolicy, answer: str
 ) -> None:
     spec = ContainerSpec(name="t", network=task, phase_networks=frozenset({phase}))
@@ -280,13 +280,13 @@ async def test_public_network_when_both_ask_for_it(
 
 
 @pytest.mark.root
-async def test_another_user_in_the_box_gains_nothing() -> None:
+async def test_other_user_in_the_box_gains_no_privileges() -> None:
     async with local_container() as container:
         result = await container.exec("su -c id root; sudo -n id; mount -t tmpfs x /tmp", user="nobody", timeout_sec=20)
     assert "uid=0" not in result.output
 
 
-async def test_two_boxes_do_not_see_each_other() -> None:
+async def test_two_boxes_are_invisible_to_each_other() -> None:
     async with local_container() as one, local_container() as two:
         await one.exec("echo x >/tmp/x; echo x >/dev/shm/x; ipcmk -M 100; (sleep 77 &)")
         assert await output(two, "ls /tmp /dev/shm -A | grep -v : | grep .; ipcs -m | grep 0x") == ""

@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     ("phase", "number"),
     [pytest.param(*case, marks=pytest.mark.nightly) if case[0] == "create" else case for case in CASES],
 )
-def test_a_run_that_is_ended_leaves_nothing(run: Run, phase: Phase, number: signal.Signals) -> None:
+def test_ended_run_leaves_no_resources(run: Run, phase: Phase, number: signal.Signals) -> None:
     run.reach(phase)
     assert mounts(run) == []
     started = run.end(number)
@@ -85,7 +85,7 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_run_leaves_no_directory_that_its_box_closed() -> None:
+def test_killed_run_leaves_no_closed_directory() -> None:
     words = [sys.executable, "-c", KILLED]
     killed = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -97,7 +97,7 @@ def stale() -> list[str]:
     return [leftover.name for leftover in find() if leftover.is_stale]
 
 
-async def test_a_sweep_spares_the_living() -> None:
+async def test_cleanup_keeps_directories_of_running_processes() -> None:
     async with local_container() as container:
         assert container._directory is not None
         remove_stale()
@@ -115,7 +115,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield folders()[request.param == "disk"]
 
 
-def test_a_directory_is_stale_when_its_lock_is_free(folder: Path) -> None:
+def test_directory_with_free_lock_is_stale(folder: Path) -> None:
     directory = ContainerDirectory(folder)
     assert directory.path.parent == folder
     (directory.path / "x").write_text("x")
@@ -128,7 +128,7 @@ def test_a_directory_is_stale_when_its_lock_is_free(folder: Path) -> None:
     directory.remove()
 
 
-async def test_the_box_dies_with_its_bubblewrap() -> None:
+async def test_box_dies_with_its_bubblewrap() -> None:
     async with local_container() as container:
         await container.exec("(setsid sleep 300 &)")
         assert container._process is not None

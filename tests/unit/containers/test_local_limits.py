@@ -59,7 +59,7 @@ async def until_dead(container: LocalContainer) -> None:
         await run(container, "true")
 
 
-def test_warnings_name_exactly_what_is_not_enforced() -> None:
+def test_warnings_name_exactly_the_unenforced_limits() -> None:
     spec = ContainerSpec(name="t", cpus=2, memory_mb=512, storage_mb=100)
     warnings = LocalContainerFactory().check(spec)
     needed = {"cpus=2": "cpu", "memory_mb=512": "memory", "storage_mb=100": "no controller for it"}
@@ -68,12 +68,12 @@ def test_warnings_name_exactly_what_is_not_enforced() -> None:
     assert LocalContainerFactory().check(ContainerSpec(name="t")) == []
 
 
-def test_who_may_make_no_groups_makes_none() -> None:
+def test_groups_are_only_made_with_permission() -> None:
     written = [place for place in usable_cgroup_paths().values() if not os.access(place.directory, os.W_OK)]
     assert written == []
 
 
-async def test_no_limits_no_groups_and_the_box_works_all_the_same() -> None:
+async def test_box_without_limits_has_no_groups() -> None:
     async with LocalContainer(ContainerSpec(name="free"), share_network=False) as container:
         assert groups(container) == []
         assert (await run(container, "echo on")).output == "on\n"
@@ -83,7 +83,7 @@ async def test_no_limits_no_groups_and_the_box_works_all_the_same() -> None:
 @pytest.mark.parametrize(
     "greedy", ["tail /dev/zero", "python3 -c 'x = bytearray(200 << 20)'", "head -c 200M /dev/zero | sort >/dev/null"]
 )
-async def test_a_command_that_wants_too_much_memory_is_killed(greedy: str) -> None:
+async def test_command_above_the_memory_limit_is_killed(greedy: str) -> None:
     async with small(memory_mb=64) as container:
         assert container._directory is not None
         assert (await run(container, f"set -o pipefail; {greedy}")).exit_code == 137
@@ -92,7 +92,7 @@ async def test_a_command_that_wants_too_much_memory_is_killed(greedy: str) -> No
 
 
 @limited_by("memory")
-async def test_what_fits_is_left_alone() -> None:
+async def test_command_below_the_memory_limit_succeeds() -> None:
     async with small(memory_mb=64) as container:
         assert (await run(container, "head -c 30M /dev/zero >/tmp/x && stat -c %s /tmp/x")).output == "31457280\n"
         assert container._directory is not None
@@ -109,7 +109,7 @@ async def test_files_count_as_memory() -> None:
 
 
 @limited_by("memory")
-async def test_a_box_that_dies_of_its_memory_says_so() -> None:
+async def test_exhausted_memory_is_reported_as_the_cause() -> None:
     async with small(memory_mb=16) as container:
         with pytest.raises(ContainerDiedError, match="its memory, which holds its files too, was used up"):
             # The kernel chooses whom it ends: the first process, and not `head`, without which the box lives on.
@@ -117,14 +117,14 @@ async def test_a_box_that_dies_of_its_memory_says_so() -> None:
 
 
 @limited_by("memory")
-async def test_too_little_memory_to_start() -> None:
+async def test_start_with_too_little_memory_fails() -> None:
     with pytest.raises(ContainerError, match="memory"):
         async with small(memory_mb=1) as container:  # what the first process has before it is limited, it keeps
             await run(container, "tail -c 8M /dev/zero")
 
 
 @limited_by("cpu")
-async def test_processor_time_is_rationed() -> None:
+async def test_cpu_time_is_limited() -> None:
     async with small(cpus=0.05) as container:  # little, because on a busy machine a group gets little
         assert setting(container, "cpu.cfs_quota_us", "cpu.max").split()[0] == "5000"
         deadline = time.monotonic() + DEADLINE_SEC
@@ -139,7 +139,7 @@ def throttled(container: LocalContainer) -> int:
 
 
 @limited_by("pids")
-async def test_a_fork_bomb_stays_inside() -> None:
+async def test_fork_bomb_is_contained() -> None:
     script = """
 import os, signal
 children = []
@@ -162,7 +162,7 @@ for child in children:
 
 
 @limited_by("pids")
-async def test_the_time_limit_kills_what_took_all_processes() -> None:
+async def test_time_limit_kills_a_fork_bomb() -> None:
     async with small() as container:
         filled = await container.exec("while :; do sleep 600 & done", timeout_sec=2)
         assert filled.timed_out
@@ -172,7 +172,7 @@ async def test_the_time_limit_kills_what_took_all_processes() -> None:
 
 
 @limited_by("pids")
-async def test_commands_beside_what_takes_all_processes() -> None:
+async def test_commands_run_while_all_processes_are_used() -> None:
     async with small() as container:
         await run(container, "(setsid bash -c 'while :; do sleep 600 & done' >/dev/null 2>&1 &)")
         async with asyncio.timeout(60):
@@ -197,13 +197,13 @@ async def frees(container: LocalContainer) -> bool:
 
 
 @limited_by("pids")
-async def test_the_default_bounds_processes_as_docker_does() -> None:
+async def test_default_process_limit_matches_docker() -> None:
     async with local_container() as container:
         assert setting(container, "pids.max") == "4096\n"
 
 
 @limited_by("pids", "memory", "cpu")
-async def test_the_box_neither_sees_nor_changes_its_groups() -> None:
+async def test_box_neither_sees_nor_changes_its_groups() -> None:
     async with small(memory_mb=64, cpus=1) as container:
         own = {line.split(":")[2] for line in (await run(container, "cat /proc/self/cgroup")).output.splitlines()}
         assert own == {"/"}
@@ -219,7 +219,7 @@ async def test_the_box_neither_sees_nor_changes_its_groups() -> None:
 
 
 @limited_by("pids", "memory", "cpu")
-async def test_groups_are_named_like_the_directory_and_go_with_the_box() -> None:
+async def test_groups_share_name_and_lifetime_of_the_box() -> None:
     async with small(memory_mb=64, cpus=1) as container:
         made = groups(container)
         assert container._directory is not None
@@ -245,7 +245,7 @@ async def test_cancelled_starts_leave_no_groups(delay: float) -> None:
     assert set(place.glob(f"*{os.getpid()}*")) == before
 
 
-async def test_a_box_whose_first_process_was_killed_says_so() -> None:
+async def test_killed_first_process_is_reported() -> None:
     async with local_container() as container:
         assert container._process is not None
         bwrap = container._process._process.pid
@@ -255,7 +255,7 @@ async def test_a_box_whose_first_process_was_killed_says_so() -> None:
             await until_dead(container)
 
 
-async def test_a_transfer_from_a_killed_container_reports_its_end(tmp_path: Path) -> None:
+async def test_transfer_from_killed_container_reports_its_end(tmp_path: Path) -> None:
     async with local_container() as container:
         slow = "printf '#!/bin/sh\ntouch /started; sleep 600\n' >/usr/local/bin/tar; chmod +x /usr/local/bin/tar"
         await container.exec(slow)

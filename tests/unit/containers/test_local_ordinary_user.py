@@ -12,7 +12,7 @@ from tests.unit.containers.local_containers import as_ordinary_user, needs_local
 pytestmark = [needs_local, pytest.mark.root, pytest.mark.once, pytest.mark.timeout(600)]
 
 
-def test_he_can_make_boxes() -> None:
+def test_ordinary_user_can_create_boxes() -> None:
     run = as_ordinary_user("-c", _PREFLIGHT)
     if run.returncode == 3:
         pytest.skip(f"an ordinary user may not here: {run.stdout}")
@@ -54,7 +54,7 @@ def as_nobody(names: str) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
-def test_the_same_tests_pass(names: str) -> None:
+def test_isolation_suite_passes_as_ordinary_user(names: str) -> None:
     run = as_nobody(names)
     if re.search(r"SKIPPED.*container=local is not to be had here", run.stdout):
         pytest.skip(f"an ordinary user may not make containers here: {run.stdout[-500:]}")

@@ -70,14 +70,14 @@ async def only(box: LocalContainer, program: str) -> FifoStream:
     return stream
 
 
-async def test_no_relay_without_an_interpreter() -> None:
+async def test_relay_needs_an_interpreter() -> None:
     async with local_container() as box:
         with pytest.raises(PortForwardingError, match=r"none of python3, perl and node.*perl-base"):
             await open_relayed_port(lambda: only(box, "true"), Server(echo), FORWARDED_PORT)
 
 
 @pytest.mark.parametrize("program", ["python3", "perl", "node"])
-async def test_it_ends_by_itself_when_nobody_is_there_any_more(program: str) -> None:
+async def test_relay_ends_without_a_peer(program: str) -> None:
     """Its stdin stays open, as in a sandbox whose owner was killed."""
     if (path := shutil.which(program, path=SEARCH_PATH)) is None:
         pytest.skip(f"this machine has no {program}")
@@ -95,7 +95,7 @@ async def test_it_ends_by_itself_when_nobody_is_there_any_more(program: str) -> 
 
 
 @pytest.mark.parametrize("program", ["python3", "node"])
-async def test_it_stays_as_long_as_somebody_is_there(program: str) -> None:
+async def test_relay_runs_while_a_peer_is_connected(program: str) -> None:
     if shutil.which(program, path=SEARCH_PATH) is None:
         pytest.skip(f"this machine has no {program}")
     async with local_container() as box:
@@ -127,9 +127,9 @@ exec sleep 60
             "it sent more of a connection than it may",
         ),
     ],
-    ids=["large", "twice", "beyond its credit"],
+    ids=["large", "twice", "more than its credit"],
 )
-async def test_a_forged_relay(frames: str, why: str) -> None:
+async def test_forged_relay_is_refused(frames: str, why: str) -> None:
     async def forged() -> FifoStream:
         stream = await box._open_shell("root")
         await stream.write(b"PATH=/tmp/forged:$PATH\n")
@@ -158,7 +158,7 @@ class TestLocalForwardedPorts(ForwardedPortContract):
         return LocalContainerFactory()
 
 
-async def test_the_port_is_any_on_the_loopback_of_the_host() -> None:
+async def test_port_is_any_on_host_loopback() -> None:
     spec, forwarded_ports = ContainerSpec("t", network=PUBLIC), ForwardedPortContract()
     async with LocalContainerFactory(network="public")(spec) as box, forwarded_ports.opened(box) as (port, _):
         assert port != FORWARDED_PORT
@@ -167,7 +167,7 @@ async def test_the_port_is_any_on_the_loopback_of_the_host() -> None:
             assert other != port
 
 
-async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path) -> None:
+async def test_mounts_are_read_only_and_not_captured(tmp_path: Path) -> None:
     objects = ObjectStore(tmp_path / "objects")
     shown = tmp_path / "tool"
     (shown / "bin").mkdir(parents=True)
@@ -189,6 +189,6 @@ async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path) -
 
 
 @pytest.mark.root
-async def test_the_forwarded_port_of_a_killed_process_is_closed() -> None:
+async def test_killed_process_closes_its_forwarded_port() -> None:
     async with killed_forwarded_port("local", {}) as forwarded_port:
         assert await asyncio.to_thread(forwarded_port.is_gone)

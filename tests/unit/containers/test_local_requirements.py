@@ -26,12 +26,12 @@ def found_with(program: Path, text: str, monkeypatch: pytest.MonkeyPatch, mode: 
     return find_bwrap.__wrapped__()
 
 
-def test_it_is_new_enough() -> None:
+def test_bundled_bubblewrap_is_new_enough() -> None:
     version = subprocess.run([find_bwrap(), "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     assert tuple(int(part) for part in version.split()[1].split(".")[:2]) >= MINIMUM_VERSION
 
 
-def test_a_new_one_of_the_system_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_system_bubblewrap_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     newer = tmp_path / "bwrap"
     assert found_with(newer, "echo bubblewrap 0.12.1", monkeypatch) == newer
 
@@ -46,14 +46,14 @@ def test_a_new_one_of_the_system_wins(tmp_path: Path, monkeypatch: pytest.Monkey
         ("exec /no/such/program", 0o755),
     ],
 )
-def test_an_unusable_one_of_the_system_is_passed_over(
+def test_unusable_system_bubblewrap_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, mode: int
 ) -> None:
     usable = find_bwrap()
     assert found_with(tmp_path / "bwrap", text, monkeypatch, mode) == usable
 
 
-def test_another_system_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_operating_system_is_refused_with_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(PreflightError, match=r"needs Linux .*, and this is darwin\. Use container=docker\."):
         find_bwrap.__wrapped__()
@@ -69,7 +69,7 @@ def words(*, share_network: bool = False, privileged: bool = True) -> list[str]:
     )
 
 
-def test_what_closes_a_box() -> None:
+def test_bubblewrap_arguments_isolate_the_box() -> None:
     closed = words()
     for word in (
         "--unshare-pid",
@@ -115,7 +115,7 @@ except PreflightError as error:
         ["--cap-drop", "ALL", "--unshare-user", "--disable-userns"],
     ],
 )
-def test_where_it_cannot_work_one_sentence_says_what_to_do(restriction: list[str]) -> None:
+def test_unusable_isolation_is_explained_with_remedy(restriction: list[str]) -> None:
     run = subprocess.run(
         [*STEADY_MOUNTS, find_bwrap(), *restriction, "--dev-bind", "/", "/", "--", sys.executable, "-c", _PREFLIGHT],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -193,7 +193,7 @@ def groups_of(pid: str) -> list[Path]:
     return [group for directory in directories for group in directory.glob(f"ares_exp-box-{pid}-*")]
 
 
-def test_out_of_file_descriptors(tmp_path: Path) -> None:
+def test_exhausted_file_descriptors_are_a_start_error(tmp_path: Path) -> None:
     tried = run(sys.executable, "-B", "-c", FEW_DESCRIPTORS, TMPDIR=str(tmp_path))
     assert tried.returncode == 0, tried.stderr
     pid, answers, last = tried.stdout.splitlines()
@@ -238,7 +238,7 @@ asyncio.run(main())
 
 
 @pytest.mark.root
-def test_out_of_space_for_temporary_files(tmp_path: Path) -> None:
+def test_full_temporary_storage_is_reported(tmp_path: Path) -> None:
     small = [word for path in (tmp_path, "/dev/shm") for word in ("--size", str(2**20), "--tmpfs", path)]
     # In a process tree of its own, which ends with this one: nothing of it may be left on the host.
     tried = run(

@@ -12,7 +12,7 @@ from tests.unit.containers.local_containers import as_ordinary_user
 
 
 @pytest.mark.root
-def test_a_socket_inside_is_not_outside() -> None:
+def test_inner_socket_is_invisible_outside() -> None:
     other = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=-1, stdout=-1)
     try:
         assert other.stdout is not None
@@ -31,7 +31,7 @@ def test_a_socket_inside_is_not_outside() -> None:
 
 
 @pytest.mark.root
-def test_a_process_that_is_not_the_container() -> None:
+def test_process_outside_the_container_is_refused() -> None:
     with pytest.raises(ProcessLookupError, match="its engine runs elsewhere"):
         listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))
     with pytest.raises(FileNotFoundError):
@@ -41,7 +41,7 @@ def test_a_process_that_is_not_the_container() -> None:
 
 
 @pytest.mark.local
-def test_an_ordinary_user_is_told_why_not() -> None:
+def test_ordinary_user_gets_a_reason() -> None:
     code = "from ares_exp.containers.network_namespace import obstacle; print(obstacle())"
     done = as_ordinary_user("-c", code)
     assert done.stdout.strip() == (

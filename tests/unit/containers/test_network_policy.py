@@ -22,7 +22,7 @@ from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
         ("2001:db8:0::/32", "2001:db8::/32"),
     ],
 )
-def test_accepted_hosts(entry: str, expected: str) -> None:
+def test_valid_hosts_are_accepted(entry: str, expected: str) -> None:
     assert normalise_host(entry) == expected
 
 
@@ -54,19 +54,19 @@ def test_accepted_hosts(entry: str, expected: str) -> None:
         "a..b",
     ],
 )
-def test_refused_hosts(entry: str) -> None:
+def test_invalid_hosts_are_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="expected a host name"):
         normalise_host(entry)
     with pytest.raises(ValueError, match="expected a host name"):
         NetworkPolicy("allowlist", frozenset({entry}))
 
 
-def test_a_policy_is_canonical() -> None:
+def test_policy_is_canonical() -> None:
     spelt = NetworkPolicy("allowlist", frozenset({" A.example. ", "a.EXAMPLE", "2001:db8:0::1"}))
     assert spelt == NetworkPolicy("allowlist", frozenset({"a.example", "2001:db8::1"}))
 
 
-def test_policies_that_mean_nothing() -> None:
+def test_contradictory_policies_are_rejected() -> None:
     with pytest.raises(ValueError, match="Expected one of public, no-network, allowlist as network mode, got 'none'"):
         NetworkPolicy("none")  # type: ignore[arg-type]
     for mode in ("public", "no-network"):
@@ -74,7 +74,7 @@ def test_policies_that_mean_nothing() -> None:
             NetworkPolicy(mode, frozenset({"a.example"}))  # type: ignore[arg-type]
 
 
-def test_more_hosts() -> None:
+def test_policies_are_merged() -> None:
     one, two = NetworkPolicy("allowlist", frozenset({"a"})), NetworkPolicy("allowlist", frozenset({"a", "b"}))
     assert (NO_NETWORK.with_hosts(["A"]), one.with_hosts(["b"]), PUBLIC.with_hosts(["b"])) == (one, two, PUBLIC)
     assert (NO_NETWORK.with_hosts([]), one.with_hosts([])) == (NO_NETWORK, one)
@@ -99,7 +99,7 @@ LIST = NetworkPolicy(
         ("10.0.0.1.example", False),
     ],
 )
-def test_names(name: str, allowed: bool) -> None:
+def test_allowed_names_match(name: str, allowed: bool) -> None:
     assert LIST.allows_name(name) is allowed
     assert PUBLIC.allows_name(name)
     assert not NO_NETWORK.allows_name(name)
@@ -117,7 +117,7 @@ def test_names(name: str, allowed: bool) -> None:
         ("::ffff:10.0.0.1", False),
     ],
 )
-def test_addresses(address: str, allowed: bool) -> None:
+def test_allowed_addresses_match(address: str, allowed: bool) -> None:
     assert LIST.allows_address(ipaddress.ip_address(address)) is allowed
     assert PUBLIC.allows_address(ipaddress.ip_address(address))
     assert not NO_NETWORK.allows_address(ipaddress.ip_address(address))

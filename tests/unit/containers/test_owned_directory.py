@@ -45,7 +45,7 @@ def found() -> list[Leftover]:
     return list(find_short_lived())
 
 
-def test_one_is_ours_alone_and_goes_with_all_that_is_in_it(temporary: Path) -> None:
+def test_directory_is_private_and_removed_with_its_contents(temporary: Path) -> None:
     directory = short_lived_directory("verifier")
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     (directory.path / "below").mkdir()
@@ -56,7 +56,7 @@ def test_one_is_ours_alone_and_goes_with_all_that_is_in_it(temporary: Path) -> N
         assert list(temporary.iterdir()) == []
 
 
-def test_of_a_living_process_none_is_removed(maker: subprocess.Popen[str], env: dict[str, str]) -> None:
+def test_directories_of_running_processes_are_kept(maker: subprocess.Popen[str], env: dict[str, str]) -> None:
     made = made_by(maker)
     assert [(one.name, one.whose, one.is_stale) for one in found()] == [
         (str(path), f"process {maker.pid}", False) for path in made
@@ -66,7 +66,7 @@ def test_of_a_living_process_none_is_removed(maker: subprocess.Popen[str], env: 
     assert all((path / "file").exists() for path in made)
 
 
-def test_those_of_a_killed_process_are_removed(
+def test_directories_of_a_killed_process_are_removed(
     maker: subprocess.Popen[str], env: dict[str, str], temporary: Path
 ) -> None:
     made = made_by(maker)
@@ -79,7 +79,7 @@ def test_those_of_a_killed_process_are_removed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
-def test_the_next_run_with_local_boxes_removes_them(maker: subprocess.Popen[str]) -> None:
+def test_next_local_run_removes_stale_directories(maker: subprocess.Popen[str]) -> None:
     from ares_exp.containers.local.container_directory import remove_stale
 
     made = made_by(maker)
@@ -91,7 +91,7 @@ def test_the_next_run_with_local_boxes_removes_them(maker: subprocess.Popen[str]
     assert not any(path.exists() for path in made)
 
 
-def test_one_that_was_never_locked_is_stale_when_it_is_old(temporary: Path) -> None:
+def test_old_unlocked_directory_is_stale(temporary: Path) -> None:
     unlocked = temporary / ".ares_exp-build-123-abc"
     unlocked.mkdir()
     assert [one.is_stale for one in found()] == [False]
@@ -99,7 +99,7 @@ def test_one_that_was_never_locked_is_stale_when_it_is_old(temporary: Path) -> N
     assert [one.is_stale for one in found()] == [True]
 
 
-def test_what_is_no_directory_of_ours_stays(temporary: Path) -> None:
+def test_foreign_files_are_kept(temporary: Path) -> None:
     (temporary / "outside").mkdir()
     (temporary / "outside" / "precious").touch()
     (temporary / "ares_exp-build-1-link").symlink_to(temporary / "outside")

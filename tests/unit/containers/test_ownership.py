@@ -50,12 +50,12 @@ def of_the_dead() -> dict[str, str]:
         return labels_from(process)
 
 
-def test_we_live() -> None:
+def test_own_process_is_alive() -> None:
     assert not is_dead(owner_labels())
     assert describe(owner_labels()) == f"process {os.getpid()} on {os.uname().nodename}"
 
 
-def test_a_process_lives_and_dies() -> None:
+def test_exited_process_is_dead() -> None:
     with start(ASK + "input()") as process:
         labels = labels_from(process)
         assert not is_dead(labels)
@@ -64,7 +64,7 @@ def test_a_process_lives_and_dies() -> None:
     assert is_dead(labels)
 
 
-def test_a_process_whose_exit_code_nobody_has_asked_for_is_dead() -> None:
+def test_unreaped_process_is_dead() -> None:
     process = start()
     try:
         labels = labels_from(process)
@@ -74,28 +74,28 @@ def test_a_process_whose_exit_code_nobody_has_asked_for_is_dead() -> None:
         process.communicate()
 
 
-def test_the_number_of_a_dead_process_is_given_to_another() -> None:
+def test_reused_process_number_is_dead() -> None:
     assert is_dead(owner_labels() | {"ares_exp.process-start": "1"})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_known_is_not_dead(of_the_dead: dict[str, str], name: str) -> None:
+def test_incomplete_labels_are_not_dead(of_the_dead: dict[str, str], name: str) -> None:
     assert is_dead(of_the_dead)
     assert not is_dead(of_the_dead | {f"ares_exp.{name}": ""})
     assert not is_dead({label: value for label, value in of_the_dead.items() if label != f"ares_exp.{name}"})
 
 
 @pytest.mark.parametrize("name", ["host", "pid-namespace", "user"])
-def test_of_another_place_or_user_is_not_dead(of_the_dead: dict[str, str], name: str) -> None:
+def test_labels_of_other_hosts_are_not_dead(of_the_dead: dict[str, str], name: str) -> None:
     assert not is_dead(of_the_dead | {f"ares_exp.{name}": "another"})
 
 
 @pytest.mark.parametrize("pid", ["-1", "0", "x", "٣", "1e3", "99999999999999999999"])
-def test_what_is_no_process_number_is_not_dead(of_the_dead: dict[str, str], pid: str) -> None:
+def test_invalid_process_number_is_not_dead(of_the_dead: dict[str, str], pid: str) -> None:
     assert not is_dead(of_the_dead | {"ares_exp.pid": pid})
 
 
-def test_before_this_machine_was_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_from_before_a_reboot_are_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = owner_labels() | {"ares_exp.machine": "m"}
     monkeypatch.setattr(ownership, "owner_labels", lambda: ours)
     before = ours | {"ares_exp.boot": "before", "ares_exp.pid-namespace": "another"}
@@ -106,7 +106,7 @@ def test_before_this_machine_was_started_anew(monkeypatch: pytest.MonkeyPatch) -
     assert not is_dead(before | {"ares_exp.host": "another"})
 
 
-def test_a_mark_says_whether_its_process_lives() -> None:
+def test_mark_shows_whether_its_process_runs() -> None:
     with start(MARK) as process:
         assert process.stdout is not None
         mark = process.stdout.readline().strip()
@@ -127,19 +127,19 @@ def test_a_mark_says_whether_its_process_lives() -> None:
         assert not is_dead_mark(other)
 
 
-def test_the_number_in_a_mark_is_given_to_another() -> None:
+def test_mark_with_reused_process_number_is_dead() -> None:
     pid, started, place = owner_mark().split("-")
     assert not is_dead_mark(f"{pid}-{started}-{place}")
     assert is_dead_mark(f"{pid}-{int(started) - 1}-{place}")
 
 
-def test_nothing_at_all() -> None:
+def test_empty_labels_are_not_dead() -> None:
     assert not is_dead({})
     assert describe({}) == "process unknown on an unknown host of user unknown"
 
 
 @needs_local
-def test_in_another_pid_namespace() -> None:
+def test_other_pid_namespace_is_not_dead() -> None:
     """Its number means another process here, or none: nothing can be known."""
     with start(ASK, *NAMESPACES, "--pid", "--fork", "--mount-proc") as process:
         labels = labels_from(process)
@@ -165,7 +165,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("death", ["kill", "end"])
-def test_a_lock_excludes_others_until_its_holder_ends(directory: Path, death: str) -> None:
+def test_lock_excludes_others_until_its_holder_ends(directory: Path, death: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -211,7 +211,7 @@ def test_threads_hold_a_lock_one_at_a_time(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_a_link_in_place_of_a_lock_file_is_not_followed(directory: Path) -> None:
+def test_link_as_lock_file_is_not_followed(directory: Path) -> None:
     with work_lock("x", Demand()):
         (lock,) = directory.iterdir()
     lock.symlink_to(directory / "elsewhere")

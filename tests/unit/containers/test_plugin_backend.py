@@ -51,14 +51,14 @@ def moon(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.install("moonbase", {"moon": "moonbase.conf"}, files)
 
 
-def test_it_is_found_by_its_option_and_by_its_class() -> None:
+def test_backend_is_found_by_option_and_class() -> None:
     assert option_targets("container")["moon"] == "moonbase.MoonFactory"
     assert find_part("container", "moonbase.MoonFactory") is find_part("container", "moonbase.factory.MoonFactory")
     assert find_part("container", "moonbase.factory.ContainerFactoryBase") is None, "no option is made from it"
     assert find_part("container", "os.system") is None
 
 
-def test_clean_asks_it_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_lists_leftovers_of_the_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_module("ares_exp.commands.clean", [], "ares-exp clean") == clean.EXIT_OK
     said = capsys.readouterr().out
     assert "crater         c1  of run X\n" in said
@@ -69,13 +69,13 @@ def test_clean_asks_it_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert "crater" in said, "what was found before counts"
 
 
-def test_the_gymnasium_wrappers_take_it_by_name() -> None:
+def test_gymnasium_wrappers_accept_the_backend_name() -> None:
     assert container_factory("moon").name == "moon"
     with pytest.raises(ValueError, match=r"'docker', .*'moon' or a container factory, got 'sun'"):
         container_factory("sun")
 
 
-def test_an_export_has_harbors_name_of_it(tmp_path: Path) -> None:
+def test_export_contains_the_harbor_name(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], config={"container": {"_target_": "moonbase.MoonFactory"}})
     words = [str(run), str(tmp_path / "job"), "--to", "harbor"]
     assert run_module("ares_exp.commands.export", words, "ares-exp export") == 0
@@ -83,7 +83,7 @@ def test_an_export_has_harbors_name_of_it(tmp_path: Path) -> None:
     assert config["environment"]["type"] == "modal"
 
 
-def test_provenance_has_the_version_of_its_package() -> None:
+def test_provenance_contains_the_package_version() -> None:
     packages = collect_provenance()["packages"]
     assert packages["moonbase"] == "1.0"
     assert packages["docker"] is not None

@@ -48,7 +48,7 @@ def test_output_is_not_held_back() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 9, 10, 11])
 @pytest.mark.parametrize(("length", "chunk"), [(0, 1), (1, 1), (9, 1), (11, 4096), (3000, 1), (300_000, 4096)])
-def test_head_and_tail_are_kept(limit: int, length: int, chunk: int) -> None:
+def test_head_and_tail_are_preserved(limit: int, length: int, chunk: int) -> None:
     data = bytes(ord("a") + n % 26 for n in range(length))
     output = BoundedOutput(limit)
     for at in range(0, len(data), chunk):
@@ -58,7 +58,7 @@ def test_head_and_tail_are_kept(limit: int, length: int, chunk: int) -> None:
     assert output.elided_bytes == len(data) - len(kept)
 
 
-def test_halves_are_decoded_apart() -> None:
+def test_halves_are_decoded_separately() -> None:
     output = BoundedOutput(4)
     output.add("xé".encode()[:2] + b"middle" + "é!".encode()[1:])
     assert output.text() == "x\ufffd\ufffd!"

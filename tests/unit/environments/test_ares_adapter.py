@@ -157,7 +157,7 @@ def rows(stub: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.once
 @pytest.mark.parametrize("wrapper", ["async", pytest.param("sync", marks=pytest.mark.nightly)])
-def test_a_preset_is_run(stub: Path, wrapper: str) -> None:
+def test_preset_is_run(stub: Path, wrapper: str) -> None:
     done = run(stub, "policy=stub", "env.preset=echo@1/2", f"wrapper={wrapper}")
     assert done.returncode == 1, done.stderr
     found = rows(stub)
@@ -213,14 +213,14 @@ def refusals(stub: Path, *presets: str, **env: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_presets_that_are_not_there(stub: Path) -> None:
+def test_unknown_presets_are_refused(stub: Path) -> None:
     unknown, none_left, malformed = refusals(stub, "ecco", "echo:9", "echo@a/b")
     assert "got 'ecco'. Did you mean `echo`? It has: echo." in unknown
     assert "`env.preset` 'echo:9': expected an index below 8, got 9" in none_left
     assert "`env.preset` 'echo@a/b': expected an index 5, a slice 0:10" in malformed
 
 
-def test_a_package_that_cannot_be_imported(stub: Path) -> None:
+def test_broken_package_is_reported(stub: Path) -> None:
     [offline] = refusals(stub, "echo", STUB="offline")
     assert "`import ares` failed with ConnectionError: All connection attempts failed. The package fetches" in offline
     [hangs] = refusals(stub, "hangs", STUB="hangs")
@@ -231,14 +231,14 @@ def test_a_package_that_cannot_be_imported(stub: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ares") is not None, reason="martian-ares is installed")
-def test_a_package_that_is_not_installed(stub: Path) -> None:
+def test_missing_package_is_reported(stub: Path) -> None:
     shutil.rmtree(stub / "ares")
     [missing] = refusals(stub, "echo")
     assert "needs the package martian-ares, which is not installed: pip install martian-ares." in missing
     assert ("It needs Python 3.12 or newer" in missing) is (sys.version_info < (3, 12))
 
 
-def test_requests_are_turned_into_ours() -> None:
+def test_requests_are_converted() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     theirs = SimpleNamespace(
         messages=[
@@ -268,7 +268,7 @@ def test_requests_are_turned_into_ours() -> None:
     assert request_from_ares(SimpleNamespace(messages=[], tool_choice="any")).tool_choice == "required"
 
 
-def test_responses_are_turned_into_theirs() -> None:
+def test_responses_are_converted() -> None:
     made = response_to_ares(
         LLMResponse([TextData("a"), TextData("b")], cost=0.5, usage=Usage(3, 4), model="m"),
         SimpleNamespace(LLMResponse=dict, TextData=lambda content: content, Usage=dict),
@@ -310,7 +310,7 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def test_steps_are_ours() -> None:
+async def test_steps_are_converted() -> None:
     wrapped = Wrapped()
     async with adapted(wrapped) as env:
         first = await env.reset()
@@ -324,7 +324,7 @@ async def test_steps_are_ours() -> None:
         await env.step(REPLY)
 
 
-async def test_what_takes_too_long_or_fails_is_closed() -> None:
+async def test_slow_or_failing_environment_is_closed() -> None:
     wrapped = Wrapped(never)
     env = adapted(wrapped)
     await env.reset()
@@ -343,7 +343,7 @@ async def test_what_takes_too_long_or_fails_is_closed() -> None:
     assert env.time_step is None
 
 
-async def test_a_close_that_fails_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_close_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck(Wrapped):
         async def __aexit__(self, *_: object) -> None:
             raise RuntimeError("no daemon")
@@ -356,7 +356,7 @@ async def test_a_close_that_fails_is_reported(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.skipif("ARES_EXP_LIVE_ARES" not in os.environ, reason="only with ARES_EXP_LIVE_ARES=<preset>")
-def test_the_real_package() -> None:
+def test_real_package_is_compatible() -> None:
     source = AresEnvironments(preset=os.environ["ARES_EXP_LIVE_ARES"], limit=1)
     [name] = source.load(print)
     assert name.startswith(os.environ["ARES_EXP_LIVE_ARES"].partition(":")[0].partition("@")[0])

@@ -52,7 +52,7 @@ def run(command: str, **more: Any) -> LLMResponse:
 SUBMIT = run("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 
-async def test_an_episode_from_reset_to_termination(make_environment: Any) -> None:
+async def test_episode_runs_from_reset_to_termination(make_environment: Any) -> None:
     env = make_environment()
     first = await env.reset()
     assert first.first()
@@ -70,7 +70,7 @@ async def test_an_episode_from_reset_to_termination(make_environment: Any) -> No
     assert set(env.report().phase_sec) == {"start", "agent", "verify"}
 
 
-async def test_the_agents_container_is_started_with_what_its_factory_mounts(make_task: Any, tmp_path: Path) -> None:
+async def test_container_starts_with_mounts_of_the_agent(make_task: Any, tmp_path: Path) -> None:
     """And so it is checked beforehand; the oracle, who needs no agent's program, does without."""
     mount = Mount(tmp_path, "/opt/program", "sha256:0")
 
@@ -90,7 +90,7 @@ async def test_the_agents_container_is_started_with_what_its_factory_mounts(make
                 await env.reset()
 
 
-async def test_it_says_what_it_is_busy_with(make_environment: Any) -> None:
+async def test_report_shows_the_current_phase(make_environment: Any) -> None:
     env = make_environment()
     assert (env.report().phase, env.report().has_container) == (None, False)
     resetting = asyncio.create_task(env.reset())
@@ -106,7 +106,7 @@ async def test_it_says_what_it_is_busy_with(make_environment: Any) -> None:
     assert (env.report().phase, env.report().has_container) == (None, False)
 
 
-async def test_a_second_episode_starts_from_a_clean_container(make_environment: Any) -> None:
+async def test_second_episode_has_a_clean_container(make_environment: Any) -> None:
     env = make_environment()
     rewards = []
     for command in ("echo 42 > /answer", "true"):
@@ -116,7 +116,7 @@ async def test_a_second_episode_starts_from_a_clean_container(make_environment: 
     assert rewards == [1.0, 0.0]
 
 
-async def test_a_reply_without_a_block_and_with_two_is_told_so(make_environment: Any) -> None:
+async def test_reply_with_zero_or_two_blocks_is_explained(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     none = await env.step(LLMResponse.from_text("no block"))
@@ -128,7 +128,7 @@ async def test_a_reply_without_a_block_and_with_two_is_told_so(make_environment:
     assert env.report().format_errors == 2
 
 
-async def test_a_command_that_no_shell_can_be_given_is_told_so(make_environment: Any) -> None:
+async def test_command_with_nul_character_is_explained(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     told = await env.step(run("echo \0"))
@@ -137,7 +137,7 @@ async def test_a_command_that_no_shell_can_be_given_is_told_so(make_environment:
     assert "on" in after.observation.messages[-1]["content"]
 
 
-async def test_long_output_is_shown_head_and_tail(make_environment: Any) -> None:
+async def test_long_output_shows_head_and_tail(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     shown = (await env.step(run("seq 1 100000"))).observation.messages[-1]["content"]
@@ -147,7 +147,7 @@ async def test_long_output_is_shown_head_and_tail(make_environment: Any) -> None
     assert "<elided_chars>578895</elided_chars>" in shown
 
 
-async def test_a_command_that_takes_too_long_is_reported_with_its_output(make_environment: Any) -> None:
+async def test_command_timeout_is_reported_with_output(make_environment: Any) -> None:
     from ares_exp.agents.shell_agent import ShellAgentFactory
 
     env = make_environment(agent=ShellAgentFactory(command_timeout_sec=1.5))
@@ -157,7 +157,7 @@ async def test_a_command_that_takes_too_long_is_reported_with_its_output(make_en
     assert "started" in shown
 
 
-async def test_the_step_limit_truncates_and_verifies(make_environment: Any) -> None:
+async def test_step_limit_truncates_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(steps=1))
     await env.reset()
     last = await env.step(run("echo 42 > /answer"))
@@ -166,9 +166,7 @@ async def test_the_step_limit_truncates_and_verifies(make_environment: Any) -> N
 
 
 @pytest.mark.parametrize(("verify", "reward"), [(True, 1.0), (False, None)])
-async def test_one_that_is_asked_to_end_is_verified_as_by_a_limit_of_its_own(
-    make_environment: Any, verify: bool, reward: float | None
-) -> None:
+async def test_truncate_verifies_like_a_limit(make_environment: Any, verify: bool, reward: float | None) -> None:
     env = make_environment(limits=EpisodeLimits(verify_on_truncation=verify))
     with pytest.raises(EpisodeStateError, match="has not been reset"):
         await env.truncate("cost")
@@ -182,7 +180,7 @@ async def test_one_that_is_asked_to_end_is_verified_as_by_a_limit_of_its_own(
         await env.step(SUBMIT)
 
 
-async def test_finishing_on_the_last_step_is_termination(make_environment: Any) -> None:
+async def test_finish_on_the_last_step_is_termination(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(steps=1))
     await env.reset()
     last = await env.step(SUBMIT)
@@ -190,7 +188,7 @@ async def test_finishing_on_the_last_step_is_termination(make_environment: Any) 
 
 
 @pytest.mark.parametrize(("limits", "name"), [(EpisodeLimits(tokens=100), "tokens"), (EpisodeLimits(cost=0.5), "cost")])
-async def test_budgets(make_environment: Any, limits: EpisodeLimits, name: str) -> None:
+async def test_budgets_truncate_and_verify(make_environment: Any, limits: EpisodeLimits, name: str) -> None:
     env = make_environment(limits=limits)
     await env.reset()
     assert (await env.step(run("true", usage=Usage(40, 10), cost=0.25))).mid()
@@ -198,7 +196,7 @@ async def test_budgets(make_environment: Any, limits: EpisodeLimits, name: str) 
     assert env.truncated_by == name
 
 
-async def test_the_agent_time_limit_kills_its_command_and_verifies(make_environment: Any) -> None:
+async def test_agent_time_limit_kills_command_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=2.0)))
     await env.reset()
     started = time.monotonic()
@@ -207,7 +205,7 @@ async def test_the_agent_time_limit_kills_its_command_and_verifies(make_environm
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
 
 
-async def test_a_response_after_the_time_limit_is_not_applied(make_environment: Any) -> None:
+async def test_response_after_the_time_limit_is_ignored(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
     await asyncio.sleep(1.1)
@@ -215,20 +213,20 @@ async def test_a_response_after_the_time_limit_is_not_applied(make_environment: 
     assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 1)
 
 
-async def test_a_time_limit_of_nothing_still_gives_a_verdict(make_environment: Any, make_task: Any) -> None:
+async def test_time_limit_of_zero_still_verifies(make_environment: Any, make_task: Any) -> None:
     env = make_environment(make_task(toml="[agent]\ntimeout_sec = 0.0\n"))
     assert (await env.reset()).first()
     last = await env.step(run("echo 42 > /answer"))
     assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, "time")
 
 
-async def test_a_missing_workdir_is_found_before_the_first_step(make_environment: Any, make_task: Any) -> None:
+async def test_missing_workdir_fails_before_the_first_step(make_environment: Any, make_task: Any) -> None:
     env = make_environment(make_task(toml='[environment]\nworkdir = "/no/such"\n'))
     with pytest.raises(ContainerError, match="/no/such"):
         await env.reset()
 
 
-async def test_no_response_in_time_truncates_and_verifies(make_environment: Any) -> None:
+async def test_missing_response_in_time_truncates_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
     await env.reset()
     assert 20 < env.time_left_sec <= 30
@@ -238,7 +236,7 @@ async def test_no_response_in_time_truncates_and_verifies(make_environment: Any)
     assert env.time_step is last
 
 
-async def test_an_agent_that_returned_before_its_limit_is_not_truncated(make_environment: Any) -> None:
+async def test_agent_that_returned_in_time_is_not_truncated(make_environment: Any) -> None:
     async def hasty(container: Any, llm: Any) -> None:
         asking = asyncio.create_task(llm(ASK))
         await asyncio.sleep(0.1)
@@ -251,9 +249,7 @@ async def test_an_agent_that_returned_before_its_limit_is_not_truncated(make_env
     assert (last.discount, env.truncated_by) == (0.0, None)
 
 
-async def test_what_an_agent_leaves_running_touches_nothing_during_verification(
-    make_environment: Any, make_task: Any
-) -> None:
+async def test_background_work_is_blocked_during_verification(make_environment: Any, make_task: Any) -> None:
     refused: list[str] = []
 
     async def leaves_a_task(container: Any, llm: Any) -> None:
@@ -278,7 +274,7 @@ async def test_what_an_agent_leaves_running_touches_nothing_during_verification(
     assert [task.done() for task in tasks] == [True]
 
 
-async def test_an_agent_that_ignores_its_cancellation_is_shut_out(make_environment: Any) -> None:
+async def test_agent_ignoring_cancellation_loses_its_access(make_environment: Any) -> None:
     refused = asyncio.Event()
 
     async def stubborn(container: Any, llm: Any) -> None:
@@ -298,7 +294,7 @@ async def test_an_agent_that_ignores_its_cancellation_is_shut_out(make_environme
     assert refused.is_set()
 
 
-async def test_closing_while_resetting_leaves_nothing(make_environment: Any) -> None:
+async def test_close_during_reset_releases_everything(make_environment: Any) -> None:
     env = make_environment()
     resetting = asyncio.create_task(env.reset())
     await asyncio.sleep(0.01)
@@ -308,7 +304,7 @@ async def test_closing_while_resetting_leaves_nothing(make_environment: Any) -> 
     assert env.time_step is None
 
 
-async def test_states_that_make_no_sense(make_environment: Any) -> None:
+async def test_calls_in_wrong_order_are_refused(make_environment: Any) -> None:
     env = make_environment()
     with pytest.raises(EpisodeStateError, match="not been reset"):
         await env.step(SUBMIT)
@@ -323,7 +319,7 @@ async def test_states_that_make_no_sense(make_environment: Any) -> None:
         await env.step(SUBMIT)
 
 
-async def test_reset_in_the_middle_starts_anew(make_environment: Any) -> None:
+async def test_reset_mid_episode_starts_a_new_episode(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     await env.step(run("echo 42 > /answer"))
@@ -331,7 +327,7 @@ async def test_reset_in_the_middle_starts_anew(make_environment: Any) -> None:
     assert (await env.step(SUBMIT)).reward == 0.0
 
 
-async def test_cancelling_a_step_leaves_nothing(make_environment: Any) -> None:
+async def test_cancelled_step_releases_everything(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     stepping = asyncio.create_task(env.step(run("sleep 60")))
@@ -343,7 +339,7 @@ async def test_cancelling_a_step_leaves_nothing(make_environment: Any) -> None:
         await env.step(SUBMIT)
 
 
-async def test_the_choice_of_tasks_is_seeded(make_environment: Any, make_task: Any) -> None:
+async def test_choice_of_tasks_is_seeded(make_environment: Any, make_task: Any) -> None:
     tasks = [make_task(f"task-{number}") for number in range(5)]
 
     async def order(**more: Any) -> list[str]:
@@ -359,7 +355,7 @@ async def test_the_choice_of_tasks_is_seeded(make_environment: Any, make_task: A
     assert first != await order(seed=2)
 
 
-async def test_a_task_can_be_picked(make_environment: Any, make_task: Any) -> None:
+async def test_task_can_be_selected(make_environment: Any, make_task: Any) -> None:
     env = make_environment(make_task("a"), make_task("b"))
     for wanted, name in ((1, "b"), ("a", "a")):
         await env.reset(options={"task": wanted})
@@ -375,7 +371,7 @@ ASK = LLMRequest([{"role": "user", "content": "?"}])
 @pytest.mark.parametrize(
     ("error", "told"), [(ValueError("oh no"), "ValueError: oh no"), (SystemExit(3), r"sys\.exit\(3\)")]
 )
-async def test_an_agent_that_raises_or_exits(make_environment: Any, error: BaseException, told: str) -> None:
+async def test_agent_that_raises_or_exits_is_an_error(make_environment: Any, error: BaseException, told: str) -> None:
     async def raises(container: Any, llm: Any) -> None:
         await llm(ASK)
         raise error
@@ -396,7 +392,7 @@ async def test_an_agent_that_raises_or_exits(make_environment: Any, error: BaseE
         (LLMRequest([{"content": "?"}]), "mappings with a `role`, got .'content'"),
     ],
 )
-async def test_an_agent_that_asks_what_is_no_request(make_environment: Any, asked: Any, expected: str) -> None:
+async def test_invalid_request_of_agent_is_explained(make_environment: Any, asked: Any, expected: str) -> None:
     async def asks(container: Any, llm: Any) -> None:
         await llm(asked)
 
@@ -412,7 +408,7 @@ async def test_agent_without_async_is_explained(make_environment: Any) -> None:
         await make_environment(agent=lambda *, container, llm_client: Agent()).reset()
 
 
-async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
+async def test_agent_without_requests_is_an_error(make_environment: Any) -> None:
     async def silent(container: Any, llm: Any) -> None:
         await container.exec("true")
 
@@ -420,7 +416,7 @@ async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
         await make_environment(agent=agent_of(silent)).reset()
 
 
-async def test_an_agent_that_never_asks_in_time(make_environment: Any) -> None:
+async def test_agent_without_a_timely_request_is_an_error(make_environment: Any) -> None:
     async def slow(container: Any, llm: Any) -> None:
         await asyncio.sleep(60)
 
@@ -429,7 +425,7 @@ async def test_an_agent_that_never_asks_in_time(make_environment: Any) -> None:
         await env.reset()
 
 
-async def test_the_requests_that_wait_are_known_the_observation_first(make_environment: Any) -> None:
+async def test_pending_requests_start_with_the_observation(make_environment: Any) -> None:
     async def three_at_once(container: Any, llm: Any) -> None:
         await asyncio.gather(*(llm(LLMRequest([{"role": "user", "content": text}])) for text in "abc"))
 
@@ -445,7 +441,7 @@ async def test_the_requests_that_wait_are_known_the_observation_first(make_envir
     assert (time_step.last(), env.pending_requests()) == (True, ())
 
 
-async def test_an_agent_that_gives_a_call_up(make_environment: Any) -> None:
+async def test_abandoned_call_ignores_its_late_response(make_environment: Any) -> None:
     async def impatient(container: Any, llm: Any) -> None:
         await llm(ASK)
         try:
@@ -469,7 +465,7 @@ def kill_boxes() -> None:
         os.kill(int(pid), signal.SIGKILL)
 
 
-async def test_a_container_that_dies(make_environment: Any) -> None:
+async def test_dead_container_is_an_error(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     stepping = asyncio.create_task(env.step(run("sleep 60")))
@@ -481,7 +477,7 @@ async def test_a_container_that_dies(make_environment: Any) -> None:
     assert (command.command, command.exit_code) == ("sleep 60", None)
 
 
-async def test_activity_is_what_happened_since_the_last_time_step(make_environment: Any) -> None:
+async def test_activity_covers_the_last_step(make_environment: Any) -> None:
     async def looks_around(container: Any, llm: Any) -> None:
         await container.exec("true")
         await llm(ASK)
@@ -505,7 +501,9 @@ async def test_activity_is_what_happened_since_the_last_time_step(make_environme
     ("test", "message"),
     [("true", "found neither"), ("mkfifo /logs/verifier/reward.txt", r"to a regular file\. /logs/\S+ is a fifo\.")],
 )
-async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any, test: str, message: str) -> None:
+async def test_verifier_without_a_reward_is_an_error(
+    make_environment: Any, make_task: Any, test: str, message: str
+) -> None:
     env = make_environment(make_task(test=f"#!/bin/sh\n{test}\n"))
     await env.reset()
     with pytest.raises(RewardFileNotFoundError, match=message):
@@ -513,7 +511,7 @@ async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_verifier_that_takes_too_long(
+async def test_slow_verifier_is_an_error(
     make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     env = make_environment(
@@ -533,7 +531,7 @@ async def test_a_verifier_that_takes_too_long(
         await env.step(SUBMIT)
 
 
-async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
+async def test_solution_has_agent_limit_and_own_variables(
     make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from ares_exp.agents.shell_agent import ShellAgentFactory
@@ -552,15 +550,15 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
     assert (tmp_path / "out" / "verifier" / "reward.txt").read_text().strip() == "1"
 
 
-async def test_what_is_no_response_changes_nothing(make_environment: Any) -> None:
+async def test_invalid_response_changes_no_state(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
-    with pytest.raises(TypeError, match="given an LLMResponse, got str"):
+    with pytest.raises(TypeError, match="receive an LLMResponse, got str"):
         await env.step("ls")
     assert (await env.step(SUBMIT)).reward == 0.0
 
 
-async def test_oracle_stops_at_an_agent_that_never_ends(make_environment: Any, make_task: Any) -> None:
+async def test_oracle_stops_if_the_agent_never_ends(make_environment: Any, make_task: Any) -> None:
     async def asks_forever(container: Any, llm: Any) -> None:
         messages: list[Any] = [{"role": "user", "content": "Go."}]
         while True:

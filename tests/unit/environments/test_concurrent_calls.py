@@ -140,7 +140,7 @@ IN_ORDER = [(text, text.upper()) for text in "abcde"]
 
 
 @pytest.mark.parametrize("drive", [lambda env: env, drive_async_gym])
-async def test_they_are_asked_at_once_and_observed_in_their_order(make_environment: Any, drive: Any) -> None:
+async def test_calls_are_concurrent_and_observed_in_order(make_environment: Any, drive: Any) -> None:
     heard.clear()
     model, events = Model(backwards), EpisodeEvents()
     env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(five)), EpisodeCollector())
@@ -150,7 +150,7 @@ async def test_they_are_asked_at_once_and_observed_in_their_order(make_environme
     assert (events.usage.num_steps, events.usage.tokens, events.usage.cost) == (5, 55, 5.0)
 
 
-async def test_no_more_than_the_bound_are_in_progress(make_environment: Any) -> None:
+async def test_concurrency_per_episode_is_bounded(make_environment: Any) -> None:
     async def in_twos(model: Model, text: str) -> None:
         await model.until(lambda: model.in_progress == 2 or len(model.answered) == 4)
 
@@ -161,7 +161,7 @@ async def test_no_more_than_the_bound_are_in_progress(make_environment: Any) -> 
 
 
 @pytest.mark.parametrize("drive", [lambda env: env, drive_sync_gym])
-async def test_a_policy_that_does_not_say_so_is_asked_one_after_the_other(make_environment: Any, drive: Any) -> None:
+async def test_policy_is_called_sequentially_by_default(make_environment: Any, drive: Any) -> None:
     model = Model(at_once)
 
     async def plain(request: LLMRequest) -> LLMResponse:
@@ -172,7 +172,7 @@ async def test_a_policy_that_does_not_say_so_is_asked_one_after_the_other(make_e
     assert (model.at_once, model.asked, observed(env)) == (1, [*"abcde"], IN_ORDER)
 
 
-async def test_what_is_asked_while_another_response_is_awaited_is_asked_at_once(make_environment: Any) -> None:
+async def test_new_call_starts_while_another_is_pending(make_environment: Any) -> None:
     """Two conversations with commands between their calls: neither waits for the other's answer."""
 
     async def two_conversations(container: Any, llm: Any) -> None:
@@ -194,7 +194,7 @@ async def test_what_is_asked_while_another_response_is_awaited_is_asked_at_once(
     assert observed(env) == [(text, text.upper()) for text in ("a1", "b1", "a2", "b2")]
 
 
-async def test_what_the_agent_gives_up_is_cancelled_while_it_goes_on(make_environment: Any) -> None:
+async def test_abandoned_calls_of_the_agent_are_cancelled(make_environment: Any) -> None:
     model: Model
 
     async def first_of_five(container: Any, llm: Any) -> None:
@@ -217,7 +217,7 @@ async def test_what_the_agent_gives_up_is_cancelled_while_it_goes_on(make_enviro
     assert (events.usage.num_steps, events.usage.cost) == (1, 2.0), "c was paid for, and had no turn"
 
 
-async def test_what_is_in_progress_when_the_episode_ends_is_cancelled(make_environment: Any) -> None:
+async def test_pending_calls_are_cancelled_at_episode_end(make_environment: Any) -> None:
     async def only_a(model: Model, text: str) -> None:
         if text != "a":
             await asyncio.Event().wait()
@@ -233,7 +233,7 @@ async def test_what_is_in_progress_when_the_episode_ends_is_cancelled(make_envir
     assert (last.discount, sorted(model.given_up)) == (1.0, [*"bcde"])
 
 
-async def test_limits_are_looked_at_before_anything_is_asked_ahead(make_environment: Any) -> None:
+async def test_limits_are_checked_before_prefetching(make_environment: Any) -> None:
     model, limits = Model(at_once), EpisodeLimits(steps=2)
     events = RunningEpisode(planned=PlannedEpisode("e", "task", 0, 7), limits=limits)
     await run_episode(make_environment(agent=agent_factory(five), limits=limits), model, events)
@@ -243,7 +243,7 @@ async def test_limits_are_looked_at_before_anything_is_asked_ahead(make_environm
     assert not tokens.has_room(0), "what is paid for counts, whether or not it is applied"
 
 
-async def test_a_failure_is_raised_in_its_turn(make_environment: Any) -> None:
+async def test_failure_is_raised_in_its_turn(make_environment: Any) -> None:
     async def b_is_refused(model: Model, text: str) -> None:
         if text == "a":
             await model.until(lambda: len(model.asked) == 5)
@@ -262,7 +262,7 @@ async def test_a_failure_is_raised_in_its_turn(make_environment: Any) -> None:
     assert (events.usage.num_steps, events.usage.cost) == (1, 3.5)
 
 
-async def test_a_wrapper_that_edits_observations_is_not_passed_by(make_environment: Any) -> None:
+async def test_observation_wrapper_prevents_prefetching(make_environment: Any) -> None:
     class Louder(EnvironmentWrapper):
         async def reset(self, **more: Any) -> TimeStep[Any]:
             return self._edited(await super().reset(**more))
@@ -280,7 +280,7 @@ async def test_a_wrapper_that_edits_observations_is_not_passed_by(make_environme
     assert (model.asked, model.at_once) == ([f"{text}!" for text in "abcde"], 1)
 
 
-async def test_waits_for_the_endpoint_count_once(make_environment: Any) -> None:
+async def test_parallel_waits_count_once(make_environment: Any) -> None:
     """Five requests that wait 100 s side by side: the episode waits 100 s, not 500."""
     events, env = EpisodeEvents(), make_environment(agent=agent_factory(five))
     wait = counted_when_awaited(events.waited)
@@ -294,7 +294,7 @@ async def test_waits_for_the_endpoint_count_once(make_environment: Any) -> None:
     assert events.waited_sec == 100.0
 
 
-async def test_a_wait_goes_on_counting_when_its_turn_comes(make_environment: Any) -> None:
+async def test_wait_continues_to_count_in_its_turn(make_environment: Any) -> None:
     events, env = EpisodeEvents(), make_environment(agent=agent_factory(five))
     wait = counted_when_awaited(events.waited)
 
@@ -349,7 +349,7 @@ async def killed_at(folder: Path, env: CodeEnvironment, applied: int) -> LoggedE
 
 
 @pytest.mark.parametrize("applied", [0, 2])
-async def test_responses_whose_turn_had_not_come_are_not_paid_for_again(
+async def test_prefetched_responses_are_not_paid_again(
     make_environment: Any, make_task: Any, tmp_path: Path, applied: int
 ) -> None:
     agent, task = agent_factory(five), make_task()
@@ -366,9 +366,7 @@ async def test_responses_whose_turn_had_not_come_are_not_paid_for_again(
     assert (again.ahead, len(again.ahead_taken_over)) == ((), 4 - applied)
 
 
-async def test_a_snapshot_between_their_responses_goes_on_with_all_of_them(
-    make_environment: Any, store: Path, restore: Any
-) -> None:
+async def test_snapshot_between_responses_resumes_all_calls(make_environment: Any, store: Path, restore: Any) -> None:
     agent = agent_factory(five)
     env = make_environment(agent=agent)
     await env.reset()

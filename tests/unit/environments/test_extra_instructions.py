@@ -10,7 +10,7 @@ from ares_exp.tasks.task_files import changed_files, content_of
 from ares_exp.tasks.task_set import SAMPLES
 
 
-def test_files_come_before_texts(tmp_path: Path) -> None:
+def test_files_precede_texts(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"File {name}.\n")
     plain = HarborEnvironments(tasks="write-greeting")
@@ -27,7 +27,7 @@ def test_files_come_before_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_is_no_text(tmp_path: Path, content: bytes | None) -> None:
+def test_binary_or_missing_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "extra.md").write_bytes(content)
     source = HarborEnvironments(extra_instruction_paths=[tmp_path / "extra.md"])
@@ -37,13 +37,13 @@ def test_a_file_that_is_no_text(tmp_path: Path, content: bytes | None) -> None:
         source.load(pytest.fail)
 
 
-def test_a_name_that_no_file_can_have() -> None:
+def test_impossible_file_name_is_refused() -> None:
     source = HarborEnvironments(extra_instruction_paths=[Path("extra\0.md")])
     with pytest.raises(ConfigError, match=r"to be readable UTF-8 files, got .*null byte"):
         source.load(pytest.fail)
 
 
-def test_a_changed_file_changes_what_is_recorded_of_the_tasks(tmp_path: Path) -> None:
+def test_changed_file_changes_the_task_record(tmp_path: Path) -> None:
     def recorded(**options: object) -> str:
         source = HarborEnvironments(tasks="write-greeting", **options)  # type: ignore[arg-type]
         source.load(pytest.fail)

@@ -74,7 +74,7 @@ def conversation(env: Any) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in env.time_step.observation.messages]
 
 
-async def test_a_conversation_and_skills_come_with_the_task(
+async def test_task_provides_conversation_and_skills(
     make_environment: Any, make: Make, restore: Restore, store: Path
 ) -> None:
     toml = "[environment]\nskills_dir = '/skills'\n"
@@ -94,14 +94,14 @@ async def test_a_conversation_and_skills_come_with_the_task(
     assert (await again.step(SUBMIT)).reward == 1.0
 
 
-async def test_a_skills_directory_with_none_is_not_told_of(make_environment: Any, make: Make) -> None:
+async def test_empty_skills_directory_is_not_mentioned(make_environment: Any, make: Make) -> None:
     env = make_environment(make("[environment]\nskills_dir = '/no/such'\n"))
     await env.reset()
     ((_, told),) = conversation(env)
     assert "kill" not in told
 
 
-async def test_the_conversation_is_for_the_agent_of_the_first_step(
+async def test_conversation_is_only_for_the_first_step(
     make_environment: Any, make: Make, restore: Restore, store: Path
 ) -> None:
     files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
@@ -116,14 +116,14 @@ async def test_the_conversation_is_for_the_agent_of_the_first_step(
     assert (await again.step(SUBMIT)).reward == 1.0
 
 
-async def test_the_solution_is_run_without_it(make_environment: Any, make: Make) -> None:
+async def test_solution_runs_without_the_conversation(make_environment: Any, make: Make) -> None:
     task = make("", **{"trajectory.json": "broken", "solution/solve.sh": "#!/bin/sh\n"})
     env = make_environment(task, provide_solution=True)
     await env.reset()
     assert len(conversation(env)) == 1
 
 
-async def test_an_agent_that_takes_no_context_is_told_apart(make_environment: Any, make: Make) -> None:
+async def test_agent_without_set_context_is_refused(make_environment: Any, make: Make) -> None:
     async def asks(container: Any, llm: Any) -> None:
         await llm(ask())
 
@@ -143,7 +143,7 @@ async def test_extra_instructions_survive_a_snapshot(
     assert conversation(again) == conversation(env)
 
 
-async def test_artifacts_reach_the_verifier_of_its_own(make_environment: Any, make: Make, tmp_path: Path) -> None:
+async def test_artifacts_reach_a_separate_verifier(make_environment: Any, make: Make, tmp_path: Path) -> None:
     toml = """
     artifacts = ["/answer"]
     [verifier]
@@ -163,7 +163,7 @@ async def test_artifacts_reach_the_verifier_of_its_own(make_environment: Any, ma
     assert (tmp_path / "out" / "artifacts" / "logs" / "artifacts" / "copy").read_text() == "42\n"
 
 
-async def test_artifacts_of_steps_are_kept_apart(make_environment: Any, make: Make, tmp_path: Path) -> None:
+async def test_artifacts_of_steps_are_separate(make_environment: Any, make: Make, tmp_path: Path) -> None:
     toml = "artifacts = ['/log']\n" + STEPS.replace("'two'", "'two'\nartifacts = ['/more']")
     files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
     env = make_environment(make(toml, **files), output_dir=tmp_path / "out")
@@ -176,7 +176,7 @@ async def test_artifacts_of_steps_are_kept_apart(make_environment: Any, make: Ma
     assert not (tmp_path / "out" / "artifacts").exists()
 
 
-async def test_what_is_left_out_of_uploads_is_not_there(make_environment: Any, make: Make) -> None:
+async def test_ignored_files_are_not_uploaded(make_environment: Any, make: Make) -> None:
     test = "#!/bin/sh\necho $(ls -A /tests | wc -l) > /logs/verifier/reward.txt\n"
     ignore = "*.log\n!kept.log\n"
     env = make_environment(
@@ -186,14 +186,14 @@ async def test_what_is_left_out_of_uploads_is_not_there(make_environment: Any, m
     assert (await env.step(SUBMIT)).reward == 2.0
 
 
-async def test_a_health_check_that_fails_leaves_nothing_running(make_environment: Any, make: Make) -> None:
+async def test_failed_health_check_stops_the_container(make_environment: Any, make: Make) -> None:
     env = make_environment(make("[environment.healthcheck]\ncommand = 'exit 1'\nretries = 1\n"))
     with pytest.raises(HealthcheckError):
         await env.reset()
     assert not running_boxes()
 
 
-async def test_a_step_whose_script_fails_ends_the_episode(make_environment: Any, make: Make) -> None:
+async def test_failing_step_script_stops_the_episode(make_environment: Any, make: Make) -> None:
     files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
     env = make_environment(make(STEPS, **files, **{"steps/two/workdir/setup.sh": "exit 5"}))
     await env.reset()
@@ -209,7 +209,7 @@ async def opens(container: Any, llm: Any) -> None:
     await llm(ask(result.output))
 
 
-async def test_an_agent_opens_a_forwarded_port(make_environment: Any) -> None:
+async def test_agent_opens_a_forwarded_port(make_environment: Any) -> None:
     factory = agent_of(opens)
     factory.deterministic = False
     env = make_environment(agent=factory)
@@ -218,12 +218,12 @@ async def test_an_agent_opens_a_forwarded_port(make_environment: Any) -> None:
     assert (await env.step(say("done"))).last()
 
 
-async def test_one_that_is_run_again_cannot(make_environment: Any) -> None:
+async def test_deterministic_agent_cannot_open_ports(make_environment: Any) -> None:
     with pytest.raises(AgentError, match=r"not in the journal.*deterministic = False"):
         await make_environment(agent=agent_of(opens)).reset()
 
 
-async def test_a_container_that_has_none() -> None:
+async def test_container_without_forwarded_ports_is_refused() -> None:
     runtime = AgentRuntime(None, on_llm=lambda _: None, on_change=lambda: None)
     plain: Any = RehearsalContainer()
     hosted = HostedContainer(plain, runtime, user=None, shell=None, env={}, limit_commands=True, activity=Activity())
@@ -231,9 +231,7 @@ async def test_a_container_that_has_none() -> None:
         await hosted.forward_port(Server(echo))
 
 
-async def test_stages_follow_each_other_in_one_container(
-    make_environment: Any, make_steps: MakeSteps, tmp_path: Path
-) -> None:
+async def test_stages_share_one_container(make_environment: Any, make_steps: MakeSteps, tmp_path: Path) -> None:
     env = make_environment(make_steps(), output_dir=tmp_path / "out")
     first = await env.reset()
     assert "Write one." in shown(first)
@@ -263,7 +261,7 @@ async def test_stages_follow_each_other_in_one_container(
         (TWO_STEPS.replace("'one'", "'one'\nmin_reward = {reward = 0.5}"), "one", 0.75, 2),
     ],
 )
-async def test_what_stages_are_worth(
+async def test_stage_rewards_are_combined(
     make_environment: Any, make_steps: MakeSteps, toml: str, wrote: str, reward: float, ran: int
 ) -> None:
     env = make_environment(make_steps(toml))
@@ -275,7 +273,7 @@ async def test_what_stages_are_worth(
     assert (step.step_type, step.reward, len(env.report().stages)) == ("LAST", reward, ran)
 
 
-async def test_the_oracle_solves_every_stage(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_oracle_solves_every_stage(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps(), provide_solution=True)
     policy, step = OraclePolicy(), await env.reset()
     while not step.last():
@@ -283,7 +281,7 @@ async def test_the_oracle_solves_every_stage(make_environment: Any, make_steps: 
     assert env.verdict.rewards == {"reward": 0.75, "lines": 1.0}
 
 
-async def test_the_time_limit_is_that_of_the_stage(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_each_stage_has_its_time_limit(make_environment: Any, make_steps: MakeSteps) -> None:
     toml = TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"
     env = make_environment(make_steps("[agent]\ntimeout_sec = 0.5\n" + toml))
     await env.reset()
@@ -297,9 +295,7 @@ async def test_the_time_limit_is_that_of_the_stage(make_environment: Any, make_s
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-async def test_limits_of_the_episode_go_over_all_stages(
-    make_environment: Any, make_steps: MakeSteps, steps: int
-) -> None:
+async def test_episode_limits_cover_all_stages(make_environment: Any, make_steps: MakeSteps, steps: int) -> None:
     env = make_environment(make_steps(), limits=EpisodeLimits(steps=steps))
     await env.reset()
     for reply in (run("echo one > /work/log"), SUBMIT, run("true"), SUBMIT)[:steps]:
@@ -309,7 +305,7 @@ async def test_limits_of_the_episode_go_over_all_stages(
 
 
 @pytest.mark.parametrize("limit", ["steps", "time"])
-async def test_one_that_is_asked_to_end_starts_no_other_stage(
+async def test_truncated_episode_starts_no_further_stage(
     make_environment: Any, make_steps: MakeSteps, limit: str
 ) -> None:
     env = make_environment(make_steps())
@@ -324,7 +320,7 @@ async def test_one_that_is_asked_to_end_starts_no_other_stage(
     ("steps", "more", "strategy"),
     [(3, "", "mean"), (3, "", "final"), (None, "[steps.agent]\ntimeout_sec = 1\n", "mean")],
 )
-async def test_no_reward_where_the_last_stage_is_not_verified(
+async def test_unverified_last_stage_gives_no_reward(
     make_environment: Any, make_steps: MakeSteps, steps: int | None, more: str, strategy: str
 ) -> None:
     task = make_steps(f"multi_step_reward_strategy = '{strategy}'\n" + TWO_STEPS + more)
@@ -337,7 +333,7 @@ async def test_no_reward_where_the_last_stage_is_not_verified(
     assert [one.reward for one in env.report().stages] == [1.0, None]
 
 
-async def test_an_episode_ends_with_a_verifier_that_fails(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_failing_verifier_stops_the_container(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": "#!/bin/sh\ntrue\n"}))
     await env.reset()
     with pytest.raises(VerifierError):
@@ -345,7 +341,7 @@ async def test_an_episode_ends_with_a_verifier_that_fails(make_environment: Any,
     assert not env.report().has_container
 
 
-async def test_every_agent_has_to_ask(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_every_agent_must_make_a_request(make_environment: Any, make_steps: MakeSteps) -> None:
     asked = []
 
     class OnlyOnce:
@@ -369,9 +365,7 @@ async def test_every_agent_has_to_ask(make_environment: Any, make_steps: MakeSte
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
-async def test_a_verifier_of_its_own_sees_nothing_of_the_agents(
-    make_environment: Any, make_task: Any, tmp_path: Path
-) -> None:
+async def test_separate_verifier_sees_no_agent_files(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     test = (
         "#!/bin/sh\n[ -e /answer ] && exit\n"
         'echo "$([ -e /answer ] || echo 1)" > /logs/verifier/reward.txt; id -u > /logs/verifier/id\n'
@@ -384,7 +378,7 @@ async def test_a_verifier_of_its_own_sees_nothing_of_the_agents(
     assert (tmp_path / "out" / "verifier" / "id").exists()
 
 
-async def test_the_limit_of_a_verifier_of_its_own(make_environment: Any, make_task: Any) -> None:
+async def test_separate_verifier_has_a_time_limit(make_environment: Any, make_task: Any) -> None:
     env = make_environment(
         make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"),
         limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5)),

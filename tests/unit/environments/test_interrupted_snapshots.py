@@ -115,7 +115,7 @@ def going_on(snapshot: EnvironmentSnapshot, **more: Any) -> CodeEnvironment:
     )
 
 
-async def test_closing_while_a_snapshot_is_taken_leaves_none(make_environment: Any, tmp_path: Path) -> None:
+async def test_close_during_snapshot_leaves_none(make_environment: Any, tmp_path: Path) -> None:
     env, store = make_environment(agent=slow_to_end), tmp_path / "store"
     await env.reset()
     store.mkdir()
@@ -131,7 +131,7 @@ async def test_closing_while_a_snapshot_is_taken_leaves_none(make_environment: A
     assert not (store / "one").exists()
 
 
-async def test_closing_while_an_episode_is_restored_starts_nothing(make_environment: Any, tmp_path: Path) -> None:
+async def test_close_during_restore_starts_no_container(make_environment: Any, tmp_path: Path) -> None:
     env = going_on(await exported(make_environment(agent=asking), tmp_path / "store"))
     resetting = asyncio.create_task(env.reset())
     await asyncio.sleep(0)
@@ -141,7 +141,7 @@ async def test_closing_while_an_episode_is_restored_starts_nothing(make_environm
     await env.close()
 
 
-async def test_closing_during_a_step_is_told_as_that(make_environment: Any) -> None:
+async def test_close_during_step_is_reported(make_environment: Any) -> None:
     env = make_environment(agent=working)
     await env.reset()
     stepping = asyncio.create_task(env.step(RESPONSE))
@@ -151,7 +151,7 @@ async def test_closing_during_a_step_is_told_as_that(make_environment: Any) -> N
         await stepping
 
 
-async def test_a_cancelled_fork_leaves_no_directory(
+async def test_cancelled_fork_removes_its_directory(
     make_environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = make_environment(agent=asking)
@@ -168,7 +168,7 @@ async def test_a_cancelled_fork_leaves_no_directory(
     assert (await env.step(RESPONSE)).step_type == "MID"
 
 
-async def test_each_fork_has_its_own_place_for_the_verifiers_files(make_environment: Any, tmp_path: Path) -> None:
+async def test_forks_have_separate_verifier_directories(make_environment: Any, tmp_path: Path) -> None:
     env = make_environment(agent=asking, output_dir=tmp_path / "files")
     await env.reset()
     forks = [*await env.fork(2), *await env.fork(1)]
@@ -180,7 +180,7 @@ async def test_each_fork_has_its_own_place_for_the_verifiers_files(make_environm
 
 
 @pytest.mark.parametrize("state", [KeyError("missing"), object(), float("nan"), b"bytes"])
-async def test_a_state_that_could_not_be_read_again_is_refused(
+async def test_unreadable_state_is_refused(
     state: Any, make_environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OddState, "state", state)
@@ -191,7 +191,7 @@ async def test_a_state_that_could_not_be_read_again_is_refused(
     assert (await env.step(RESPONSE)).step_type == "MID"
 
 
-async def test_an_edit_changes_nothing_of_what_was_shown_before(make_environment: Any, tmp_path: Path) -> None:
+async def test_edit_preserves_earlier_observations(make_environment: Any, tmp_path: Path) -> None:
     snapshot = await exported(make_environment(agent=asking), tmp_path / "store", steps=2)
     async with going_on(snapshot, edits=[MessageEdit("replace", 0, "Otherwise.", 2)]) as env:
         await env.reset()
@@ -203,7 +203,7 @@ async def test_an_edit_changes_nothing_of_what_was_shown_before(make_environment
             assert _shown(later) == _shown(env)[:3]
 
 
-async def test_how_long_the_policy_had_thought_before_is_not_known(make_environment: Any, tmp_path: Path) -> None:
+async def test_policy_time_before_a_snapshot_is_unknown(make_environment: Any, tmp_path: Path) -> None:
     snapshot = await exported(make_environment(agent=asking), tmp_path / "store", steps=1)
     async with going_on(snapshot) as env:
         await env.reset()
@@ -217,7 +217,7 @@ async def test_how_long_the_policy_had_thought_before_is_not_known(make_environm
     assert all(one >= 0 for one in seconds if one is not None)
 
 
-async def test_time_that_is_granted_is_not_the_policys(make_environment: Any) -> None:
+async def test_granted_time_is_not_counted_as_policy_time(make_environment: Any) -> None:
     env = make_environment(agent=asking)
     await env.reset()
     env.grant_time(1000.0)
@@ -226,7 +226,7 @@ async def test_time_that_is_granted_is_not_the_policys(make_environment: Any) ->
 
 
 @pytest.mark.parametrize("place", ["store/task", "relative"])
-async def test_a_snapshot_brings_no_task_of_its_own(
+async def test_snapshot_cannot_provide_its_task(
     place: str, make_environment: Any, make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = await exported(make_environment(make_task(), agent=asking), tmp_path / "store")
@@ -238,7 +238,7 @@ async def test_a_snapshot_brings_no_task_of_its_own(
         await CodeEnvironment.load_from_state(snapshot.snapshot_dir, code_agent_factory=asking)
 
 
-async def test_limits_of_another_type_are_refused(make_environment: Any, tmp_path: Path) -> None:
+async def test_limits_of_wrong_type_are_refused(make_environment: Any, tmp_path: Path) -> None:
     snapshot = await exported(make_environment(agent=asking), tmp_path / "store")
     _rewrite(snapshot, "episode", limits={"steps": "many"})
     with pytest.raises(SnapshotMetadataError, match="limits"):

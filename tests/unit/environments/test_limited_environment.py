@@ -78,7 +78,7 @@ async def execute(env: LimitedEnvironment, steps: int) -> TimeStep[Any]:
     ("limit", "steps", "name"),
     [(limits(steps=3), 3, "steps"), (limits(tokens=11), 2, "tokens"), (limits(cost=1.0), 4, "cost")],
 )
-async def test_one_that_knows_of_no_limits_obeys_them(limit: EpisodeLimits, steps: int, name: str) -> None:
+async def test_limits_apply_to_a_plain_environment(limit: EpisodeLimits, steps: int, name: str) -> None:
     inner = Endless()
     env = LimitedEnvironment(inner, limit)
     assert await execute(env, steps) == TimeStep("LAST", None, 1.0, f"step {steps}")
@@ -89,7 +89,7 @@ async def test_one_that_knows_of_no_limits_obeys_them(limit: EpisodeLimits, step
     assert await execute(env, steps) == env.time_step, "the next episode has all of it again"
 
 
-async def test_finishing_on_the_step_that_reaches_a_limit_is_termination() -> None:
+async def test_termination_takes_precedence_over_a_limit() -> None:
     class Short(Endless):
         async def step(self, action: Any) -> TimeStep[Any]:
             return TimeStep("LAST", 1.0, 0.0, None)
@@ -101,7 +101,7 @@ async def test_finishing_on_the_step_that_reaches_a_limit_is_termination() -> No
         await env.step(RESPONSE)
 
 
-async def test_one_that_can_end_is_asked_to_and_scored() -> None:
+async def test_environment_with_truncate_is_truncated_and_scored() -> None:
     env = LimitedEnvironment(Scoring(), limits(steps=2, cost=0.75))
     assert await execute(env, 2) == truncation(0.2)
     assert (env.report().truncated_by, env.report().note) == ("steps", None)
@@ -109,13 +109,13 @@ async def test_one_that_can_end_is_asked_to_and_scored() -> None:
     assert await execute(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
 
 
-async def test_what_an_episode_has_used_before_counts_once() -> None:
+async def test_earlier_usage_counts_only_once() -> None:
     env = LimitedEnvironment(Endless(), limits(steps=3), used=EpisodeUsage(num_steps=2))
     assert (await execute(env, 1)).last()
     assert (await execute(env, 3)).last()
 
 
-async def test_an_environment_that_keeps_the_limits_stays_as_it_is() -> None:
+async def test_environment_with_same_limits_is_not_wrapped() -> None:
     env = limited(Endless(), limits(steps=3))
     assert isinstance(env, LimitedEnvironment)
     assert limited(env, limits(steps=3)) is env
@@ -123,7 +123,7 @@ async def test_an_environment_that_keeps_the_limits_stays_as_it_is() -> None:
     assert not EnvironmentWrapper(env).keeps(limits(steps=2))
 
 
-async def test_steps_with_actions_of_another_package_count() -> None:
+async def test_steps_with_foreign_actions_count() -> None:
     env = LimitedEnvironment(Endless(), limits(steps=2, cost=1.0))
     await env.reset()
     assert (await env.step("left")).mid()
@@ -131,7 +131,7 @@ async def test_steps_with_actions_of_another_package_count() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, EnvironmentWrapper], ids=["bare", "wrapped"])
-async def test_the_time_limit_is_kept_around_one_that_has_none(wrap: Any) -> None:
+async def test_time_limit_applies_to_a_plain_environment(wrap: Any) -> None:
     inner = Endless()
     env = LimitedEnvironment(wrap(inner), limits(0.05))
     assert env.time_left_sec is None
@@ -143,7 +143,7 @@ async def test_the_time_limit_is_kept_around_one_that_has_none(wrap: Any) -> Non
     assert (inner.actions, env.time_left_sec, env.report().truncated_by) == ([], None, "time")
 
 
-async def test_time_that_is_up_in_the_middle_of_a_step_ends_the_episode() -> None:
+async def test_time_limit_during_a_step_ends_the_episode() -> None:
     inner = Scoring()
     env = LimitedEnvironment(inner, limits(0.05))
     await env.reset()
@@ -152,7 +152,7 @@ async def test_time_that_is_up_in_the_middle_of_a_step_ends_the_episode() -> Non
     assert (last, inner.closed) == (TimeStep("LAST", None, 1.0, "step 0"), 1), "nobody knows in what state it is"
 
 
-async def test_a_response_after_the_time_limit_is_not_applied() -> None:
+async def test_response_after_the_time_limit_is_ignored() -> None:
     inner = Scoring()
     env = LimitedEnvironment(inner, limits(0.02))
     await env.reset()
@@ -161,7 +161,7 @@ async def test_a_response_after_the_time_limit_is_not_applied() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, EnvironmentWrapper], ids=["bare", "wrapped"])
-async def test_one_that_keeps_time_by_itself_is_told_that_there_is_no_response(wrap: Any) -> None:
+async def test_timed_environment_receives_a_missing_response(wrap: Any) -> None:
     async def policy(request: Any) -> LLMResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -171,7 +171,7 @@ async def test_one_that_keeps_time_by_itself_is_told_that_there_is_no_response(w
 
 
 @pytest.mark.parametrize(("given", "total"), [(0.5, 1.0), (0.0, None)])
-async def test_its_trajectory_has_the_limit_and_the_rewards_that_were_given(given: float, total: float | None) -> None:
+async def test_trajectory_contains_limit_and_rewards(given: float, total: float | None) -> None:
     class Giving(Endless):
         async def step(self, action: Any) -> TimeStep[str]:
             return (await super().step(action))._replace(reward=given)

@@ -55,7 +55,7 @@ async def reads(episode: ScoredEpisode, container: Container | None) -> float:
 
 @pytest.mark.local
 @pytest.mark.parametrize("toml", ["", "[verifier]\nenvironment_mode = 'separate'\nartifacts = ['/answer']\n"])
-async def test_a_scorer_reads_the_container_after_the_verifier(
+async def test_scorer_reads_the_container_after_the_verifier(
     make_environment: Any, make_task: MakeTask, toml: str
 ) -> None:
     seen: Seen = []
@@ -86,7 +86,7 @@ async def test_a_scorer_reads_the_container_after_the_verifier(
 
 
 @pytest.mark.local
-async def test_a_task_of_several_steps_is_scored_once(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_multi_step_task_is_scored_once(make_environment: Any, make_steps: MakeSteps) -> None:
     seen: Seen = []
     env = scored(make_environment(make_steps()), ConfiguredScorer("x", noting(seen)))
     await env.reset()
@@ -99,9 +99,7 @@ async def test_a_task_of_several_steps_is_scored_once(make_environment: Any, mak
 
 
 @pytest.mark.local
-async def test_a_scorer_that_fails_ends_the_episode_as_a_verifier_does(
-    make_environment: Any, make_task: MakeTask
-) -> None:
+async def test_failing_scorer_is_a_verifier_error(make_environment: Any, make_task: MakeTask) -> None:
     async def bad(episode: ScoredEpisode, container: Container | None) -> float:
         raise KeyError("lines")
 
@@ -117,7 +115,7 @@ async def test_a_scorer_that_fails_ends_the_episode_as_a_verifier_does(
 
 
 @pytest.mark.local
-async def test_a_cancelled_scoring_leaves_nothing(make_environment: Any, make_task: MakeTask) -> None:
+async def test_cancelled_scoring_releases_everything(make_environment: Any, make_task: MakeTask) -> None:
     started = asyncio.Event()
 
     async def waits(episode: ScoredEpisode, container: Container | None) -> float:
@@ -139,7 +137,7 @@ async def test_a_cancelled_scoring_leaves_nothing(make_environment: Any, make_ta
 
 @pytest.mark.local
 @pytest.mark.parametrize("verify", [True, False])
-async def test_an_episode_that_is_cut_short(make_environment: Any, make_task: MakeTask, verify: bool) -> None:
+async def test_truncated_episode_is_scored(make_environment: Any, make_task: MakeTask, verify: bool) -> None:
     seen: Seen = []
     limits = EpisodeLimits(steps=1, verify_on_truncation=verify)
     env = scored(make_environment(make_task(), limits=limits), ConfiguredScorer("x", noting(seen)), limits=limits)
@@ -151,7 +149,9 @@ async def test_an_episode_that_is_cut_short(make_environment: Any, make_task: Ma
 
 
 @pytest.mark.local
-async def test_a_restored_episode_is_scored_whole(make_environment: Any, make_task: MakeTask, tmp_path: Path) -> None:
+async def test_restored_episode_is_scored_completely(
+    make_environment: Any, make_task: MakeTask, tmp_path: Path
+) -> None:
     task: HarborTask = make_task()
     env = make_environment(task)
     async with env:
@@ -191,7 +191,7 @@ class Counting:
 ONE = LLMResponse.from_text("one")
 
 
-async def test_an_environment_of_ones_own_without_a_container() -> None:
+async def test_custom_environment_without_container_is_scored() -> None:
     seen: Seen = []
     env = scored(Counting(), ConfiguredScorer("x", noting(seen, {"reward": 1.0, "more": 7})), weight=2.0)
     await env.reset()
@@ -203,7 +203,7 @@ async def test_an_environment_of_ones_own_without_a_container() -> None:
 
 
 @pytest.mark.parametrize(("weight", "reward"), [(1.0, None), (0.0, 0.5)])
-async def test_one_that_cannot_end_its_episode_itself(weight: float, reward: float | None) -> None:
+async def test_environment_without_truncate_is_scored_at_limit(weight: float, reward: float | None) -> None:
     seen: Seen = []
     env = scored(Counting(), ConfiguredScorer("x", noting(seen)), weight=weight, limits=EpisodeLimits(steps=2))
     await env.reset()
@@ -214,7 +214,7 @@ async def test_one_that_cannot_end_its_episode_itself(weight: float, reward: flo
     assert seen[0][0].reward is None
 
 
-async def test_a_reward_that_is_no_number_is_not_scored() -> None:
+async def test_invalid_reward_is_not_scored() -> None:
     seen: Seen = []
     env = scored(Counting(float("nan")), ConfiguredScorer("x", noting(seen)))
     await env.reset()
@@ -223,7 +223,7 @@ async def test_a_reward_that_is_no_number_is_not_scored() -> None:
     assert (last.step_type, seen) == ("LAST", [])
 
 
-async def test_scorers_are_told_the_task_of_an_environment_that_reports_none() -> None:
+async def test_scorers_get_the_name_of_an_unreported_task() -> None:
     class Question:
         async def reset(self) -> TimeStep[LLMRequest]:
             return restart(LLMRequest([{"role": "user", "content": "capital?"}]))

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.local
 REPLIES = [run("echo 4 > /half; echo made"), run("echo $(cat /half)2 > /answer; rm /half"), run("ls /half"), SUBMIT]
 
 
-async def test_it_goes_on_where_it_was(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_restored_episode_continues(make_environment: Any, restore: Restore, store: Path) -> None:
     env = make_environment()
     await env.reset()
     await env.step(run("echo 42 > /answer; echo written", cost=0.5))
@@ -60,7 +60,7 @@ async def test_it_goes_on_where_it_was(make_environment: Any, restore: Restore, 
     assert set(again.report().phase_sec) == {"start", "agent", "verify"}
 
 
-async def test_the_same_from_every_step(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_every_step_restores_identically(make_environment: Any, restore: Restore, store: Path) -> None:
     env = TrajectoryCollectingEnvironment(make_environment(), EpisodeCollector())
     await env.reset()
     for step, reply in enumerate(REPLIES):
@@ -75,7 +75,7 @@ async def test_the_same_from_every_step(make_environment: Any, restore: Restore,
         assert without_clocks(again.trajectory) == without_clocks(env.trajectory), step
 
 
-async def test_exporting_changes_nothing(make_environment: Any, make_task: Any, store: Path) -> None:
+async def test_export_has_no_side_effects(make_environment: Any, make_task: Any, store: Path) -> None:
     replies = [say(text) for text in ("good", "echo 42 > /answer", "better", "cat /answer", "best", "done")]
     trajectories, snapshots = [], []
     for exports in (False, True):
@@ -94,7 +94,7 @@ async def test_exporting_changes_nothing(make_environment: Any, make_task: Any, 
     assert [snapshot.step_count for snapshot in snapshots] == list(range(6))
 
 
-async def test_a_snapshot_of_a_snapshot(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_snapshot_of_a_snapshot_restores(make_environment: Any, restore: Restore, store: Path) -> None:
     env = make_environment()
     await env.reset()
     for reply in REPLIES[:-1]:
@@ -105,7 +105,7 @@ async def test_a_snapshot_of_a_snapshot(make_environment: Any, restore: Restore,
     assert (await env.step(SUBMIT)).reward == 1.0
 
 
-async def test_the_thorough_agent_goes_on(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_thorough_agent_continues_after_restore(make_environment: Any, restore: Restore, store: Path) -> None:
     """With all its clocks, races and draws: the conversation so far is the same, to the last digit."""
     agents = ThoroughAgentFactory()
     env = make_environment(agent=agents)
@@ -117,7 +117,7 @@ async def test_the_thorough_agent_goes_on(make_environment: Any, restore: Restor
     assert (await run_on(again, [say("done")] * 4)).reward == 1.0
 
 
-async def test_the_rest_of_its_time_is_what_it_had(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_remaining_time_is_restored(make_environment: Any, restore: Restore, store: Path) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
     await env.reset()
     await env.step(run("sleep 0.5"))
@@ -131,7 +131,7 @@ async def test_the_rest_of_its_time_is_what_it_had(make_environment: Any, restor
     assert (last.last(), spent.truncated_by) == (True, "time")
 
 
-async def test_budgets_go_on(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_budgets_continue_after_restore(make_environment: Any, restore: Restore, store: Path) -> None:
     env = make_environment(limits=EpisodeLimits(steps=3, cost=1.0))
     await env.reset()
     await env.step(run("true", cost=0.6))
@@ -145,7 +145,9 @@ async def test_budgets_go_on(make_environment: Any, restore: Restore, store: Pat
     assert cheap.truncated_by == "steps"
 
 
-async def test_what_the_agent_had_given_up_is_still_shown(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_abandoned_call_is_still_shown_after_restore(
+    make_environment: Any, restore: Restore, store: Path
+) -> None:
     async def impatient(container: Any, llm: Any) -> None:
         try:
             async with asyncio.timeout(0.05):
@@ -167,7 +169,7 @@ async def test_what_the_agent_had_given_up_is_still_shown(make_environment: Any,
         assert (await late.step(say("yes"))).last()
 
 
-async def test_an_agent_that_ended_after_what_it_had_given_up(
+async def test_agent_finished_after_abandoned_call_is_restored(
     make_environment: Any, restore: Restore, store: Path
 ) -> None:
     async def hasty(container: Any, llm: Any) -> None:
@@ -185,7 +187,7 @@ async def test_an_agent_that_ended_after_what_it_had_given_up(
         assert (await one.step(say("?"))).discount == 0.0
 
 
-async def test_timers_of_the_agent_run_on(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_agent_timers_continue_after_restore(make_environment: Any, restore: Restore, store: Path) -> None:
     async def sleeps(container: Any, llm: Any) -> None:
         async def later() -> str:
             await asyncio.sleep(0.4)
@@ -204,7 +206,7 @@ async def test_timers_of_the_agent_run_on(make_environment: Any, restore: Restor
         assert last_message(one) == "slept until True"
 
 
-async def test_what_is_being_carried_out_is_waited_for(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_export_waits_for_running_commands(make_environment: Any, restore: Restore, store: Path) -> None:
     async def works_meanwhile(container: Any, llm: Any) -> None:
         async def work() -> str:
             first = await container.exec("sleep 0.3; echo 42 > /answer; echo first")
@@ -224,7 +226,7 @@ async def test_what_is_being_carried_out_is_waited_for(make_environment: Any, re
     assert (await again.step(say("done"))).reward == 1.0
 
 
-async def test_what_does_not_end_in_time_is_told(
+async def test_export_reports_commands_that_do_not_end(
     make_environment: Any, restore: Restore, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def busy(container: Any, llm: Any) -> None:
@@ -237,7 +239,7 @@ async def test_what_does_not_end_in_time_is_told(
     factory = agent_of(busy)
     env = make_environment(agent=factory)
     await env.reset()
-    with pytest.raises(SnapshotBusyError, match=r"within 0\.2 s .* 1 go on \(exec\)"):
+    with pytest.raises(SnapshotBusyError, match=r"1 of its calls \(exec\) did not end within 0\.2 s"):
         await env.export_state(store)
     assert not list(store.glob("*"))
     await env.step(say("go on"))
@@ -245,7 +247,7 @@ async def test_what_does_not_end_in_time_is_told(
     assert (await env.step(say("done"))).last()
 
 
-async def test_only_while_it_waits_for_an_action(make_environment: Any, store: Path) -> None:
+async def test_export_needs_a_pending_action(make_environment: Any, store: Path) -> None:
     env = make_environment()
 
     async def refused(because: str) -> None:
@@ -276,7 +278,7 @@ async def test_only_while_it_waits_for_an_action(make_environment: Any, store: P
     assert not store.exists()
 
 
-async def test_a_name_is_given_once(make_environment: Any, store: Path) -> None:
+async def test_snapshot_name_must_be_new(make_environment: Any, store: Path) -> None:
     env = make_environment()
     await env.reset()
     await env.export_state(store, snapshot_id="mine")
@@ -288,7 +290,7 @@ async def test_a_name_is_given_once(make_environment: Any, store: Path) -> None:
     assert (await env.step(run("true"))).mid()
 
 
-async def test_the_oracle_goes_on(
+async def test_oracle_continues_after_restore(
     make_environment: Any, make_task: Any, restore: Restore, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THE_ANSWER", "42")
@@ -307,9 +309,7 @@ async def test_the_oracle_goes_on(
     assert again.time_step.reward == 1.0  # type: ignore[union-attr]
 
 
-async def test_after_it_a_restored_environment_runs_other_episodes(
-    make_environment: Any, restore: Restore, store: Path
-) -> None:
+async def test_restored_environment_runs_further_episodes(make_environment: Any, restore: Restore, store: Path) -> None:
     env = make_environment()
     await env.reset()
     await env.step(run("echo 42 > /answer"))
@@ -319,7 +319,7 @@ async def test_after_it_a_restored_environment_runs_other_episodes(
     assert (await again.step(SUBMIT)).reward == 0.0
 
 
-async def test_what_is_closed_leaves_nothing(make_environment: Any, store: Path) -> None:
+async def test_closed_environment_leaves_no_containers(make_environment: Any, store: Path) -> None:
     before = running_boxes()
     env = make_environment()
     await env.reset()

@@ -43,7 +43,7 @@ async def close_all(*environments: CodeEnvironment) -> None:
     await asyncio.gather(*(env.close() for env in environments))
 
 
-async def test_each_goes_on_by_itself_and_so_does_the_first(make_environment: Any) -> None:
+async def test_forks_and_original_are_independent(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     await env.step(run("echo shared > /shared"))
@@ -60,7 +60,7 @@ async def test_each_goes_on_by_itself_and_so_does_the_first(make_environment: An
     assert directories() == []
 
 
-async def test_they_outlive_the_first(make_environment: Any) -> None:
+async def test_forks_outlive_the_original(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     [fork] = await env.fork(1)
@@ -69,7 +69,7 @@ async def test_they_outlive_the_first(make_environment: Any) -> None:
     assert (await fork.step(SUBMIT)).reward == 1.0
 
 
-async def test_a_fork_of_a_fork_knows_where_it_comes_from(make_environment: Any) -> None:
+async def test_fork_of_a_fork_records_its_lineage(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     [first] = await env.fork(1)
@@ -92,7 +92,9 @@ async def next_draw(env: CodeEnvironment) -> str:
 
 
 @pytest.mark.parametrize("diversify", [False, True])
-async def test_what_their_agents_draw(make_environment: Any, restore: Restore, store: Path, diversify: bool) -> None:
+async def test_forked_agents_draw_different_numbers(
+    make_environment: Any, restore: Restore, store: Path, diversify: bool
+) -> None:
     factory = agent_of(draws)
     env = make_environment(agent=factory)
     await env.reset()
@@ -124,7 +126,7 @@ class FailsOnce(LocalContainerFactory):
         return container
 
 
-async def test_when_one_fails_there_is_none(make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_failed_fork_closes_all_forks(make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ares_exp.agents.shell_agent import ShellAgentFactory
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -142,7 +144,7 @@ async def test_when_one_fails_there_is_none(make_task: Any, monkeypatch: pytest.
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_an_agent_that_cannot_be_run_again_gives_none(make_environment: Any) -> None:
+async def test_nondeterministic_agent_cannot_be_forked(make_environment: Any) -> None:
     made: list[int] = []
 
     async def counts(container: Any, llm: Any) -> None:
@@ -158,7 +160,7 @@ async def test_an_agent_that_cannot_be_run_again_gives_none(make_environment: An
 
 
 @pytest.mark.parametrize("count", [0, -1])
-async def test_there_is_no_fork_into_none(make_environment: Any, count: int) -> None:
+async def test_fork_count_must_be_positive(make_environment: Any, count: int) -> None:
     env = make_environment()
     await env.reset()
     with pytest.raises(ConfigError, match=rf"at least 1 \w+, got {count}"):
@@ -168,7 +170,7 @@ async def test_there_is_no_fork_into_none(make_environment: Any, count: int) -> 
 LOOK = LLMResponse.from_text("```bash\npwd\n```")
 
 
-async def test_forks_of_two_forks_have_the_same_root_and_other_parents(make_environment: MakeEnvironment) -> None:
+async def test_nested_forks_share_root_but_not_parent(make_environment: MakeEnvironment) -> None:
     async with AsyncExitStack() as entered:
 
         async def forked(env: CodeEnvironment, n: int) -> list[CodeEnvironment]:
@@ -189,13 +191,6 @@ async def test_forks_of_two_forks_have_the_same_root_and_other_parents(make_envi
         assert [one.lineage["step"] for one in below] == [1, 1]
 
 
-async def test_less_than_one_fork_is_refused(make_environment: MakeEnvironment) -> None:
-    env = make_environment()
-    await env.reset()
-    with pytest.raises(ConfigError, match="at least 1 environment, got 0"):
-        await env.fork(0)
-
-
 @pytest.fixture
 async def echo_port() -> AsyncIterator[int]:
     """A server on the loopback that shouts back."""
@@ -212,7 +207,7 @@ async def echo_port() -> AsyncIterator[int]:
     await server.wait_closed()
 
 
-async def test_it_has_sockets_and_its_episode_goes_on_elsewhere(
+async def test_stateful_agent_uses_sockets_and_is_restored(
     make_environment: Any, restore: Restore, store: Path, echo_port: int
 ) -> None:
     factory = StatefulAgentFactory(echo_port)
@@ -231,7 +226,7 @@ async def test_it_has_sockets_and_its_episode_goes_on_elsewhere(
         assert (await one.step(say("done"))).reward == 1.0
 
 
-async def test_without_a_state_it_cannot_be_exported(make_environment: Any, store: Path, echo_port: int) -> None:
+async def test_agent_without_state_cannot_be_exported(make_environment: Any, store: Path, echo_port: int) -> None:
     async def asks(container: Any, llm: Any) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", echo_port)
         await llm(ask())
@@ -248,7 +243,7 @@ async def test_without_a_state_it_cannot_be_exported(make_environment: Any, stor
     assert (await env.step(say("done"))).last()
 
 
-async def test_one_that_does_not_say_so_has_no_sockets(make_environment: Any, echo_port: int) -> None:
+async def test_deterministic_agent_cannot_use_sockets(make_environment: Any, echo_port: int) -> None:
     async def connects(container: Any, llm: Any) -> None:
         await llm(ask())
         await asyncio.open_connection("127.0.0.1", echo_port)
@@ -317,13 +312,13 @@ class Stateless:
         (Stateless, SnapshotMismatchError, r"Stateless has no set_state\(\)"),
     ],
 )
-async def test_an_agent_that_does_not_take_the_state(
+async def test_agent_that_rejects_the_state_is_an_error(
     make_environment: Any, restore: Restore, store: Path, kind: type[Any], error: type[Exception], told: str
 ) -> None:
     await refused(make_environment, restore, store, with_agents_of(kind), error, told)
 
 
-async def test_a_state_that_lacks_something_is_found(make_environment: Any, restore: Restore, store: Path) -> None:
+async def test_incomplete_state_is_found(make_environment: Any, restore: Restore, store: Path) -> None:
     env = make_environment(agent=ForgetfulAgentFactory())
     await env.reset()
     await env.step(say("true"))
@@ -331,14 +326,14 @@ async def test_a_state_that_lacks_something_is_found(make_environment: Any, rest
         await restore(await env.export_state(store), code_agent_factory=ForgetfulAgentFactory())
 
 
-async def test_the_limits_of_its_episode_hold(make_environment: Any) -> None:
+async def test_episode_limits_apply_to_stateful_agents(make_environment: Any) -> None:
     env = make_environment(agent=StatefulAgentFactory(), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=2.0)))
     await env.reset()
     last = await env.step(say("echo 42 > /answer; sleep 60"))
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
 
 
-async def test_closing_it_in_the_middle_of_a_step_leaves_nothing(make_environment: Any) -> None:
+async def test_close_during_a_step_releases_everything(make_environment: Any) -> None:
     env, before = make_environment(agent=StatefulAgentFactory()), running_boxes()
     await env.reset()
     stepping = asyncio.create_task(env.step(say("sleep 60")))

@@ -74,12 +74,12 @@ async def refused(snapshot: Path, kind: type[SnapshotError], told: str, **option
     return caught.value
 
 
-async def test_a_changed_task(snapshot: Path, tmp_path: Path) -> None:
+async def test_changed_task_is_refused(snapshot: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks" / "task" / "instruction.md").write_text("Write 43.\n")
     await refused(snapshot, SnapshotMismatchError, "the task has changed since the snapshot was taken: its digest")
 
 
-async def test_a_task_that_is_gone_can_be_given(snapshot: Path, tmp_path: Path, restore: Restore) -> None:
+async def test_moved_task_can_be_passed(snapshot: Path, tmp_path: Path, restore: Restore) -> None:
     elsewhere = tmp_path / "elsewhere" / "task"
     shutil.move(tmp_path / "tasks" / "task", elsewhere)
     await refused(snapshot, SnapshotMismatchError, r"not at .*tasks/task any more: .* Give `task`")
@@ -87,26 +87,26 @@ async def test_a_task_that_is_gone_can_be_given(snapshot: Path, tmp_path: Path, 
     assert env.step_count == 2
 
 
-async def test_another_task(snapshot: Path, make_task: Any) -> None:
+async def test_other_task_is_refused(snapshot: Path, make_task: Any) -> None:
     told = "its name was 'task', is 'other'"
     await refused(snapshot, SnapshotMismatchError, told, task=make_task("other"))
 
 
-async def test_another_option_of_the_agent(snapshot: Path) -> None:
+async def test_other_agent_option_is_refused(snapshot: Path) -> None:
     agent = ShellAgentFactory(command_timeout_sec=20, max_output_chars=500)
     told = "option `max_output_chars` was 10000, is 500"
     await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent)
 
 
-async def test_another_agent(snapshot: Path) -> None:
+async def test_other_agent_is_refused(snapshot: Path) -> None:
     async def other(container: Any, llm: Any) -> None:
         await llm(ask())
 
-    told = r"taken of an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', and cannot go on with"
+    told = r"taken with an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory' and cannot continue with"
     await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent_of(other))
 
 
-async def test_an_agent_that_has_changed_its_ways(make_environment: Any, store: Path) -> None:
+async def test_agent_with_changed_requests_is_refused(make_environment: Any, store: Path) -> None:
     prompt = ["Hello."]
 
     async def talks(container: Any, llm: Any) -> None:
@@ -125,7 +125,7 @@ async def test_an_agent_that_has_changed_its_ways(make_environment: Any, store: 
     assert error.why.startswith("message 1 of 1 of an LLM request")
 
 
-async def test_an_agent_that_now_fails(make_environment: Any, store: Path) -> None:
+async def test_failing_agent_is_refused(make_environment: Any, store: Path) -> None:
     broken: list[bool] = []
 
     async def talks(container: Any, llm: Any) -> None:
@@ -143,13 +143,13 @@ async def test_an_agent_that_now_fails(make_environment: Any, store: Path) -> No
     await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
 
 
-async def test_a_step_count_that_was_changed(snapshot: Path) -> None:
+async def test_changed_step_count_is_refused(snapshot: Path) -> None:
     path = snapshot / "snapshot.json"
     path.write_text(path.read_text().replace('"step_count": 2', '"step_count": 1'))
     await refused(snapshot, SnapshotCorruptError, "not the one of its `checksum`: it was changed or damaged")
 
 
-async def test_messages_that_are_damaged(snapshot: Path) -> None:
+async def test_damaged_messages_are_refused(snapshot: Path) -> None:
     objects = ObjectStore(snapshot.parent)
     [digest, *_] = json.loads((snapshot / "snapshot.json").read_text())["message_objects"]
     content = bytearray(objects.file(digest).read_bytes())
@@ -158,13 +158,13 @@ async def test_messages_that_are_damaged(snapshot: Path) -> None:
     await refused(snapshot, SnapshotCorruptError, "is damaged")
 
 
-async def test_no_snapshot_and_no_store(snapshot: Path) -> None:
+async def test_missing_snapshot_or_store_is_refused(snapshot: Path) -> None:
     await refused(snapshot.with_name("other"), SnapshotNotFoundError, "other")
     shutil.rmtree(snapshot.parent / "objects")
     await refused(snapshot, SnapshotCorruptError, "objects")
 
 
-async def test_each_object_that_is_missing_or_broken(snapshot: Path) -> None:
+async def test_missing_or_damaged_objects_are_detected(snapshot: Path) -> None:
     paths = [path for path in (snapshot.parent / "objects").glob("*/*") if path.is_file()]
     needed = 0
     for path in paths:
@@ -184,13 +184,13 @@ async def test_each_object_that_is_missing_or_broken(snapshot: Path) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_container_of_an_unknown_kind(snapshot: Path, restore: Restore) -> None:
+async def test_unknown_container_kind_is_refused(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data.update(container_type="moon"))
     await refused(snapshot, SnapshotUnsupportedError, "made with 'moon', which is not known here: give `container_f")
     assert (await restore(snapshot, container_factory=LocalContainerFactory())).step_count == 2
 
 
-async def test_a_container_and_an_agent_of_a_plugin(snapshot: Path, restore: Restore, site: Site) -> None:
+async def test_plugin_container_and_agent_are_restored(snapshot: Path, restore: Restore, site: Site) -> None:
     files = {
         "rover/__init__.py": """
 from ares_exp.agents.shell_agent import ShellAgentFactory
@@ -214,17 +214,17 @@ class Walker(ShellAgentFactory):
     assert (again.container_type, again.agent["factory"]) == ("moon", "rover.Walker")
 
 
-async def test_nothing_is_imported_by_a_name_in_a_file(snapshot: Path) -> None:
+async def test_names_in_files_are_not_imported(snapshot: Path) -> None:
     edit(snapshot, lambda data: data["agent"].update(factory="os.system"))
     await refused(snapshot, SnapshotUnsupportedError, "made with 'os.system', which is not known here: give `code_age")
 
 
-async def test_options_that_make_no_container(snapshot: Path) -> None:
+async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
     edit(snapshot, lambda data: data["container"].update(options={"pids_limit": 1}))
     await refused(snapshot, SnapshotMetadataError, r"(?s)recorded options make no LocalContainerFactory.*pids_limit")
 
 
-async def test_an_option_that_the_backend_does_not_call_harmless(snapshot: Path, restore: Restore) -> None:
+async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data["container"].update(options={"mount": "/"}))
     await refused(
         snapshot, SnapshotUnsupportedError, "made with mount='/'.* not taken from a file: give `container_fac"
@@ -238,7 +238,7 @@ async def test_an_option_that_the_backend_does_not_call_harmless(snapshot: Path,
 
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "no seed": (lambda data: data["episode"].pop("seed"), "`seed` to be a valid integer, got None"),
-    "a seed of text": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
+    "a text as seed": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
     "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be a valid integer"),
     "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a valid number"),
     "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` to be a valid number"),
@@ -254,7 +254,9 @@ HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "told"), HOSTILE.values(), ids=HOSTILE)
-async def test_metadata_that_makes_no_sense(snapshot: Path, change: Callable[[Metadata], object], told: str) -> None:
+async def test_inconsistent_metadata_is_refused(
+    snapshot: Path, change: Callable[[Metadata], object], told: str
+) -> None:
     edit(snapshot, change)
     await refused(snapshot, SnapshotMetadataError, told)
 
@@ -312,7 +314,7 @@ def stored(snapshot: Path) -> tuple[Path, bytes]:
 @pytest.mark.parametrize("part", ["all", "episode"])
 @fuzz
 @given(data=st.data())
-def test_any_metadata(stored: tuple[Path, bytes], part: str, data: st.DataObject) -> None:
+def test_arbitrary_metadata_is_refused_cleanly(stored: tuple[Path, bytes], part: str, data: st.DataObject) -> None:
     snapshot, content = stored
     (snapshot / "snapshot.json").write_bytes(content)
     before = running_boxes()
@@ -323,7 +325,7 @@ def test_any_metadata(stored: tuple[Path, bytes], part: str, data: st.DataObject
 
 @fuzz
 @given(st.data())
-def test_any_journal(stored: tuple[Path, bytes], data: st.DataObject) -> None:
+def test_arbitrary_journal_is_refused_cleanly(stored: tuple[Path, bytes], data: st.DataObject) -> None:
     snapshot, content = stored
     metadata = json.loads(content)
     objects = ObjectStore(snapshot.parent)
@@ -337,9 +339,7 @@ def test_any_journal(stored: tuple[Path, bytes], data: st.DataObject) -> None:
     assert running_boxes() == before
 
 
-async def test_the_oracle_does_not_go_on_without_the_solution(
-    make_environment: Any, make_task: Any, store: Path
-) -> None:
+async def test_oracle_needs_the_solution_to_continue(make_environment: Any, make_task: Any, store: Path) -> None:
     task = make_task(solution="#!/bin/sh\necho 42 > /answer\n")
     env = make_environment(task)
     await env.reset()

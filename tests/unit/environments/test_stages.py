@@ -27,7 +27,7 @@ REPLIES = [run("echo one > /work/log"), SUBMIT, run("echo two >> /work/log"), SU
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])
-async def test_snapshots_of_any_stage(
+async def test_any_stage_can_be_restored(
     make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, before: int
 ) -> None:
     env = TrajectoryCollectingEnvironment(make_environment(make_steps()), EpisodeCollector())
@@ -56,7 +56,7 @@ async def test_snapshots_of_any_stage(
     assert len(third.past_steps) == before + 1
 
 
-async def test_a_snapshot_after_a_stage_whose_time_was_up(
+async def test_snapshot_after_a_timed_out_stage_restores(
     make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path
 ) -> None:
     env = make_environment(make_steps("[agent]\ntimeout_sec = 0.5\n" + TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"))
@@ -68,7 +68,7 @@ async def test_a_snapshot_after_a_stage_whose_time_was_up(
     assert (await again.step(SUBMIT)).reward == 0.75
 
 
-async def test_forks_draw_other_values_also_in_later_stages(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_forks_draw_different_values_in_later_stages(make_environment: Any, make_steps: MakeSteps) -> None:
     async def draw(container: Any, llm: Any) -> None:
         await llm(ask(f"drawn: {random.random()}"))
 
@@ -84,7 +84,7 @@ async def test_forks_draw_other_values_also_in_later_stages(make_environment: An
 
 
 @pytest.mark.parametrize(("response", "responses"), [(say("too late"), 1), (None, 0)])
-async def test_a_stage_that_ends_without_a_response_in_time_counts_its_step(
+async def test_stage_without_timely_response_counts_its_step(
     make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, response: Any, responses: int
 ) -> None:
     toml = "[agent]\ntimeout_sec = 0.3\n" + TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"
@@ -103,9 +103,7 @@ async def test_a_stage_that_ends_without_a_response_in_time_counts_its_step(
     assert [past.action for past in again.past_steps] == [None, response]
 
 
-async def test_a_broken_journal_of_a_stage_that_is_over(
-    make_environment: Any, make_steps: MakeSteps, store: Path
-) -> None:
+async def test_broken_journal_of_past_stage_is_found(make_environment: Any, make_steps: MakeSteps, store: Path) -> None:
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": PASSES}))
     await env.reset()
     await env.step(SUBMIT)
@@ -132,7 +130,7 @@ async def test_a_broken_journal_of_a_stage_that_is_over(
         {"journal": ["../../etc/passwd"]},
     ],
 )
-async def test_a_changed_stage_is_refused(
+async def test_changed_stage_is_refused(
     make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, change: dict[str, Any]
 ) -> None:
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": PASSES}))
@@ -150,7 +148,7 @@ SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
 @pytest.mark.parametrize("folder", ["/tests", "/logs/verifier"])
-async def test_a_link_in_its_place_keeps_nothing_of_a_verification(
+async def test_link_replacing_logs_receives_no_verification_files(
     make_environment: Any, make_steps: MakeSteps, folder: str
 ) -> None:
     env = make_environment(make_steps())
@@ -164,7 +162,7 @@ async def test_a_link_in_its_place_keeps_nothing_of_a_verification(
     assert (await env.step(SUBMIT)).reward == 0.75
 
 
-async def test_a_file_in_the_place_of_the_tests(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_file_replacing_the_tests_directory_is_tolerated(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps())
     await env.reset()
     await env.step(run("echo one > /work/log; touch /tests"))
@@ -172,9 +170,7 @@ async def test_a_file_in_the_place_of_the_tests(make_environment: Any, make_step
     assert [one.reward for one in env.report().stages] == [1.0]
 
 
-async def test_artifacts_of_an_episode_before_reach_no_verifier(
-    make_environment: Any, make_task: Any, tmp_path: Path
-) -> None:
+async def test_earlier_artifacts_reach_no_verifier(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     test = "#!/bin/sh\nls -A /logs/artifacts /data 2>/dev/null | grep -c old > /logs/verifier/reward.txt\n"
     env = make_environment(make_task(toml="artifacts = ['/data']\n" + SEPARATE, test=test), output_dir=tmp_path / "out")
     rewards = []
@@ -187,7 +183,7 @@ async def test_artifacts_of_an_episode_before_reach_no_verifier(
 
 
 @pytest.mark.parametrize("kept", ["artifacts/first", "verifier/first"])
-async def test_secrets_are_blanked_also_in_what_a_cancellation_leaves(
+async def test_cancelled_verification_redacts_secrets(
     make_environment: Any, make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", "sk-the-very-secret")
@@ -209,7 +205,7 @@ async def test_secrets_are_blanked_also_in_what_a_cancellation_leaves(
     assert "very-secret" not in file.read_text()
 
 
-async def test_secrets_of_one_stage_are_blanked_in_the_artifacts_of_another(
+async def test_secrets_are_redacted_across_stages(
     make_environment: Any, make_steps: MakeSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", "sk-the-very-secret")
@@ -228,7 +224,7 @@ async def test_secrets_of_one_stage_are_blanked_in_the_artifacts_of_another(
     assert "very-secret" not in kept
 
 
-async def test_nobody_but_its_stage_has_the_tests(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_tests_are_only_visible_in_their_stage(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps(files={"tests/shared": "", "steps/one/tests/test.sh": FIRST}))
     await env.reset()
     await env.step(run("echo one > /work/log; ls -d /tests /solution /work/*; echo listed"))
@@ -242,7 +238,7 @@ async def test_nobody_but_its_stage_has_the_tests(make_environment: Any, make_st
 
 
 @pytest.mark.skipif(not is_privileged(), reason="local containers of an ordinary user have only one user")
-async def test_the_next_agent_can_write_to_the_logs_again(make_environment: Any, make_steps: MakeSteps) -> None:
+async def test_next_agent_can_write_to_logs(make_environment: Any, make_steps: MakeSteps) -> None:
     modes = "stat -c '%U %a %n' /logs /logs/*"
     files = {
         "environment/Dockerfile": f"{DOCKERFILE}RUN chmod 777 . && mkdir -m 775 /logs && chown nobody:games /logs\n",

@@ -116,7 +116,7 @@ async def player(
 
 
 @pytest.mark.local
-async def test_resolved(player: Player) -> None:
+async def test_correct_patch_is_resolved(player: Player) -> None:
     assert await player.execute(FIX) == {"reward": 1.0, "f2p": 1.0, "p2p": 1.0}
     assert player.report["resolved"] is True
     assert player.report["grader"].startswith("swebench 5")
@@ -142,14 +142,14 @@ async def test_resolved(player: Player) -> None:
         ("(while :; do echo 1 > /logs/verifier/reward.txt; done) >/dev/null 2>&1 &", (0.0, 0.0, 1.0)),
     ],
 )
-async def test_what_counts_is_what_the_tests_say(
+async def test_reward_follows_the_test_results(
     player: Player, command: str, rewards: tuple[float, float, float]
 ) -> None:
     assert await player.execute(command) == dict(zip(("reward", "f2p", "p2p"), rewards, strict=True))
 
 
 @pytest.mark.local
-async def test_code_that_does_not_run_resolves_nothing(player: Player) -> None:
+async def test_broken_code_resolves_no_tests(player: Player) -> None:
     assert await player.execute("echo 'def broken(' >> calc.py") == {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}
     assert "SyntaxError" in player.log
 
@@ -166,14 +166,14 @@ async def test_code_that_does_not_run_resolves_nothing(player: Player) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_graded_is_unresolved_and_says_why(player: Player, command: str, told: str) -> None:
+async def test_ungradable_patch_is_unresolved_with_a_reason(player: Player, command: str, told: str) -> None:
     assert (await player.execute(command))["reward"] == 0.0
     assert told in player.report["reason"]
     assert player.note == player.report["reason"]
 
 
 @pytest.mark.local
-async def test_an_episode_is_not_graded_by_the_patch_of_the_one_before(player: Player) -> None:
+async def test_episodes_are_graded_independently(player: Player) -> None:
     environment = await player.environment()
     rewards = []
     for command in ("rm -rf .git", FIX, "rm -rf .git"):
@@ -184,7 +184,7 @@ async def test_an_episode_is_not_graded_by_the_patch_of_the_one_before(player: P
 
 
 @pytest.mark.local
-async def test_tests_that_do_not_end_are_an_error_and_their_log_is_kept(player: Player) -> None:
+async def test_endless_tests_are_an_error_with_log(player: Player) -> None:
     slow = "printf 'import time\\nprint(\"waiting\", flush=True)\\ntime.sleep(1000)\\n' > calc.py"
     with pytest.raises(VerifierTimeoutError, match=r"env\.test_timeout_sec=1 s"):
         await player.execute(slow, test_timeout_sec=1)
@@ -193,14 +193,14 @@ async def test_tests_that_do_not_end_are_an_error_and_their_log_is_kept(player: 
 
 
 @pytest.mark.local
-async def test_a_row_whose_test_patch_does_not_fit_is_an_error(player: Player, repository: Repository) -> None:
+async def test_unapplicable_test_patch_is_an_error(player: Player, repository: Repository) -> None:
     patch = make_row(*repository)["test_patch"].replace("test_double", "test_other")
     with pytest.raises(VerifierError, match="does not fit its base commit"):
         await player.execute(FIX, columns={"test_patch": patch})
 
 
 @pytest.mark.local
-async def test_an_episode_goes_on_from_a_snapshot(player: Player, tmp_path: Path) -> None:
+async def test_episode_continues_from_a_snapshot(player: Player, tmp_path: Path) -> None:
     environment = await player.environment()
     await environment.reset()
     await environment.step(LLMResponse.from_text(reply(FIX), model="test"))
@@ -212,7 +212,7 @@ async def test_an_episode_goes_on_from_a_snapshot(player: Player, tmp_path: Path
     assert time_step.reward == 1.0
 
 
-def test_the_instruction_has_hints_if_wanted(player: Player) -> None:
+def test_instruction_contains_hints_on_request(player: Player) -> None:
     for hints, told in ((False, False), (True, True)):
         source = player.source(hints=hints)
         source.load(print)
@@ -222,7 +222,7 @@ def test_the_instruction_has_hints_if_wanted(player: Player) -> None:
         assert ("It subtracts." in instruction) is told
 
 
-def test_the_digest_tells_how_it_is_run(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_depends_on_the_options(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(**options: Any) -> str:
         source = player.source(**options)
         source.load(print)
@@ -245,7 +245,7 @@ async def test_agents_have_a_login_shell(player: Player) -> None:
     assert "<profile>" in str(seen.observation.messages[-1]["content"])
 
 
-def test_agents_without_a_network_are_asked_for_by_phase(player: Player) -> None:
+def test_agent_network_is_set_by_phase(player: Player) -> None:
     source = player.source(agent_network="no-network")
     source.load(print)
     [task] = source.tasks
@@ -262,7 +262,7 @@ def test_agents_without_a_network_are_asked_for_by_phase(player: Player) -> None
         ({"patch": ""}, "expected a fix"),
     ],
 )
-def test_rows_that_cannot_be_run_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:
+def test_invalid_rows_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:
     refused(player, told, columns=columns)
 
 
@@ -283,7 +283,7 @@ def refused(player: Player, told: str, **options: Any) -> None:
         ({"columns": {"image": "mine/a:1"}, "image_template": "hub/{id}:2"}, "hub/demo_1776_calc-1:2"),
     ],
 )
-def test_local_containers_run_no_published_images(
+def test_published_images_are_refused_by_local_containers(
     player: Player, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], image: str
 ) -> None:
     monkeypatch.undo()
@@ -291,14 +291,12 @@ def test_local_containers_run_no_published_images(
     refused(player, f"container=local runs no images ({image})", **options)
 
 
-def test_a_row_is_refused_before_the_start_if_its_grader_is_missing(
-    player: Player, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_grader_is_refused_before_the_start(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.tasks.swebench.swebench_task.official_version", lambda: None)
     refused(player, "pip install 'ares-exp[swebench]'")
 
 
-def test_options_are_checked_before_anything_is_read() -> None:
+def test_options_are_checked_before_reading_data() -> None:
     for template in ("x", "a b {id}"):
         with pytest.raises(ConfigError, match=r"env\.image_template"):
             SweBenchEnvironments(dataset="no.jsonl", image_template=template)

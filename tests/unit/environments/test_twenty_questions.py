@@ -43,7 +43,7 @@ def last_said(time_step: TimeStep[LLMRequest]) -> str:
     return str(time_step.observation.messages[-1]["content"])
 
 
-async def test_a_game_that_is_won() -> None:
+async def test_game_is_won() -> None:
     async with game() as env:
         assert isinstance(env, Environment)
         first = await env.reset(options=CAT)
@@ -70,7 +70,7 @@ async def test_a_game_that_is_won() -> None:
     assert set(env.report().phase_sec) == {"oracle"}
 
 
-async def test_nothing_that_the_policy_sees_says_what_is_hidden() -> None:
+async def test_observations_do_not_reveal_the_object() -> None:
     class Chatty(Policy):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             return say("Yes, because a cat is an animal")
@@ -82,7 +82,7 @@ async def test_nothing_that_the_policy_sees_says_what_is_hidden() -> None:
     assert "cat" not in f"{first.observation} {second.observation}"
 
 
-async def test_the_questions_run_out() -> None:
+async def test_game_ends_when_questions_run_out() -> None:
     asked = 0
 
     class Counting(Policy):
@@ -100,7 +100,7 @@ async def test_the_questions_run_out() -> None:
     assert (env.truncated_by, env.verdict.reward, asked) == ("steps", 0.0, 1), "nobody would hear the last answer"
 
 
-async def test_a_right_guess_with_the_last_reply_is_termination() -> None:
+async def test_correct_last_guess_is_termination() -> None:
     async with game(limits=EpisodeLimits(steps=1, tokens=5)) as env:
         assert last_said(await env.reset(options=CAT)).endswith("(1 left)")
         last = await env.step(say("Guess: cat", usage=Usage(5, 5)))
@@ -116,14 +116,14 @@ async def test_a_right_guess_with_the_last_reply_is_termination() -> None:
         (EpisodeLimits(time=TimeLimits(agent_timeout_sec=1e-9)), "time"),
     ],
 )
-async def test_the_limits_of_the_run_hold(limits: EpisodeLimits, limit: str) -> None:
+async def test_run_limits_apply(limits: EpisodeLimits, limit: str) -> None:
     async with game(limits=limits) as env:
         await env.reset(options=CAT)
         last = await env.step(say("Is it alive?", usage=Usage(8, 2), cost=0.5))
     assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, limit)
 
 
-async def test_an_answer_that_never_came_is_truncation_and_may_stay_without_a_verdict() -> None:
+async def test_missing_response_truncates_without_a_verdict() -> None:
     limits = EpisodeLimits(time=TimeLimits(agent_timeout_sec=3600), verify_on_truncation=False)
     async with game(limits=limits) as env:
         await env.reset(options=CAT)
@@ -135,7 +135,7 @@ async def test_an_answer_that_never_came_is_truncation_and_may_stay_without_a_ve
     assert env.time_left_sec is None
 
 
-async def test_same_seed_same_objects_in_the_same_order() -> None:
+async def test_same_seed_gives_same_objects_in_order() -> None:
     async def order(env: TwentyQuestionsEnvironment, **options: Any) -> list[str]:
         names = []
         for _ in range(5):
@@ -151,7 +151,7 @@ async def test_same_seed_same_objects_in_the_same_order() -> None:
     assert await order(game(seed=4)) != first
 
 
-def test_games_that_cannot_be_made_are_refused() -> None:
+def test_invalid_games_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one object"):
         TwentyQuestionsEnvironment([], oracle=FACTS)
     with pytest.raises(ConfigError, match="got OraclePolicy, which plays the solutions"):
@@ -175,7 +175,7 @@ class Waiting(Policy):
         return say("yes")
 
 
-async def test_while_the_oracle_thinks() -> None:
+async def test_close_while_oracle_thinks_fails_the_step() -> None:
     oracle = Waiting()
     env = game(oracle)
     await env.reset(options=CAT)
@@ -191,7 +191,7 @@ async def test_while_the_oracle_thinks() -> None:
     assert env.time_step is None
 
 
-async def test_a_step_that_is_cancelled_cancels_the_question() -> None:
+async def test_cancelled_step_cancels_the_question() -> None:
     oracle = Waiting()
     env = game(oracle)
     await env.reset(options=CAT)
@@ -205,7 +205,7 @@ async def test_a_step_that_is_cancelled_cancels_the_question() -> None:
     assert (await env.step(say("Guess: cat"))).reward == 1.0
 
 
-async def test_the_time_limit_ends_the_oracles_thinking_but_not_what_it_must_wait_for() -> None:
+async def test_time_limit_covers_thinking_but_not_waiting() -> None:
     class Limited(Waiting):
         """Waits for a rate limit before it thinks, for ever."""
 
@@ -247,7 +247,7 @@ def failing(*answers: Any) -> Policy:
     return Failing()
 
 
-async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) -> None:
+async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> None:
     oracle = failing("It is a cat!", "yes")
     async with game(oracle, output_dir=tmp_path / "files", limits=EpisodeLimits(tokens=100, cost=0.1)) as env:
         await env.reset(options=CAT)
@@ -285,9 +285,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) 
         (Oracle(Waiting(), timeout_sec=0.01), r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"),
     ],
 )
-async def test_an_oracle_that_fails_is_neither_the_policys_fault_nor_a_reward(
-    tmp_path: Path, oracle: Any, says: str
-) -> None:
+async def test_oracle_failure_is_a_verifier_error(tmp_path: Path, oracle: Any, says: str) -> None:
     collector = MemoryTrajectoryCollector()
     env = TrajectoryCollectingEnvironment(game(oracle, output_dir=tmp_path), collector)
     await env.reset(options=CAT)
@@ -301,12 +299,12 @@ async def test_an_oracle_that_fails_is_neither_the_policys_fault_nor_a_reward(
         await env.step(say("Is it alive?"))
 
 
-async def test_an_oracle_without_answers_for_the_task_fails() -> None:
+async def test_oracle_without_replies_for_task_fails() -> None:
     with pytest.raises(OracleResponseError, match=r"task 'cat' in env\.oracle\.replies"):
         await game(ScriptedPolicy(replies={"dog": ["yes"]})).reset(options=CAT)
 
 
-async def test_the_oracle_is_asked_where_it_was_opened() -> None:
+async def test_oracle_runs_on_its_opening_loop() -> None:
     loops = []
 
     class Noting(Policy):
@@ -332,7 +330,7 @@ async def test_the_oracle_is_asked_where_it_was_opened() -> None:
     await oracle.close()
 
 
-def test_the_oracle_answers_after_the_loop_where_it_was_opened_is_gone() -> None:
+def test_oracle_works_after_its_opening_loop_closed() -> None:
     oracle = Oracle(FACTS)
     asyncio.run(oracle.open())
 
@@ -344,7 +342,7 @@ def test_the_oracle_answers_after_the_loop_where_it_was_opened_is_gone() -> None
     assert asyncio.run(execute()) == "Yes. (19 left)"
 
 
-async def test_an_oracle_that_is_not_ready() -> None:
+async def test_unready_oracle_is_an_error() -> None:
     class NotReady(Policy):
         async def preflight(self) -> None:
             raise PreflightError("Set policy.model.")

@@ -32,7 +32,7 @@ from ares_exp.records.results import EnvironmentUsage
 BUNDLED = load_objects()
 
 
-def test_the_bundled_objects_have_facts_that_tell_each_from_all_others() -> None:
+def test_bundled_objects_have_distinct_facts() -> None:
     assert len(BUNDLED) == 60
     assert all(len(one.facts) >= 3 for one in BUNDLED)
     assert len({one.facts for one in BUNDLED}) == 60
@@ -59,7 +59,7 @@ def test_the_bundled_objects_have_facts_that_tell_each_from_all_others() -> None
         ("cat", "Is it?", Answer.UNKNOWN),
     ],
 )
-async def test_the_facts_answer(name: str, question: str, answer: Answer) -> None:
+async def test_facts_oracle_responds_from_facts(name: str, question: str, answer: Answer) -> None:
     [hidden] = [one for one in BUNDLED if one.name == name]
     said = await FactsOracle(BUNDLED).for_episode(EpisodeSpec(name))(oracle_request(hidden, question))
     assert parse_answer(said.text) is answer
@@ -70,7 +70,7 @@ def test_facts_about_an_unknown_object_are_missing() -> None:
         FactsOracle(BUNDLED).for_episode(EpisodeSpec("unicorn"))
 
 
-def test_a_request_contains_name_aliases_and_facts() -> None:
+def test_request_contains_name_aliases_and_facts() -> None:
     request = oracle_request(HiddenObject("tea {pot}", ("pot", "kettle"), ("holds tea",)), "Is it?")
     assert "Hidden: tea {pot}\nAlso called: pot, kettle\nWhat is true of it:\n- holds tea\n" in request.system_prompt
 
@@ -83,16 +83,16 @@ def test_a_request_contains_name_aliases_and_facts() -> None:
         (None, ["", "nope", "Yes and no", "yes/no", "No one knows", "The cat says yes", "no " * 400]),
     ],
 )
-def test_an_answer_is_read(answer: Answer | None, texts: list[str]) -> None:
+def test_oracle_response_is_parsed(answer: Answer | None, texts: list[str]) -> None:
     assert {text: parse_answer(text) for text in texts} == dict.fromkeys(texts, answer)
 
 
-def test_a_digest_depends_on_every_field() -> None:
+def test_digest_depends_on_every_field() -> None:
     digests = {HiddenObject("cup", *rest).digest for rest in [(), (("mug",),), ((), ("mug",)), ((), ("holds tea",))]}
     assert len(digests) == 4
 
 
-def test_selecting_nothing_is_refused() -> None:
+def test_empty_selection_is_refused() -> None:
     with pytest.raises(ConfigError, match="env=twenty_questions has 60 tasks: 0 cat, 1 dog"):
         TwentyQuestionsEnvironments(tasks="unicorn").load(print)
 
@@ -127,7 +127,7 @@ NAMES = ("cat", "house cat")
         "My guess is the cat",
     ],
 )
-def test_a_right_guess(reply: str) -> None:
+def test_correct_guess_is_recognized(reply: str) -> None:
     assert is_one_of(parse_reply(reply).guess or "", NAMES)
 
 
@@ -149,7 +149,7 @@ def test_a_right_guess(reply: str) -> None:
         "Is it a caterpillar?",
     ],
 )
-def test_a_name_among_other_words_is_no_right_guess(reply: str) -> None:
+def test_name_within_other_words_is_wrong(reply: str) -> None:
     assert not is_one_of(parse_reply(reply).guess or "", NAMES)
 
 
@@ -165,18 +165,18 @@ def test_a_name_among_other_words_is_no_right_guess(reply: str) -> None:
         ("Guess: cat" + " " * MAX_CHARS, "510 characters"),
     ],
 )
-def test_what_is_neither(reply: str, reason: str) -> None:
+def test_unclear_reply_has_a_problem(reply: str, reason: str) -> None:
     found = parse_reply(reply)
     assert (found.question, found.guess) == (None, None)
     assert reason in found.problem
 
 
 @pytest.mark.parametrize("reply", ["Is it alive?", "Does it fly", "I see. Does it have legs??", "What is it?"])
-def test_a_question_is_passed_on_as_it_is(reply: str) -> None:
+def test_question_is_passed_unchanged(reply: str) -> None:
     assert parse_reply(reply).question == reply
 
 
-def test_names_of_other_alphabets_and_with_accents() -> None:
+def test_names_ignore_accents_and_support_other_alphabets() -> None:
     assert is_one_of("a pinata", ["Piñata"])
     assert is_one_of("Rubik’s Cube", ["rubiks cube"])
     assert is_one_of("кошка", ["Кошка"])
@@ -216,7 +216,7 @@ def lines(files: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (files / "oracle.jsonl").read_text().splitlines()]
 
 
-async def test_a_chain_of_tries_asks_nothing_twice(tmp_path: Path) -> None:
+async def test_resumed_episodes_repeat_no_oracle_calls(tmp_path: Path) -> None:
     first, second, third, fourth = (tmp_path / str(number) for number in range(4))
     _, env = await execute(first, Saying("yes"), "Is it old?", "Is it grey?", "Is it old?")
     assert env.report().environment_usage == ONE + ONE + ONE
@@ -248,7 +248,7 @@ async def test_a_chain_of_tries_asks_nothing_twice(tmp_path: Path) -> None:
     assert told == ["I don't know."] * 2
 
 
-async def test_what_is_written_is_there_before_it_counts_and_stays_short(tmp_path: Path) -> None:
+async def test_record_is_written_first_and_is_bounded(tmp_path: Path) -> None:
     told, _ = await execute(tmp_path, Saying("yes, " + "x" * 400), "Is it old?")
     assert told == ["Yes."]
     with pytest.raises(OracleResponseError):
@@ -258,7 +258,7 @@ async def test_what_is_written_is_there_before_it_counts_and_stays_short(tmp_pat
     assert (line["answer"], line["prompt_tokens"]) == (None, 20)
 
 
-async def test_only_the_answers_of_an_earlier_try_of_the_game_are_given_again(tmp_path: Path) -> None:
+async def test_only_earlier_attempts_provide_oracle_responses(tmp_path: Path) -> None:
     no = Saying("no")
     await execute(tmp_path / "a", Saying("yes"), "Is it old?")
     await execute(tmp_path / "a", no, "Is it old?")
@@ -268,7 +268,7 @@ async def test_only_the_answers_of_an_earlier_try_of_the_game_are_given_again(tm
     assert (told, len(no.asked)) == (["No."], 2)
 
 
-async def test_an_answer_that_the_game_does_not_know_is_asked_for_again(tmp_path: Path) -> None:
+async def test_unknown_recorded_response_is_requested_again(tmp_path: Path) -> None:
     line = {**GOOD, **NUMBERS, "answer": "maybe", "taken_over": True}
     (tmp_path / "oracle.jsonl").write_text(f"{json.dumps(line)}\n")
     yes = Saying("yes")
@@ -276,7 +276,7 @@ async def test_an_answer_that_the_game_does_not_know_is_asked_for_again(tmp_path
     assert (told, yes.asked) == (["Yes."], ["Is it old?"])
 
 
-async def test_a_question_without_an_answer_is_asked_again(tmp_path: Path) -> None:
+async def test_question_without_response_is_asked_again(tmp_path: Path) -> None:
     class Refusing(Policy):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             refusal = RefusalError("no")
@@ -313,14 +313,14 @@ NUMBERS = {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.25, "sec": 1.0}
         json.dumps(GOOD).encode(),
     ],
 )
-def test_a_record_is_used_up_to_what_is_none(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_record_is_used_until_first_invalid_line(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     good = json.dumps({**GOOD, **NUMBERS, "of a later version": [1]}).encode()
     (tmp_path / "oracle.jsonl").write_bytes(b"\n".join([good, line, good, b""]))
     assert recorded_usage(tmp_path) == ONE
     assert "oracle.jsonl is ignored from line 2 on" in caplog.text
 
 
-def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:
+def test_irregular_or_endless_record_is_ignored(tmp_path: Path) -> None:
     assert read_asked(tmp_path) is None
     os.mkfifo(tmp_path / "oracle.jsonl")
     assert read_asked(tmp_path) is None
@@ -332,7 +332,7 @@ def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:
     assert not (tmp_path / "own").exists()
 
 
-async def test_oracle_answer_without_record_is_not_applied(tmp_path: Path) -> None:
+async def test_oracle_response_without_record_is_not_applied(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.write_text("no folder")
     with pytest.raises(OSError, match=r"File exists|Not a directory"):

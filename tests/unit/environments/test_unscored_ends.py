@@ -21,7 +21,7 @@ SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
 @pytest.mark.parametrize("pause_sec", [0.0, 0.01, 0.03, 0.1, 0.3])
-async def test_a_verifier_of_its_own(make_environment: Any, make_task: Any, pause_sec: float) -> None:
+async def test_separate_verifier_is_stopped(make_environment: Any, make_task: Any, pause_sec: float) -> None:
     env = make_environment(make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"))
     await env.reset()
     stepping = asyncio.create_task(env.step(SUBMIT))
@@ -35,7 +35,9 @@ async def test_a_verifier_of_its_own(make_environment: Any, make_task: Any, paus
     assert not running_boxes()
 
 
-async def test_the_end_of_a_stage(make_environment: Any, make_steps: MakeSteps, tmp_path: Path) -> None:
+async def test_close_at_stage_end_stops_the_container(
+    make_environment: Any, make_steps: MakeSteps, tmp_path: Path
+) -> None:
     env = make_environment(make_steps(), output_dir=tmp_path / "out")
     await env.reset()
     stepping = asyncio.create_task(env.step(SUBMIT))
@@ -48,7 +50,7 @@ async def test_the_end_of_a_stage(make_environment: Any, make_steps: MakeSteps, 
     assert not running_boxes()
 
 
-async def test_no_container_is_made_for_what_was_released(make_task: Any) -> None:
+async def test_released_episode_creates_no_container(make_task: Any) -> None:
     task, made = make_task(toml=SEPARATE), []
     factory = LocalContainerFactory()
 
@@ -85,7 +87,7 @@ async def _raises(container: Any, llm: Any) -> None:
     raise RuntimeError("on purpose")
 
 
-async def test_an_agent_that_raises(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
+async def test_agent_error_collects_artifacts(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     env = make_environment(make_task(), agent=agent_of(_raises), output_dir=tmp_path)
     await env.reset()
     with pytest.raises(AgentError, match="on purpose"):
@@ -95,7 +97,7 @@ async def test_an_agent_that_raises(make_environment: Any, make_task: Any, tmp_p
     assert not running_boxes()
 
 
-async def test_an_episode_that_is_closed(make_environment: Any, make_steps: MakeSteps, tmp_path: Path) -> None:
+async def test_closed_episode_collects_artifacts(make_environment: Any, make_steps: MakeSteps, tmp_path: Path) -> None:
     env = make_environment(make_steps(), output_dir=tmp_path)
     await env.reset()
     await env.step(run("echo first > /logs/artifacts/x; echo one > /work/log"))
@@ -106,7 +108,7 @@ async def test_an_episode_that_is_closed(make_environment: Any, make_steps: Make
     assert kept == ["first\n", "second\n"]
 
 
-async def test_an_episode_that_is_cancelled(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
+async def test_cancelled_episode_collects_artifacts(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     env = make_environment(make_task(), output_dir=tmp_path)
     await env.reset()
     await env.step(run("echo kept > /logs/artifacts/x"))
@@ -119,7 +121,7 @@ async def test_an_episode_that_is_cancelled(make_environment: Any, make_task: An
     assert not running_boxes()
 
 
-async def test_it_ends_at_its_bound(
+async def test_collection_ends_at_its_time_limit(
     make_environment: Any, make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collecting, "COLLECT_SEC", 0.1)
@@ -130,7 +132,7 @@ async def test_it_ends_at_its_bound(
     assert not running_boxes()
 
 
-async def test_a_cancellation_ends_it(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
+async def test_cancellation_ends_the_collection(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     env = make_environment(make_task(toml=HANGS), output_dir=tmp_path)
     await env.reset()
     closing = asyncio.create_task(env.close())
@@ -142,7 +144,7 @@ async def test_a_cancellation_ends_it(make_environment: Any, make_task: Any, tmp
     assert not running_boxes()
 
 
-async def test_nothing_is_kept_where_there_is_no_place(make_environment: Any, make_task: Any) -> None:
+async def test_collection_needs_an_output_directory(make_environment: Any, make_task: Any) -> None:
     env = make_environment(make_task(toml=HANGS))
     await env.reset()
     async with asyncio.timeout(60):
@@ -150,9 +152,7 @@ async def test_nothing_is_kept_where_there_is_no_place(make_environment: Any, ma
     assert not running_boxes()
 
 
-async def test_what_waits_for_the_release_is_told_even_so(
-    make_environment: Any, make_task: Any, tmp_path: Path
-) -> None:
+async def test_cancelled_close_still_signals_the_release(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     """The directory of a fork, say: nobody else removes it."""
     env = make_environment(make_task(toml=HANGS), output_dir=tmp_path)
     await env.reset()

@@ -31,7 +31,7 @@ IN_THE_WAY = [
 
 
 @pytest.mark.parametrize("command", IN_THE_WAY)
-async def test_what_is_in_the_way_of_the_tests(
+async def test_obstacles_in_tests_directory_are_tolerated(
     make_environment: Any, make_task: Any, tmp_path: Path, command: str
 ) -> None:
     task = make_task(test=LISTS, toml=f"[verifier]\nuser = {USER}\n")
@@ -43,7 +43,7 @@ async def test_what_is_in_the_way_of_the_tests(
 
 
 @pytest.mark.parametrize("command", ["rm -rf /logs /tests; touch /logs /tests", "rm -rf /logs; ln -s /proc /logs"])
-async def test_in_a_step(make_environment: Any, make_steps: MakeSteps, command: str) -> None:
+async def test_obstacles_are_tolerated_in_each_step(make_environment: Any, make_steps: MakeSteps, command: str) -> None:
     env = make_environment(make_steps())
     await env.reset()
     await env.step(run(f"echo one > /work/log; {command}"))
@@ -53,14 +53,14 @@ async def test_in_a_step(make_environment: Any, make_steps: MakeSteps, command: 
 
 
 @pytest.mark.parametrize("command", ["rm -rf /work", "rm -rf /work; touch /work"])
-async def test_a_working_directory_that_is_gone(make_environment: Any, make_task: Any, command: str) -> None:
+async def test_deleted_working_directory_gives_a_reward(make_environment: Any, make_task: Any, command: str) -> None:
     env = make_environment(make_task(test=LISTS, toml="[environment]\nworkdir = '/srv'\n"))
     await env.reset()
     gone = command.replace("/work", "/srv")
     assert (await env.step(run(f"cd /; {gone}; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"))).reward == 0
 
 
-async def test_the_images_own_tests_are_as_they_were(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
+async def test_tests_in_the_image_are_restored(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     task = make_task(test="#!/bin/sh\ncat /tests/data\nls /tests\necho 0 > /logs/verifier/reward.txt\n")
     (task.path / "environment/Dockerfile").write_text("FROM a\nRUN mkdir /tests && echo of-image > /tests/data\n")
     env = make_environment(task, output_dir=tmp_path / "out")
@@ -70,7 +70,7 @@ async def test_the_images_own_tests_are_as_they_were(make_environment: Any, make
     assert (tmp_path / "out/verifier/test-stdout.txt").read_text().split() == ["of-image", "data", "test.sh"]
 
 
-async def test_more_output_than_can_be_copied(
+async def test_excess_output_is_left_out_with_warning(
     make_environment: Any, make_task: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     test = "#!/bin/sh\necho 0 > /logs/verifier/reward.txt\n"
@@ -81,7 +81,7 @@ async def test_more_output_than_can_be_copied(
     assert "only reward.txt was copied" in caplog.text
 
 
-async def test_an_artifact_of_another_kind_than_in_the_verifiers_image(make_environment: Any, make_task: Any) -> None:
+async def test_artifact_may_replace_another_file_kind(make_environment: Any, make_task: Any) -> None:
     toml = "artifacts = ['/data/out', '/data/file']\n[verifier]\nenvironment_mode = 'separate'\n"
     task = make_task(test="#!/bin/sh\ncat /data/out /data/file/x > /logs/verifier/reward.txt\n", toml=toml)
     (task.path / "environment/Dockerfile").write_text("FROM a\nRUN mkdir -p /data/out/x && touch /data/file\n")

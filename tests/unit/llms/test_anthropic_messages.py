@@ -46,7 +46,7 @@ FULL = LLMRequest(
 )
 
 
-def test_request_on_the_wire() -> None:
+def test_request_is_written_to_the_wire() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
     body = request_to_body(FULL, model="m")
     assert body == {
@@ -85,14 +85,14 @@ def test_request_on_the_wire() -> None:
     assert canonical(again) == canonical(FULL)
 
 
-def test_system_text_at_the_start_is_the_system_prompt_and_stays_in_its_place_elsewhere() -> None:
+def test_leading_system_text_becomes_the_system_prompt() -> None:
     said = [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}]
     body = request_to_body(LLMRequest([*said, {"role": "system", "content": "c"}], system_prompt="s"), model="m")
     assert body["system"] == "s\n\na"
     assert [message["role"] for message in body["messages"]] == ["user", "system"]
 
 
-def test_messages_that_say_nothing_are_not_sent() -> None:
+def test_empty_messages_are_not_sent() -> None:
     said = [{"role": "user", "content": "b"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "c"}]
     (message,) = request_to_body(LLMRequest(said), model="m")["messages"]
     assert [block["text"] for block in message["content"]] == ["b", "c"]
@@ -106,14 +106,14 @@ def test_messages_that_say_nothing_are_not_sent() -> None:
         ({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}, "file_data"),
     ],
 )
-def test_what_the_wire_cannot_carry_is_named(message: dict[str, Any], named: str) -> None:
+def test_unsupported_content_is_named(message: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsendableRequestError, match=named):
         request_to_body(LLMRequest([message]), model="m")
 
 
 @examples(40)
 @given(mixed_responses)
-def test_responses_come_back_the_same(response: LLMResponse) -> None:
+def test_responses_round_trip(response: LLMResponse) -> None:
     again = response_from_body(json.loads(json.dumps(response_to_body(response))))
     assert [_comparable(piece) for piece in again.data] == [_comparable(piece) for piece in response.data]
 
@@ -124,7 +124,7 @@ def _comparable(piece: Any) -> Any:
     return piece
 
 
-def test_a_response_is_read() -> None:
+def test_response_is_read() -> None:
     body = {
         "id": "msg_1",
         "type": "message",
@@ -163,7 +163,7 @@ def test_a_response_is_read() -> None:
         ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
     ],
 )
-def test_a_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
+def test_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
     body = {"role": "assistant", "content": [], "stop_reason": "end_turn", **change}
     with pytest.raises(MalformedResponseError, match=named):
         response_from_body(body)

@@ -38,7 +38,7 @@ def with_message(index: int, **fields: Any) -> LLMRequest:
 
 
 SAME = {
-    "a list of one text": with_message(0, content=[text("look", cache_control={"type": "ephemeral"})]),
+    "a list with one text": with_message(0, content=[text("look", cache_control={"type": "ephemeral"})]),
     "neighbouring texts": with_message(0, content=[text("lo"), text("ok")]),
     "empty texts and fields": with_message(1, content="", refusal=None, annotations=[]),
     "the spelling of arguments": with_message(1, tool_calls=[call("c1", '{"n":1.0,"path":"."}'), call("c2", "{}")]),
@@ -53,7 +53,7 @@ SAME = {
     ),
     "reasoning": with_message(1, reasoning_content="hm", reasoning_details=[{"type": "reasoning.text", "text": "hm"}]),
     "the order of tools": replace(BASE, tools=TOOLS[::-1]),
-    "where the system prompt is": replace(
+    "the position of the system prompt": replace(
         BASE, system_prompt=None, messages=[{"role": "system", "content": [text("be brief")]}, *SAID]
     ),
     "stream, metadata, sampling, origin": replace(
@@ -70,31 +70,31 @@ OTHER = {
     "a role": with_message(0, role="developer"),
     "an image": with_message(0, content=[text("look"), {"type": "image_url", "image_url": {"url": "data:"}}]),
     "arguments": with_message(1, tool_calls=[call("c1", '{"path": ".", "n": 2}'), call("c2", "")]),
-    "arguments that are text": with_message(1, tool_calls=[call("c1", '{"path": ".", "n": 1'), call("c2", "")]),
-    "which call is answered": replace(
+    "text arguments": with_message(1, tool_calls=[call("c1", '{"path": ".", "n": 1'), call("c2", "")]),
+    "the call of the result": replace(
         BASE, messages=[*SAID[:2], {**SAID[2], "tool_call_id": "c1"}, {**SAID[3], "tool_call_id": "c2"}]
     ),
     "tools": replace(BASE, tools=TOOLS[:1]),
     "the tool choice": replace(BASE, tool_choice="required"),
     "stop": replace(BASE, stop_sequences=["END"]),
     "the system prompt": replace(BASE, system_prompt="be long"),
-    "a message more": replace(BASE, messages=[*SAID, {"role": "user", "content": ""}]),
+    "an additional message": replace(BASE, messages=[*SAID, {"role": "user", "content": ""}]),
 }
 
 
 @pytest.mark.parametrize("what", SAME)
-def test_makes_no_difference(what: str) -> None:
+def test_equivalent_requests_have_the_same_fingerprint(what: str) -> None:
     assert fingerprint(SAME[what]) == fingerprint(BASE)
     assert canonical(SAME[what]) == canonical(BASE)
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_makes_a_difference(what: str) -> None:
+def test_different_requests_have_different_fingerprints(what: str) -> None:
     assert fingerprint(OTHER[what]) != fingerprint(BASE)
     assert len({fingerprint(other) for other in OTHER.values()}) == len(OTHER)
 
 
-def test_a_conversation_is_continued_by_what_starts_with_all_of_it() -> None:
+def test_conversation_is_continued_by_a_longer_one() -> None:
     whole = canonical(BASE)
     for length in range(len(SAID) + 1):
         part = canonical(replace(BASE, messages=SAID[:length]))
@@ -105,7 +105,7 @@ def test_a_conversation_is_continued_by_what_starts_with_all_of_it() -> None:
     assert (whole.shared(other), whole.continues(other)) == (2, False)
 
 
-def test_the_message_that_repeats_a_response() -> None:
+def test_repeated_response_matches_its_message() -> None:
     asked = replace(BASE, messages=SAID)
     response = LLMResponse([ThinkingData("hm"), TextData("a"), ToolCallData("", "ls", "{}"), TextData("b")])
     message = {"role": "assistant", "content": [text("ab")], "tool_calls": [call("whatever", "")]}

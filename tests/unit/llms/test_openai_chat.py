@@ -39,7 +39,7 @@ FULL = LLMRequest(
 )
 
 
-def test_request_on_the_wire() -> None:
+def test_request_is_written_to_the_wire() -> None:
     body = request_to_body(FULL, model="m")
     assert body == {
         "model": "m",
@@ -62,11 +62,11 @@ def test_request_on_the_wire() -> None:
     assert request_from_body(json.loads(json.dumps(body))) == FULL
 
 
-def test_what_is_not_set_is_not_sent() -> None:
+def test_unset_fields_are_not_sent() -> None:
     assert set(request_to_body(LLMRequest([{"role": "user", "content": "x"}]), model="m")) == {"model", "messages"}
 
 
-def test_body_is_a_copy_that_may_be_changed() -> None:
+def test_body_is_an_independent_copy() -> None:
     body = request_to_body(FULL, model="m")
     body["messages"][1]["content"][0]["text"] = "changed"
     assert FULL.messages[0]["content"][0]["text"] == "look"
@@ -97,7 +97,7 @@ requests = st.builds(
 
 @examples(50)
 @given(requests, st.sampled_from(["max_tokens", "max_completion_tokens"]))
-def test_requests_come_back_the_same(request: LLMRequest, field: Any) -> None:
+def test_requests_round_trip(request: LLMRequest, field: Any) -> None:
     body = json.loads(json.dumps(request_to_body(request, model="m", max_tokens_field=field)))
     assert request_from_body(body) == request
 
@@ -128,12 +128,12 @@ responses = st.builds(
 
 @examples(50)
 @given(responses)
-def test_responses_come_back_the_same(response: LLMResponse) -> None:
+def test_responses_round_trip(response: LLMResponse) -> None:
     body = json.loads(json.dumps(response_to_body(response)))
     assert response_from_body(body) == response
 
 
-def test_the_official_client_reads_our_responses() -> None:
+def test_official_client_reads_our_responses() -> None:
     from openai.types.chat import ChatCompletion
 
     response = LLMResponse(
@@ -160,7 +160,7 @@ def respond(**choice: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, **choice}]}
 
 
-def test_a_response_as_vllm_gives_it() -> None:
+def test_vllm_response_is_read() -> None:
     """Fields as in vLLM's `ChatCompletionResponse`, with `return_token_ids` and `logprobs`."""
     body = {
         "id": "chatcmpl-1",
@@ -223,13 +223,13 @@ HM = {"type": "reasoning.text", "text": "hm", "signature": "s", "index": 0}
         ),
     ],
 )
-def test_reasoning_by_every_name(fields: dict[str, Any], thinking: list[ThinkingData]) -> None:
+def test_reasoning_is_read_from_every_field(fields: dict[str, Any], thinking: list[ThinkingData]) -> None:
     response = response_from_body(respond(message={"content": "hi", **fields}))
     assert list(response.data) == [*thinking, TextData("hi")]
     assert (response.text, list(response.thinking)) == ("hi", thinking)
 
 
-def test_reasoning_among_the_parts_of_the_content() -> None:
+def test_reasoning_is_read_from_content_parts() -> None:
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]
     assert list(response_from_body(respond(message={"content": parts})).data) == [ThinkingData("hm"), TextData("hi")]
     parts[0] = {"type": "thinking", "thinking": 7}
@@ -237,7 +237,7 @@ def test_reasoning_among_the_parts_of_the_content() -> None:
         assert response_from_body(respond(message={"content": parts}), strict=False).text == "hi"
 
 
-def test_a_response_of_reasoning_alone_has_no_text() -> None:
+def test_response_with_only_reasoning_has_no_text() -> None:
     response = response_from_body(respond(message={"content": None, "reasoning": "hm"}, finish_reason="length"))
     assert (response.text, response.thinking) == ("", (ThinkingData("hm"),))
 
@@ -254,17 +254,17 @@ def test_a_response_of_reasoning_alone_has_no_text() -> None:
         ({"prompt_tokens_details": {"cached_tokens": 10**30, "cache_write_tokens": True}}, Usage(10, 7)),
     ],
 )
-def test_the_break_down_of_the_usage(counts: dict[str, Any], usage: Usage) -> None:
+def test_usage_details_are_read(counts: dict[str, Any], usage: Usage) -> None:
     body = respond() | {"usage": {"prompt_tokens": 10, "completion_tokens": 7, **counts}}
     assert response_from_body(body).usage == usage
 
 
-def test_the_least_response() -> None:
+def test_minimal_response_is_read() -> None:
     assert response_from_body(respond()) == LLMResponse.from_text("hi")
     assert list(response_from_body(respond(message={})).data) == []
 
 
-def test_a_refusal_is_text_and_comes_back() -> None:
+def test_refusal_is_text_and_round_trips() -> None:
     response = response_from_body(respond(message={"content": None, "refusal": "I won't"}, finish_reason="stop"))
     assert (response.text, response.finish_reason) == ("I won't", "refusal")
     again = response_to_body(response)["choices"][0]
@@ -273,7 +273,7 @@ def test_a_refusal_is_text_and_comes_back() -> None:
     assert response_from_body({"choices": [again]}) == response
 
 
-def test_content_in_parts() -> None:
+def test_content_parts_are_read() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert list(response_from_body(respond(message={"content": parts})).data) == [TextData("a"), TextData("b")]
     with pytest.raises(WireFormatError, match="image_url"):
@@ -287,7 +287,7 @@ def test_content_in_parts() -> None:
         (replace(FULL, metadata={"n": 1}), r"`metadata\.n`, a int"),
     ],
 )
-def test_losses_in_writing_a_request(request_: LLMRequest, named: str) -> None:
+def test_dropped_fields_of_written_request_are_named(request_: LLMRequest, named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         request_to_body(request_, model="m")
     with pytest.warns(UserWarning, match=named):
@@ -296,7 +296,7 @@ def test_losses_in_writing_a_request(request_: LLMRequest, named: str) -> None:
     assert body["metadata"] in ({}, {"episode": "7"})
 
 
-def test_losses_in_writing_a_response() -> None:
+def test_dropped_fields_of_written_response_are_named() -> None:
     two = LLMResponse([TextData("a"), TextData("b")])
     late = LLMResponse([ToolCallData("c", "f", "{}"), TextData("a")])
     mixed = LLMResponse([TextData("a"), ThinkingData("hm")])
@@ -321,7 +321,7 @@ def test_losses_in_writing_a_response() -> None:
         (respond(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
     ],
 )
-def test_losses_in_reading_a_response(body: dict[str, Any], named: str) -> None:
+def test_dropped_fields_of_read_response_are_named(body: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         response_from_body(body)
     with pytest.warns(UserWarning, match=named):
@@ -332,7 +332,7 @@ def test_losses_in_reading_a_response(body: dict[str, Any], named: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["seed", "logit_bias", "stream_options", "parallel_tool_calls", "n"])
-def test_losses_in_reading_a_request(key: str) -> None:
+def test_dropped_fields_of_read_request_are_named(key: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], key: 2}
     with pytest.raises(WireFormatError, match=f"`{key}` of the request"):
         request_from_body(body)
@@ -341,7 +341,7 @@ def test_losses_in_reading_a_request(key: str) -> None:
     assert request_from_body(body | {key: None}).messages[0]["content"] == "x"
 
 
-def test_reading_what_clients_spell_differently() -> None:
+def test_alternative_spellings_are_read() -> None:
     body = {"messages": [], "stop": "END", "max_tokens": 5, "max_completion_tokens": 5, "top_k": 2, "n": 1}
     request = request_from_body(body)
     assert (request.stop_sequences, request.max_output_tokens, request.top_k) == (("END",), 5, 2)
@@ -355,7 +355,7 @@ def test_reading_what_clients_spell_differently() -> None:
         {"role": "system", "content": "be brief", "name": "boss"},
     ],
 )
-def test_unusual_system_text_stays_as_it_is(first: dict[str, Any]) -> None:
+def test_unusual_system_text_is_unchanged(first: dict[str, Any]) -> None:
     body = {"model": "m", "messages": [first, {"role": "user", "content": "x"}]}
     request = request_from_body(body)
     assert request.system_prompt is None
@@ -378,7 +378,7 @@ def test_unusual_system_text_stays_as_it_is(first: dict[str, Any]) -> None:
         ({"messages": [], "max_tokens": 1, "max_completion_tokens": 2}, "one bound on output tokens"),
     ],
 )
-def test_malformed_requests(body: Any, said: str) -> None:
+def test_malformed_requests_are_rejected(body: Any, said: str) -> None:
     with pytest.raises(WireFormatError, match=said):
         request_from_body(body, strict=False)
 
@@ -397,14 +397,14 @@ def test_malformed_requests(body: Any, said: str) -> None:
         (respond() | {"model": 5}, "`model`"),
     ],
 )
-def test_malformed_responses(body: Any, said: str) -> None:
+def test_malformed_responses_are_rejected(body: Any, said: str) -> None:
     with pytest.raises(WireFormatError, match=said) as raised:
         response_from_body(body, strict=False)
     assert isinstance(raised.value, PolicyError)
     assert isinstance(raised.value, ValueError)
 
 
-def test_what_was_got_is_shown_but_bounded() -> None:
+def test_error_shows_a_bounded_part_of_input() -> None:
     with pytest.raises(WireFormatError, match="1000002 characters") as raised:
         response_from_body("x" * 1_000_000)
     assert len(str(raised.value)) < 500
@@ -417,7 +417,7 @@ json_values = st.recursive(
 
 @examples(50)
 @given(st.data())
-def test_any_damage_to_a_response_is_understood_or_a_typed_error(data: st.DataObject) -> None:
+def test_damaged_response_is_read_or_rejected(data: st.DataObject) -> None:
     body = json.loads(
         json.dumps(response_to_body(LLMResponse([TextData("hi"), ToolCallData("c", "f", "{}")], logprobs=[-1])))
     )

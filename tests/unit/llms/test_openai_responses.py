@@ -42,7 +42,7 @@ FULL = LLMRequest(
 )
 
 
-def test_request_on_the_wire() -> None:
+def test_request_is_written_to_the_wire() -> None:
     body = request_to_body(FULL, model="m")
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
     assert body == {
@@ -82,7 +82,7 @@ def test_request_on_the_wire() -> None:
     assert request_from_body(json.loads(json.dumps(body))) == FULL
 
 
-def test_reasoning_that_nobody_sealed_is_sent_as_text() -> None:
+def test_unsealed_reasoning_is_sent_as_text() -> None:
     message = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
     reasoning, _ = request_to_body(LLMRequest([message]), model="m")["input"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -99,19 +99,19 @@ def test_reasoning_that_nobody_sealed_is_sent_as_text() -> None:
         (LLMRequest([], tools=[{"type": "custom", "custom": {}}]), r"`tools\[\]`"),
     ],
 )
-def test_what_the_wire_cannot_carry_is_named(request_: LLMRequest, named: str) -> None:
+def test_unsupported_content_is_named(request_: LLMRequest, named: str) -> None:
     with pytest.raises(UnsendableRequestError, match=named):
         request_to_body(request_, model="m")
 
 
 @examples(40)
 @given(mixed_responses)
-def test_responses_come_back_the_same(response: LLMResponse) -> None:
+def test_responses_round_trip(response: LLMResponse) -> None:
     again = response_from_body(json.loads(json.dumps(response_to_body(response))))
     assert again.data == response.data
 
 
-def test_a_response_is_read() -> None:
+def test_response_is_read() -> None:
     def item(kind: str, **fields: Any) -> dict[str, Any]:
         return {"type": kind, "id": "x", **fields}
 
@@ -149,11 +149,11 @@ def test_a_response_is_read() -> None:
         ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "content_filter"),
     ],
 )
-def test_reasons_of_the_end(change: dict[str, Any], finish: str) -> None:
+def test_finish_reasons_are_read(change: dict[str, Any], finish: str) -> None:
     assert response_from_body({"output": [], **change}).finish_reason == finish
 
 
-def test_a_refusal_is_text() -> None:
+def test_refusal_is_text() -> None:
     part = {"type": "refusal", "refusal": "no"}
     body = {"status": "completed", "output": [{"type": "message", "role": "assistant", "content": [part]}]}
     response = response_from_body(body)
@@ -170,6 +170,6 @@ def test_a_refusal_is_text() -> None:
         ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
     ],
 )
-def test_a_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
+def test_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
     with pytest.raises(MalformedResponseError, match=named):
         response_from_body({"output": [], "status": "completed", **change})

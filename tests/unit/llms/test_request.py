@@ -7,7 +7,7 @@ import pytest
 from ares_exp.llms.request import LLMRequest, Message
 
 
-def test_an_agent_that_edits_its_messages_does_not_change_the_request() -> None:
+def test_later_message_edits_do_not_change_the_request() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     request = LLMRequest(messages, tools=[{"name": "t"}])
     messages[0]["role"] = "assistant"
@@ -29,7 +29,7 @@ def test_an_agent_that_edits_its_messages_does_not_change_the_request() -> None:
         lambda m: m.__ior__({"role": "x"}),
     ],
 )
-def test_a_message_cannot_change(change: object) -> None:
+def test_message_is_immutable(change: object) -> None:
     message = LLMRequest([{"role": "user", "content": "hi"}]).messages[0]
     with pytest.raises(TypeError, match="cannot change"):
         change(message)  # type: ignore[operator]
@@ -47,13 +47,13 @@ def test_requests_pickle_compare_and_serialise() -> None:
     assert json.loads(json.dumps(request.messages)) == [{"role": "user", "content": "hi"}]
 
 
-def test_a_copy_is_the_request_itself() -> None:
+def test_deepcopy_returns_the_request_itself() -> None:
     request = LLMRequest([{"role": "user", "content": ["hi"]}])
     assert copy.deepcopy(request) is request
     assert copy.deepcopy(request.messages) is request.messages
     assert copy.deepcopy(request.messages[0]) is request.messages[0]
 
 
-def test_what_is_not_json_is_refused() -> None:
+def test_values_outside_json_are_refused() -> None:
     with pytest.raises(TypeError, match="JSON-like"):
         LLMRequest([{"role": "user", "content": object()}])

@@ -47,12 +47,12 @@ def call(arguments: str, **more: Any) -> dict[str, Any]:
          [call("[]", index=1, id="b", name="g")]],
     ],
 )  # fmt: skip
-def test_calls_of_tools(deltas: list[Any]) -> None:
+def test_tool_calls_are_assembled(deltas: list[Any]) -> None:
     response = completed(*({"tool_calls": calls} for calls in deltas))
     assert response.data == (ToolCallData("a", "f", "{}"), ToolCallData("b", "g", "[]"))
 
 
-def test_reasoning_of_several_kinds() -> None:
+def test_reasoning_is_assembled() -> None:
     def detail(text: str, **more: Any) -> dict[str, Any]:
         return {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": text, **more}]}
 
@@ -64,7 +64,7 @@ def test_reasoning_of_several_kinds() -> None:
     assert completed({"reasoning_content": "I "}, {"reasoning_content": "think."}).thinking[0].content == "I think."
 
 
-def test_tokens_of_an_engine() -> None:
+def test_token_ids_and_logprobs_are_assembled() -> None:
     def chunk(text: str, ids: list[int], **more: Any) -> dict[str, Any]:
         logprobs = {"content": [{"token": text, "logprob": -float(one), "top_logprobs": []} for one in ids]}
         return {"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids, "logprobs": logprobs}], **more}
@@ -91,11 +91,11 @@ def test_tokens_of_an_engine() -> None:
          {"type": "overloaded_error", "message": "busy"}),
     ],
 )  # fmt: skip
-def test_errors(response: ResponseStream, event: dict[str, Any], error: dict[str, Any]) -> None:
+def test_errors_are_passed_on(response: ResponseStream, event: dict[str, Any], error: dict[str, Any]) -> None:
     assert put_together(response, event) == {"error": error}
 
 
-def test_a_response_whose_last_event_leaves_the_items_out() -> None:
+def test_items_missing_in_last_event_are_kept() -> None:
     items = [{"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "ab"]
     events = [{"type": "response.output_item.done", "output_index": 1 - at, "item": items[1 - at]} for at in (0, 1)]
     end = {"type": "response.completed", "response": {"status": "completed", "output": []}}
@@ -103,7 +103,7 @@ def test_a_response_whose_last_event_leaves_the_items_out() -> None:
     assert response.data == (ToolCallData("a", "a", "{}"), ToolCallData("b", "b", "{}"))
 
 
-def test_a_message_that_a_bound_cuts_off_in_a_call() -> None:
+def test_truncated_tool_call_is_kept() -> None:
     start = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     body = put_together(
         StreamedMessage(),
@@ -119,7 +119,7 @@ def test_a_message_that_a_bound_cuts_off_in_a_call() -> None:
     assert (response.usage.prompt_tokens, response.usage.generated_tokens) == (7, 9)
 
 
-def test_a_new_kind_of_delta_is_named_as_lost() -> None:
+def test_unknown_delta_is_named_as_dropped() -> None:
     delta = {"type": "new_delta", "new": 1}
     body = put_together(
         StreamedMessage(),
@@ -135,13 +135,13 @@ def test_a_new_kind_of_delta_is_named_as_lost() -> None:
 
 @pytest.mark.parametrize("response", [StreamedCompletion, StreamedResponse, StreamedMessage])
 @pytest.mark.parametrize("data", ["{", "[]", "1", '{"type": 1, "choices": 1}', "[" * 100_000])
-def test_what_is_no_event(response: type[ResponseStream], data: str) -> None:
+def test_invalid_event_is_rejected(response: type[ResponseStream], data: str) -> None:
     with pytest.raises(WireFormatError):
         response().add(data)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_events_in_parts_of_any_size(size: int) -> None:
+def test_events_are_read_in_parts_of_any_size(size: int) -> None:
     written = ': hi\r\n\r\nevent: a\r\ndata: {"ä":\r\ndata:1}\r\n\r\nid: 3\ndata: \u2028 x\n\n\n\ndata: cut'.encode()
     reader = EventReader()
     parts = (written[start : start + size] for start in range(0, len(written), size))

@@ -65,7 +65,7 @@ async def test_concurrency_per_episode_has_a_default_and_option(make: Make, send
         assert concurrency_of(policy) == concurrency_of(policy.for_episode(EpisodeSpec("t"))) == expected
 
 
-async def test_seed_of_the_episode(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_request_seed_follows_the_episode(endpoint: LoopbackEndpoint, make: Make) -> None:
     policy = make(seed="episode")
     await policy.for_episode(EpisodeSpec("t", seed=2**40 + 5))(HI)
     await policy(HI)
@@ -76,7 +76,7 @@ async def test_seed_of_the_episode(endpoint: LoopbackEndpoint, make: Make) -> No
     assert [received.body.get("seed") for received in endpoint.requests[2:]] == [3, None]
 
 
-async def test_strict_and_lenient_requests(
+async def test_unsupported_field_is_refused_or_dropped(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = LLMRequest(HI.messages, top_k=4)
@@ -88,7 +88,7 @@ async def test_strict_and_lenient_requests(
     assert caplog.text.count("top_k") == 1
 
 
-async def test_an_unknown_response_field_warns_once(
+async def test_unknown_response_field_warns_once(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.otherwise = json_body(completion("x", audio={"id": "a"}, reasoning={"odd": 1}))
@@ -189,7 +189,9 @@ async def test_reasoning_outside_an_episode_is_not_sent_back(
 PRICES = {"m": {"input_per_million_usd": 2.0, "output_per_million_usd": 10.0}}
 
 
-async def test_cost(endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cost_is_computed_from_prices(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     assert (await make(prices=PRICES)(HI)).cost == pytest.approx((10 * 2 + 5 * 10) / 1e6)
     dated = {**PRICES, "m-2026": {"input_per_million_usd": 0, "output_per_million_usd": 1}}
     endpoint.then(json_body(completion("x", model="m-2026")))
@@ -197,7 +199,7 @@ async def test_cost(endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCa
     assert not caplog.records
 
 
-async def test_an_unpriced_response_costs_zero_without_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unpriced_response_costs_zero_without_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     policy = make()
     assert policy.unpriced == set()
     assert [(await policy(HI)).cost for _ in range(3)] == [0.0] * 3
@@ -237,7 +239,9 @@ async def test_responses_without_usage_are_a_warning(
         (json_body({"error": {"message": "overloaded " * 500}}), "overloaded"),
     ],
 )
-async def test_malformed_responses(endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str) -> None:
+async def test_malformed_responses_are_errors(
+    endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str
+) -> None:
     endpoint.then(behaviour)
     with pytest.raises(MalformedResponseError, match=said) as raised:
         await make()(HI)
@@ -258,7 +262,7 @@ def refusing(text: str | None, finish_reason: str, **message: Any) -> Any:
         (refusing(None, "content_filter"), "", "content_filter"),
     ],
 )
-async def test_a_refusal_is_a_response_or_an_error(
+async def test_refusal_is_a_response_or_an_error(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Any, seen: str, reason: str
 ) -> None:
     endpoint.otherwise = behaviour
@@ -287,7 +291,7 @@ async def test_waiting_for_a_slot_is_not_latency(endpoint: LoopbackEndpoint, mak
     assert all(0.3 <= (response.latency_sec or 0) < 2.0 for response in responses)
 
 
-async def test_two_hundred_at_once(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_two_hundred_requests_run_concurrently(endpoint: LoopbackEndpoint, make: Make) -> None:
     async def when_many_are_here(request: web.Request, received: Received) -> web.StreamResponse:
         while endpoint.max_in_flight <= 100:  # noqa: ASYNC110 (others arrive)
             await asyncio.sleep(0.01)
@@ -313,7 +317,7 @@ async def test_cancellation_closes_the_connection(endpoint: LoopbackEndpoint, ma
     assert endpoint.gone == 1
 
 
-async def test_a_request_after_close_opens_again(make: Make) -> None:
+async def test_request_after_close_opens_again(make: Make) -> None:
     policy = make()
     await policy.close()
     assert (await policy(HI)).text == "hello"
@@ -322,7 +326,7 @@ async def test_a_request_after_close_opens_again(make: Make) -> None:
     assert (await policy(HI)).text == "hello"
 
 
-async def test_a_second_event_loop_is_rejected(make: Make) -> None:
+async def test_second_event_loop_is_rejected(make: Make) -> None:
     policy = make()
     await policy(HI)
     with pytest.raises(RuntimeError, match="close"):
@@ -355,12 +359,12 @@ async def test_invalid_unicode_is_rejected(endpoint: LoopbackEndpoint, make: Mak
         ({"prices": {"m": {**PRICES["m"], "currency": "EUR"}}}, "currency"),
     ],
 )
-def test_wrong_settings(setting: dict[str, Any], said: str) -> None:
+def test_wrong_settings_are_rejected(setting: dict[str, Any], said: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=said):
         OpenAIPolicy(**{"model": "m", **setting})
 
 
-async def test_the_key_is_only_in_its_header(
+async def test_key_is_only_in_its_header(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -387,20 +391,20 @@ async def test_no_key_means_no_header(endpoint: LoopbackEndpoint, make: Make, mo
     assert KEY not in str(endpoint.requests[0])
 
 
-async def test_an_endless_response_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_endless_response_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(endless())
     with pytest.raises(MalformedResponseError, match="at most 1000000 bytes"):
         await make(max_response_bytes=1_000_000)(HI)
     assert await asyncio.to_thread(endpoint.left.wait, 5)
 
 
-async def test_a_large_response_arrives_whole(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_large_response_arrives_complete(endpoint: LoopbackEndpoint, make: Make) -> None:
     text = "é\n" * 1_000_000
     endpoint.then(respond(text))
     assert (await make()(HI)).text == text
 
 
-async def test_a_short_key_masks_no_words(
+async def test_short_key_masks_no_words(
     endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers without accounts are often given one letter."""

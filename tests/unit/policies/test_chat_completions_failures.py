@@ -63,14 +63,14 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
     ],
     ids=["408", "409", "429", "500", "503", "502-html", "dropped", "dropped-midway"],
 )
-async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
+async def test_temporary_errors_are_retried(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
     endpoint.then(behaviour, behaviour)
     assert (await make()(HI)).text == "hello"
     assert len(endpoint.requests) == 3
     assert endpoint.requests[0].body == endpoint.requests[2].body
 
 
-async def test_a_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(slow(30), endless(b" "))
     started = time.perf_counter()
     response = await make(timeout_sec=0.8)(HI)
@@ -81,7 +81,7 @@ async def test_a_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoi
     assert response.latency_sec > 1.6
 
 
-async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_retries_are_bounded(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(503, "model is loading")
     with pytest.raises(
         ServerError, match=r"answered 503: model is loading\. Gave up after 3 tries \(policy\.max_retries=2\)"
@@ -91,14 +91,14 @@ async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
     assert len(endpoint.requests) == 3
 
 
-async def test_a_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(30)
     with pytest.raises(EndpointTimeoutError, match=r"gave no response within 0\.05 s") as raised:
         await make(timeout_sec=0.05, max_retries=0)(HI)
     assert raised.value.status is None
 
 
-async def test_a_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(400, "x" * 100_000)
     with pytest.raises(EndpointError) as raised:
         await make()(HI)
@@ -112,7 +112,7 @@ async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoi
     assert len(endpoint.requests) == 1
 
 
-async def test_a_refused_connection(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_refused_connection_is_an_unreachable_endpoint(endpoint: LoopbackEndpoint, make: Make) -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 tries") as raised:
@@ -138,7 +138,7 @@ async def test_outage_is_not_a_failed_try(make: Make) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [error(401), error(503), drop()], ids=["401", "503", "dropped"])
-async def test_an_error_after_connecting_is_not_an_outage(
+async def test_error_after_connecting_is_not_an_outage(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour
 ) -> None:
     endpoint.then(behaviour)
@@ -153,7 +153,7 @@ async def test_an_error_after_connecting_is_not_an_outage(
     assert asked == []
 
 
-async def test_a_failed_request_does_not_affect_later_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_failed_request_does_not_affect_later_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
     policy = make()
     endpoint.then(error(400))
     with pytest.raises(EndpointError):
@@ -195,11 +195,11 @@ def test_backoff_waits_at_least_retry_after() -> None:
         ("", None),
     ],
 )
-def test_retry_after_header(text: str, seconds: float | None) -> None:
+def test_retry_after_header_is_read(text: str, seconds: float | None) -> None:
     assert retry_after_sec({"retry-after": text}, now=10.0) == seconds
 
 
-def test_no_retry_after_header() -> None:
+def test_invalid_retry_after_header_is_ignored() -> None:
     assert retry_after_sec({}) is None
 
 
@@ -215,25 +215,25 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPBACK_KEY", KEY)
 
 
-async def test_all_is_well(endpoint: LoopbackEndpoint) -> None:
+async def test_preflight_passes_without_a_paid_request(endpoint: LoopbackEndpoint) -> None:
     await policy_for(endpoint.url).preflight()
     assert [(other.method, other.path) for other in endpoint.others] == [("GET", "/v1/models")]
     assert endpoint.others[0].headers["authorization"] == f"Bearer {KEY}"
     assert not endpoint.requests, "the preflight must not pay for a response"
 
 
-async def test_no_key_needed(endpoint: LoopbackEndpoint) -> None:
+async def test_local_endpoint_needs_no_key(endpoint: LoopbackEndpoint) -> None:
     await policy_for(endpoint.url, api_key_env=None).preflight()
     assert "authorization" not in endpoint.others[0].headers
 
 
 @pytest.mark.parametrize("status", [404, 405, 429, 500, 501])
-async def test_an_endpoint_without_a_model_list_is_fine(endpoint: LoopbackEndpoint, status: int) -> None:
+async def test_endpoint_without_a_model_list_passes(endpoint: LoopbackEndpoint, status: int) -> None:
     endpoint.models = error(status)
     await policy_for(endpoint.url).preflight()
 
 
-async def test_a_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
+async def test_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = raw(b"<html>", content_type="text/html")
     await policy_for(endpoint.url).preflight()
 
@@ -257,7 +257,9 @@ def test_base_url_with_path_of_requests_raises() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "  ", None])
-async def test_key_is_missing(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+async def test_missing_key_is_a_preflight_error(
+    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
     if value is None:
         monkeypatch.delenv("LOOPBACK_KEY")
     else:
@@ -268,9 +270,7 @@ async def test_key_is_missing(endpoint: LoopbackEndpoint, monkeypatch: pytest.Mo
     assert not endpoint.others
 
 
-async def test_a_key_invalid_in_headers_is_rejected(
-    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_key_invalid_in_headers_is_rejected(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
     with pytest.raises(PreflightError, match="LOOPBACK_KEY has characters") as raised:
         await policy_for(endpoint.url).preflight()
@@ -278,14 +278,14 @@ async def test_a_key_invalid_in_headers_is_rejected(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_key_is_refused(endpoint: LoopbackEndpoint, status: int) -> None:
+async def test_refused_key_is_a_preflight_error(endpoint: LoopbackEndpoint, status: int) -> None:
     endpoint.models = error(status, f"Incorrect API key provided: {KEY}")
     with pytest.raises(PreflightError, match=rf"answered {status}: .*\*\*\*.* key in LOOPBACK_KEY") as raised:
         await policy_for(endpoint.url).preflight()
     assert KEY not in str(raised.value)
 
 
-async def test_a_closed_port_is_a_preflight_error() -> None:
+async def test_closed_port_is_a_preflight_error() -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
@@ -295,24 +295,24 @@ async def test_a_closed_port_is_a_preflight_error() -> None:
     assert raised.value.__cause__ is None
 
 
-async def test_host_is_unknown() -> None:
+async def test_unknown_host_is_a_preflight_error() -> None:
     with pytest.raises(PreflightError, match="no-such-host"):
         await policy_for("http://no-such-host.invalid/v1").preflight()
 
 
-async def test_tls_fails(endpoint: LoopbackEndpoint) -> None:
+async def test_tls_failure_is_a_preflight_error(endpoint: LoopbackEndpoint) -> None:
     url = endpoint.url.replace("http://", "https://")
     with pytest.raises(PreflightError, match="SSL"):
         await policy_for(url).preflight()
 
 
-async def test_connection_is_dropped(endpoint: LoopbackEndpoint) -> None:
+async def test_dropped_connection_is_a_preflight_error(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = drop()
     with pytest.raises(PreflightError, match=r"policy\.base_url"):
         await policy_for(endpoint.url).preflight()
 
 
-async def test_no_response_in_time(endpoint: LoopbackEndpoint) -> None:
+async def test_missing_response_is_a_preflight_error(endpoint: LoopbackEndpoint) -> None:
     endpoint.models = slow(30)
     started = time.perf_counter()
     policy = OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
@@ -351,7 +351,7 @@ except PreflightError as error:
 """
 
 
-def test_client_is_not_installed() -> None:
+def test_missing_client_package_is_a_preflight_error() -> None:
     """Also: importing and making the policy loads none of the heavy packages."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CLIENT],
@@ -418,7 +418,7 @@ def oai(**fields: Any) -> dict[str, Any]:
         (403, oai(type="permission_error"), AuthenticationError),
     ],
 )  # fmt: skip
-async def test_class_of_a_refusal(
+async def test_error_response_decides_the_class(
     endpoint: LoopbackEndpoint, status: int, body: Any, kind: type[EndpointError]
 ) -> None:
     endpoint.otherwise = json_body(body, status=status)
@@ -433,7 +433,7 @@ async def test_class_of_a_refusal(
     ("status", "kind"),
     [(408, EndpointTimeoutError), (409, EndpointError), (429, RateLimitError), (500, ServerError), (529, ServerError)],
 )
-async def test_a_temporary_error_is_retried_with_its_class(
+async def test_temporary_error_is_retried_with_its_class(
     endpoint: LoopbackEndpoint, status: int, kind: type[EndpointError]
 ) -> None:
     endpoint.otherwise = error(status, "not now", code="busy")
@@ -444,7 +444,7 @@ async def test_a_temporary_error_is_retried_with_its_class(
     assert len(endpoint.requests) == 2
 
 
-async def test_an_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
+async def test_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
     endpoint.then(json_body({"error": {"code": 502, "message": "the model is down"}}))
     policy = make(endpoint, max_retries=1)
     assert (await policy(HI)).text == "hello"
@@ -456,14 +456,14 @@ async def test_an_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) 
     assert len(endpoint.requests) == 3
 
 
-async def test_a_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
+async def test_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
     policy = make(endpoint, max_retries=0)
     assert (await policy(HI)).text == "paid for"
     await policy.close()
 
 
-async def test_an_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
+async def test_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(SGLANG, status=400)
     said = str(await failure(endpoint, max_retries=0))
     assert "is longer than the model's context length (40960 tokens). The episode has outgrown the model" in said

@@ -68,7 +68,7 @@ async def test_edits_of_a_branch_match_its_recording(tmp_path: Path) -> None:
     assert [step.match for step in policy.report([result()]).episodes[0].steps] == [Match.EXACT] * 3
 
 
-async def test_recorded_responses_in_order(tmp_path: Path) -> None:
+async def test_recorded_responses_are_returned_in_order(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
     assert await execute(client, requests(chat(length=4))) == ["I do 1.", "I do 2.", "I do 3."]
@@ -142,7 +142,7 @@ async def test_extra_and_missing_requests_lower_the_score(tmp_path: Path) -> Non
     assert report.score == Score(3, 5)
 
 
-async def test_a_request_recorded_without_response_stays_unanswered(tmp_path: Path) -> None:
+async def test_request_recorded_without_response_stays_unanswered(tmp_path: Path) -> None:
     recorded = chat(length=4)
     steps = [replace(step, action=None) if at == 2 else step for at, step in enumerate(recorded.steps)]
     policy = await ready(recording(tmp_path, replace(recorded, steps=tuple(steps))))
@@ -154,7 +154,7 @@ async def test_a_request_recorded_without_response_stays_unanswered(tmp_path: Pa
     assert await execute(client, [third]) == ["I do 3."]
 
 
-async def test_an_incomplete_recording_is_compared_to_its_end(tmp_path: Path) -> None:
+async def test_incomplete_recording_is_compared_to_its_end(tmp_path: Path) -> None:
     whole = chat("cut", length=5)
     (tmp_path / "cut.json").write_text("".join(list(dump_episode(whole))[:3]))
     policy = await ready(tmp_path, episode="cut")
@@ -166,7 +166,7 @@ async def test_an_incomplete_recording_is_compared_to_its_end(tmp_path: Path) ->
     assert (episode.score, episode.recorded_outcome, episode.recorded_reward) == (Score(2, 2), Outcome.LOST, None)
 
 
-async def test_an_episode_without_requests_scores_zero(tmp_path: Path) -> None:
+async def test_episode_without_requests_scores_zero(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=3)))
     failed = result(outcome=Outcome.CONTAINER_ERROR, reward=None)
     [episode] = policy.report([failed]).episodes
@@ -177,7 +177,7 @@ async def test_an_episode_without_requests_scores_zero(tmp_path: Path) -> None:
     assert episode.score == Score(0, 2)
 
 
-async def test_an_episode_is_selected_by_id(tmp_path: Path) -> None:
+async def test_episode_is_selected_by_id(tmp_path: Path) -> None:
     first, second = chat("a", length=3), replace(chat("b", length=3, start=2000.0), metadata={"seed": 11})
     path = recording(tmp_path, first, second)
     policy = await ready(path, episode="b")
@@ -191,12 +191,12 @@ async def test_an_episode_is_selected_by_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", ["7", -1, 2**31, None, 1.5])
-async def test_an_invalid_seed_is_ignored(tmp_path: Path, seed: object) -> None:
+async def test_invalid_seed_is_ignored(tmp_path: Path, seed: object) -> None:
     policy = await ready(recording(tmp_path, replace(chat(), metadata={"seed": seed})))
     assert policy.seed_of("fix-bug", 0) is None
 
 
-async def test_the_last_try_of_each_attempt_is_replayed(tmp_path: Path) -> None:
+async def test_last_try_of_each_attempt_is_replayed(tmp_path: Path) -> None:
     def attempt(name: str, number: int, *, started: float, retry: int = 0, length: int) -> EpisodeTrajectory:
         metadata = {"attempt": number, **({"retry": retry} if retry else {})}
         return replace(chat(name, length=length), start_time=started, end_time=started + 1, metadata=metadata)
@@ -215,7 +215,7 @@ async def test_the_last_try_of_each_attempt_is_replayed(tmp_path: Path) -> None:
     assert [one.recorded_id for one in report.episodes] == ["again", "second", "of-another-run", "again"]
 
 
-async def test_the_report_omits_episodes_of_earlier_sessions(tmp_path: Path) -> None:
+async def test_report_omits_episodes_of_earlier_sessions(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=4)))
     await execute(policy.for_episode(EpisodeSpec("fix-bug", 1)), requests(chat(length=4)))
     tries = [result(attempt=1, outcome=Outcome.CONTAINER_ERROR, reward=None), replace(result(attempt=1), retry=1)]
@@ -225,7 +225,7 @@ async def test_the_report_omits_episodes_of_earlier_sessions(tmp_path: Path) -> 
     assert report.score == Score(3, 3)
 
 
-async def test_an_unrecorded_task_is_an_error(tmp_path: Path) -> None:
+async def test_unrecorded_task_is_an_error(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat()))
     with pytest.raises(ReplayDivergenceError, match="'other'; it has: fix-bug"):
         policy.for_episode(EpisodeSpec("other"))
@@ -243,7 +243,7 @@ async def test_an_unrecorded_task_is_an_error(tmp_path: Path) -> None:
         {"normalise": ["dates"] * 51},
     ],
 )
-def test_wrong_options(options: dict[str, object]) -> None:
+def test_wrong_options_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ReplayPolicy(trajectory=Path("x"), **options)
 
@@ -289,7 +289,7 @@ EXACT, NORMALISED, DIFFERENT, EXTRA, MISSED = (
 )
 
 
-def test_a_score_is_of_steps() -> None:
+def test_score_is_the_share_of_matching_steps() -> None:
     made = report(
         episode("b", 0, EXACT, NORMALISED, DIFFERENT), episode("a", 1, EXACT), episode("a", 0, EXACT, MISSED, MISSED)
     )
@@ -310,7 +310,7 @@ def test_adjacent_steps_are_grouped() -> None:
     assert "Determinism 0.57: 4 of 7 steps match." in shown
 
 
-def test_the_table_omits_empty_columns() -> None:
+def test_table_omits_empty_columns() -> None:
     assert "extra" not in text(report(episode("a", 0, EXACT)))
     assert "extra" in text(report(episode("a", 0, EXACT, EXTRA)))
     assert "not reached" in text(report(episode("a", 0, EXACT, MISSED)))
@@ -331,12 +331,12 @@ def test_rounding_never_hides_a_difference() -> None:
     assert "Determinism 0.01: 1 of 1000" in text(report(episode("a", 0, EXACT, *[DIFFERENT] * 999)))
 
 
-def test_nothing_was_compared() -> None:
+def test_empty_report_has_no_score() -> None:
     assert report().to_dict()["score"] is None
     assert "no step could be compared" in text(report())
 
 
-def test_a_difference_cannot_command_the_terminal() -> None:
+def test_control_characters_in_a_difference_are_escaped() -> None:
     first = StepComparison(0, Match.DIFFERENT, "message 0 (\x1b[2J)", diff=("-a\x1b[31m", "+[red]b[/red]"))
     made = report(ReplayedEpisode("\x1b[1mt", 0, "id\n", "n", Outcome.COMPLETED, Outcome.COMPLETED, 1.0, 1.0, (first,)))
     shown = text(made)
@@ -344,14 +344,14 @@ def test_a_difference_cannot_command_the_terminal() -> None:
     assert "    +[red]b[/red]" in shown
 
 
-def test_different_episodes_come_first_and_others_counted() -> None:
+def test_different_episodes_come_first() -> None:
     shown = text(report(*(episode(f"t{n:02}", 0, EXACT if n else DIFFERENT) for n in reversed(range(30)))))
     assert shown.index("t00-then") < shown.index("t01-then")
     assert "and 10 more episodes, in replay.json" in shown
     assert "t29-then" not in shown
 
 
-def test_a_poor_encoding() -> None:
+def test_limited_encoding_replaces_characters() -> None:
     first = StepComparison(0, Match.DIFFERENT, "message 0 (user)", diff=("-ä…", "+ö"))
     made = report(ReplayedEpisode("täsk", 0, "id", "n", Outcome.COMPLETED, Outcome.COMPLETED, 1.0, 1.0, (first,)))
     assert "    -??" in text(made, "ascii")

@@ -59,7 +59,7 @@ LS = '{"name": "bash", "arguments": {"command": "ls"}}'
         ("no marks at all", f"<tool_call>{LS}</tool_call>", [TextData(f"<tool_call>{LS}</tool_call>")]),
     ],
 )
-def test_a_text_is_parsed_into_pieces(template: str, text: str, pieces: list[Piece]) -> None:
+def test_text_is_parsed_into_pieces(template: str, text: str, pieces: list[Piece]) -> None:
     assert read(text, template) == pieces
 
 

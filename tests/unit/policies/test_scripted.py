@@ -24,7 +24,7 @@ async def execute(client: LLMClient, count: int) -> list[str]:
     return [(await client(HI)).text for _ in range(count)]
 
 
-async def test_replies_in_order() -> None:
+async def test_replies_are_returned_in_order() -> None:
     policy: Policy = ScriptedPolicy(replies=["a", "b"])
     await policy.preflight()
     response = await policy.for_episode(EpisodeSpec("t"))(HI)
@@ -33,7 +33,7 @@ async def test_replies_in_order() -> None:
     await policy.close()
 
 
-async def test_concurrent_episodes_have_their_own_place() -> None:
+async def test_concurrent_episodes_have_separate_positions() -> None:
     policy = ScriptedPolicy(replies=["a", "b", "c"])
     first, second = (policy.for_episode(EpisodeSpec("t", attempt)) for attempt in range(2))
     assert await execute(first, 2) == ["a", "b"]
@@ -49,12 +49,12 @@ async def test_missing_replies_name_task_and_request() -> None:
             await client(HI)
 
 
-async def test_repeating_the_last_reply() -> None:
+async def test_last_reply_is_repeated_on_request() -> None:
     client = ScriptedPolicy(replies=["a", "b"], repeat_last=True).for_episode(EpisodeSpec("t"))
     assert await execute(client, 4) == ["a", "b", "b", "b"]
 
 
-async def test_an_advanced_reply_is_skipped() -> None:
+async def test_advanced_reply_is_skipped() -> None:
     policy = ScriptedPolicy(replies=["a", "b", "c"])
     client: Any = policy.for_episode(EpisodeSpec("t"))
     for reply in ("a", "b"):
@@ -67,7 +67,7 @@ async def test_an_advanced_reply_is_skipped() -> None:
         await past(HI)
 
 
-async def test_no_replies_at_all() -> None:
+async def test_empty_replies_are_an_error() -> None:
     with pytest.raises(PolicyError, match="has 0 replies"):
         await ScriptedPolicy(replies=[], repeat_last=True)(HI)
 
@@ -76,30 +76,30 @@ async def test_no_replies_at_all() -> None:
     ("task_name", "said"),
     [("fix-1", "exact"), ("fix-2", "glob"), ("fix-2b", "glob"), ("other", "default"), ("fix-[x]", "brackets")],
 )
-async def test_replies_by_task(task_name: str, said: str) -> None:
+async def test_replies_are_selected_by_task(task_name: str, said: str) -> None:
     policy = ScriptedPolicy(
         replies={"*": ["default"], "fix-[x]": ["brackets"], "fix-*": ["glob"], "fix-2*": ["later"], "fix-1": ["exact"]}
     )
     assert await execute(policy.for_episode(EpisodeSpec(task_name)), 1) == [said]
 
 
-async def test_a_task_without_replies() -> None:
+async def test_task_without_replies_is_an_error() -> None:
     policy = ScriptedPolicy(replies={"a": ["x"], "b-*": ["y"]})
     with pytest.raises(PolicyError, match=r"task 'c' in policy\.replies, which has: a, b-\*\. .*'\*'"):
         policy.for_episode(EpisodeSpec("c"))
 
 
-async def test_a_policy_is_a_client_without_a_run() -> None:
+async def test_policy_is_a_client_without_a_run() -> None:
     assert await execute(ScriptedPolicy(replies={"*": ["a", "b"]}), 2) == ["a", "b"]
 
 
 @pytest.mark.parametrize("replies", ["text", [1], {"a": "text"}, None, {"a": [None]}])
-def test_wrong_replies(replies: Any) -> None:
+def test_wrong_replies_are_rejected(replies: Any) -> None:
     with pytest.raises(pydantic.ValidationError, match="replies"):
         ScriptedPolicy(replies=replies)
 
 
-async def test_a_reply_may_call_tools() -> None:
+async def test_reply_may_call_tools() -> None:
     call = {"name": "bash", "arguments": {"command": "ls"}}
     policy = ScriptedPolicy(
         replies=[
@@ -135,7 +135,7 @@ class Waits(list[float]):
         return EpisodeSpec("t", on_wait=self)
 
 
-async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_wait_is_reported_before_it_starts(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(429, headers={"Retry-After": "0.2"}), error(503))
     asked_when_told: list[int] = []
     waits: list[float] = []
@@ -150,13 +150,13 @@ async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make:
     assert 0.005 <= waits[1] <= 0.02
 
 
-async def test_without_a_wait_nothing_is_told(make: Make) -> None:
+async def test_immediate_request_reports_no_wait(make: Make) -> None:
     waits = Waits()
     await make().for_episode(waits.spec)(HI)
     assert waits == []
 
 
-async def test_one_that_waits_for_a_retry_leaves_its_place(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_retry_wait_frees_the_slot(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(503))
     policy, first, second = make(max_concurrency=1, retry_base_sec=50.0), Waits(), Waits()
     waiting = asyncio.create_task(policy.for_episode(first.spec)(HI))
@@ -169,7 +169,7 @@ async def test_one_that_waits_for_a_retry_leaves_its_place(endpoint: LoopbackEnd
     await asyncio.wait({waiting})
 
 
-async def test_a_retry_after_holds_back_all(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_retry_after_delays_all_requests(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(429, headers={"Retry-After": "50"}))
     policy, first, second = make(), Waits(), Waits()
     asking = [asyncio.create_task(policy.for_episode(first.spec)(HI))]
@@ -184,7 +184,7 @@ async def test_a_retry_after_holds_back_all(endpoint: LoopbackEndpoint, make: Ma
     await asyncio.wait(asking)
 
 
-async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoint, make: Make) -> None:
+async def test_refused_wait_delays_no_other_request(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(429, headers={"Retry-After": "3600"}))
     policy, waits = make(), Waits()
     with pytest.raises(RateLimitError):
@@ -194,7 +194,7 @@ async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoi
     assert waits == []
 
 
-async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
+async def test_long_wait_for_a_slot_is_reported() -> None:
     slots, waits = RequestSlots(1), Waits()
 
     async def wait() -> None:
@@ -209,7 +209,7 @@ async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
         await waiting
 
 
-async def test_nobody_sits_out_pauses_for_ever() -> None:
+async def test_number_of_pauses_is_bounded() -> None:
     slots, waits = RequestSlots(1, sleep=lambda seconds: asyncio.sleep(0)), Waits()
     slots.pause(50.0)
     async with asyncio.timeout(20), slots.one(waits):
@@ -217,7 +217,7 @@ async def test_nobody_sits_out_pauses_for_ever() -> None:
     assert len(waits) == MAX_PAUSES
 
 
-async def test_who_gives_up_leaves_its_place() -> None:
+async def test_cancelled_waiter_leaves_the_queue() -> None:
     slots, waits = RequestSlots(1), Waits()
 
     async def enter() -> None:

@@ -89,7 +89,7 @@ class TestTokenEndpoint(PolicyContract):
         return policy_of("vllm", endpoint)
 
 
-async def test_tokens_are_asked_for_and_read(
+async def test_tokens_are_requested_and_read(
     engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = policy_of(engine, endpoint, policy_version="3", temperature=1.0, extra_body={"top_k": 5})
@@ -178,7 +178,7 @@ async def test_continued_request_sets_every_sampling_parameter(
     assert sampling_in(response.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
 
 
-async def test_an_engine_without_tokens_is_a_warning(
+async def test_engine_without_tokens_is_a_warning(
     engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.then(json_body(completion("ab")))
@@ -199,7 +199,7 @@ async def test_both_versions_of_changing_weights_are_recorded(endpoint: Loopback
     await policy.close()
 
 
-async def test_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Path) -> None:
+async def test_update_loads_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Path) -> None:
     policy = policy_of(engine, endpoint)
     assert isinstance(policy, UpdatablePolicy)
     await policy.update("1")
@@ -218,9 +218,7 @@ async def test_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Pa
     await policy.close()
 
 
-async def test_a_missing_tokenizer_is_a_preflight_error(
-    endpoint: LoopbackEndpoint, engine: str, tmp_path: Path
-) -> None:
+async def test_missing_tokenizer_is_a_preflight_error(endpoint: LoopbackEndpoint, engine: str, tmp_path: Path) -> None:
     policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path / "nowhere"))
     with pytest.raises(PreflightError, match=r"saved tokenizer|pip install transformers"):
         await policy.preflight()
@@ -244,7 +242,7 @@ load_tokenizer(sys.argv[1], chat_template=None, trust_remote_code=False)
 
 
 @pytest.mark.train
-def test_a_tokenizer_loads_silently_without_torch(tokenizer: Any, tmp_path: Path) -> None:
+def test_tokenizer_loads_silently_without_torch(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
@@ -267,7 +265,7 @@ class Sampler:
 
 
 @pytest.mark.train
-async def test_a_conversation_continues_from_its_ids(
+async def test_conversation_continues_from_its_ids(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
@@ -310,7 +308,7 @@ async def test_a_conversation_continues_from_its_ids(
 
 
 @pytest.mark.train
-async def test_calls_of_tools_are_read_here(
+async def test_tool_calls_are_parsed_locally(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)

@@ -70,7 +70,7 @@ class TestTransformers(PolicyContract):
         return TransformersPolicy.of(model, tokenizer, max_output_tokens=8)
 
 
-async def test_the_tokens_of_a_response_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
+async def test_tokens_and_logprobs_match_the_model(policy: TransformersPolicy, model: Any) -> None:
     """Concurrent requests with prompts of different lengths, each at a separate temperature."""
     requests = [ask("x" * (10 * n), temperature=1.0 + n / 2) for n in range(1, 5)]
     responses = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
@@ -92,14 +92,14 @@ async def test_samples_depend_on_the_seed_not_on_others(policy: TransformersPoli
     assert len(set(ids)) > 1
 
 
-async def test_a_repeated_prompt_gets_another_sample(policy: TransformersPolicy) -> None:
+async def test_repeated_prompt_gets_another_sample(policy: TransformersPolicy) -> None:
     client = policy.for_episode(episode())
     first, second = await client(ask("hello")), await client(ask("hello"))
     assert first.prompt_token_ids == second.prompt_token_ids
     assert first.completion_token_ids != second.completion_token_ids
 
 
-async def test_temperature_0_takes_the_likeliest(policy: TransformersPolicy, model: Any) -> None:
+async def test_temperature_0_takes_the_most_likely_token(policy: TransformersPolicy, model: Any) -> None:
     import torch
 
     response = await policy.for_episode(episode())(ask("hello", temperature=0.0))
@@ -109,7 +109,7 @@ async def test_temperature_0_takes_the_likeliest(policy: TransformersPolicy, mod
     assert response.logprobs == pytest.approx(recomputed(model, response), abs=1e-4)
 
 
-async def test_top_k_and_top_p_leave_tokens_out(model: Any, tokenizer: Any, policy: TransformersPolicy) -> None:
+async def test_top_k_and_top_p_exclude_tokens(model: Any, tokenizer: Any, policy: TransformersPolicy) -> None:
     greedy = (await policy.for_episode(episode())(ask("hello", temperature=0.0))).completion_token_ids
     for bound in ({"top_k": 1}, {"top_p": 1e-6}):
         bounded = TransformersPolicy.of(model, tokenizer, max_output_tokens=8, **bound)
@@ -132,7 +132,7 @@ async def test_sampling_defaults_of_a_model_are_ignored(tokenizer: Any) -> None:
     assert model.generation_config.repetition_penalty == 5.0
 
 
-async def test_stop_strings(policy: TransformersPolicy, tokenizer: Any) -> None:
+async def test_stop_strings_end_a_response(policy: TransformersPolicy, tokenizer: Any) -> None:
     client = policy.for_episode(episode())
     whole = await client(ask("hello"))
     stop = tokenizer.decode(list(whole.completion_token_ids or ())[3:5])
@@ -156,9 +156,7 @@ def all_ids(response: LLMResponse) -> tuple[int, ...]:
     return (*(response.prompt_token_ids or ()), *(response.completion_token_ids or ()))
 
 
-async def test_a_conversation_extends_one_token_sequence(
-    policy: TransformersPolicy, model: Any, tokenizer: Any
-) -> None:
+async def test_conversation_extends_one_token_sequence(policy: TransformersPolicy, model: Any, tokenizer: Any) -> None:
     """Invalid bytes come back as text that differs from the sampled tokens."""
     responses = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
     for earlier, later in itertools.pairwise(responses):
@@ -185,7 +183,7 @@ async def test_rewritten_history_is_rendered_again(policy: TransformersPolicy, t
     assert "I never said that<|im_end|>" in tokenizer.decode(list(response.prompt_token_ids or ()))
 
 
-async def test_a_resumed_episode_continues_from_the_same_ids(policy: TransformersPolicy) -> None:
+async def test_resumed_episode_continues_from_the_same_ids(policy: TransformersPolicy) -> None:
     ran, resumed = policy.for_episode(episode()), policy.for_episode(episode())
     first = await ran(ask("hello"))
     assert hasattr(resumed, "advance")
@@ -230,7 +228,7 @@ async def test_tool_calls_continue_from_their_ids(
     )
 
 
-async def test_a_cancelled_request_ends(policy: TransformersPolicy) -> None:
+async def test_cancelled_request_ends(policy: TransformersPolicy) -> None:
     long = asyncio.ensure_future(policy.for_episode(episode())(ask("hello", max_output_tokens=8000)))
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
@@ -245,7 +243,7 @@ async def test_a_cancelled_request_ends(policy: TransformersPolicy) -> None:
     assert long.cancelled() or long.done()
 
 
-async def test_the_event_loop_stays_free_during_generation(policy: TransformersPolicy) -> None:
+async def test_event_loop_stays_free_during_generation(policy: TransformersPolicy) -> None:
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
     response = asyncio.ensure_future(policy.for_episode(episode())(ask("x" * 2000, max_output_tokens=60)))
@@ -256,7 +254,7 @@ async def test_the_event_loop_stays_free_during_generation(policy: TransformersP
     assert turns > 10
 
 
-async def test_versions_and_weights(tokenizer: Any, tmp_path: Path) -> None:
+async def test_weight_updates_change_version_and_samples(tokenizer: Any, tmp_path: Path) -> None:
     model, other = tiny_model(tokenizer), tiny_model(tokenizer, seed=1)
     policy = TransformersPolicy.of(model, tokenizer, max_output_tokens=4, policy_version="0")
     assert isinstance(policy, UpdatablePolicy)
@@ -283,7 +281,7 @@ async def test_versions_and_weights(tokenizer: Any, tmp_path: Path) -> None:
     assert responses[1].logprobs == pytest.approx(recomputed(other, responses[1]), abs=1e-4)
 
 
-async def test_a_model_from_disk_is_let_go(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_closed_policy_releases_its_model(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     policy = TransformersPolicy(model=str(tmp_path), device="cpu", max_output_tokens=4)
@@ -336,7 +334,7 @@ async def test_invalid_requests_are_rejected(
         await policy.for_episode(episode())(request_)
 
 
-async def test_a_model_with_invalid_logits_is_an_error(tokenizer: Any) -> None:
+async def test_model_with_invalid_logits_is_an_error(tokenizer: Any) -> None:
     import torch
 
     model = tiny_model(tokenizer)
@@ -419,7 +417,7 @@ async def test_hidden_states_are_bounded(
     assert ["no more states are kept" in message for message in caplog.messages] == [True]
 
 
-async def test_a_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+async def test_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     policy = watched(model, tokenizer, tmp_path, activations=[0])
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()

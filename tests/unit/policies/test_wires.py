@@ -157,7 +157,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield Server(wire, endpoint)
 
 
-async def test_an_agent_of_parallel_calls_runs_through_failures(server: Server) -> None:
+async def test_agent_of_parallel_calls_runs_through_failures(server: Server) -> None:
     wire, endpoint = server.wire, server.endpoint
     endpoint.then(
         json_body(wire.respond("I look.", TWO_CALLS, "First both.")),
@@ -183,7 +183,7 @@ async def test_an_agent_of_parallel_calls_runs_through_failures(server: Server) 
     assert container.commands == 2
 
 
-async def test_tokens_and_cost(server: Server) -> None:
+async def test_tokens_and_cost_are_read(server: Server) -> None:
     price = {"input_per_million_usd": 10, "output_per_million_usd": 100, "cached_per_million_usd": 1}
     response = await server.ask(prices={"m-1": {**price, "cache_write_per_million_usd": 20}})
     usage = response.usage
@@ -206,7 +206,7 @@ async def test_tokens_and_cost(server: Server) -> None:
         (529, "overloaded_error", "no", ServerError, 2),
     ],
 )
-async def test_errors(
+async def test_error_responses_become_their_error_class(
     server: Server, status: int, kind: str, message: str, expected: type[Exception], tries: int
 ) -> None:
     for _ in range(tries):
@@ -217,7 +217,7 @@ async def test_errors(
     assert KEY not in str(raised.value)
 
 
-async def test_a_refusal(server: Server) -> None:
+async def test_refusal_is_a_response_or_an_error(server: Server) -> None:
     server.endpoint.then(json_body(server.wire.refusal()), json_body(server.wire.refusal()))
     response = await server.ask()
     assert (response.text, response.finish_reason) == ("I will not.", "refusal")
@@ -227,14 +227,14 @@ async def test_a_refusal(server: Server) -> None:
     assert raised.value.response.usage.prompt_tokens == 1000
 
 
-async def test_an_invalid_body_is_a_malformed_response(server: Server) -> None:
+async def test_invalid_body_is_a_malformed_response(server: Server) -> None:
     server.endpoint.then(json_body({"hello": 1}), json_body([]))
     for _ in range(2):
         with pytest.raises(MalformedResponseError):
             await server.ask()
 
 
-async def test_an_error_with_a_good_status_is_retried(server: Server) -> None:
+async def test_error_with_a_good_status_is_retried(server: Server) -> None:
     error = server.wire.error("rate_limit_error", "slow down")
     failed = {**server.wire.respond("", {}), **error, "status": "failed"} if server.wire is Responses else error
     server.endpoint.then(json_body(failed))
@@ -256,7 +256,7 @@ def calling(*names: str) -> LLMResponse:
     return LLMResponse([TextData("I look."), *calls], usage=Usage(1000, 50, cached_tokens=600))
 
 
-async def test_an_agent_with_parallel_calls_survives_failed_streams(server: Server) -> None:
+async def test_agent_with_parallel_calls_survives_failed_streams(server: Server) -> None:
     wire, endpoint = server.wire, server.endpoint
     whole, last = (events_of(wire, calling(*names)) for names in (("bash", "edit"), ("submit",)))
     middle = b"".join(last)[: len(b"".join(last)) // 2]
@@ -284,7 +284,7 @@ async def test_an_agent_with_parallel_calls_survives_failed_streams(server: Serv
     assert container.commands == 2
 
 
-async def test_a_failed_stream_gives_a_masked_error(server: Server) -> None:
+async def test_failed_stream_gives_a_masked_error(server: Server) -> None:
     events = events_of(server.wire, calling("bash"))
     start = b"".join(events)[: len(b"".join(events)) // 2]
     error = {"type": "error", **server.wire.error("invalid_request_error", "prompt is too long")}
@@ -305,7 +305,7 @@ async def test_a_failed_stream_gives_a_masked_error(server: Server) -> None:
         assert KEY not in str(raised.value)
 
 
-async def test_a_refusal_and_counts_in_a_stream(server: Server) -> None:
+async def test_streamed_refusal_has_usage(server: Server) -> None:
     reason = "content_filter" if server.wire is Responses else "refusal"
     refused = LLMResponse([TextData("I will not.")], finish_reason=reason, usage=Usage(1000, 50, cached_tokens=600))
     server.endpoint.then(streamed(b"".join(events_of(server.wire, refused))))
@@ -315,11 +315,11 @@ async def test_a_refusal_and_counts_in_a_stream(server: Server) -> None:
     assert raised.value.response.usage == refused.usage
 
 
-async def test_a_whole_response_to_a_stream_is_read(server: Server) -> None:
+async def test_whole_response_to_a_stream_request_is_read(server: Server) -> None:
     assert (await server.ask(stream=True)).text == "hello"
 
 
-async def test_a_missing_end_of_stream_is_not_awaited(server: Server) -> None:
+async def test_missing_end_of_stream_is_not_awaited(server: Server) -> None:
     server.endpoint.then(streamed(b"".join(events_of(server.wire, calling("bash"))), then_silent=True))
     assert (await server.ask(stream=True, max_retries=0)).text == "I look."
     assert server.endpoint.left.wait(30)
@@ -327,7 +327,7 @@ async def test_a_missing_end_of_stream_is_not_awaited(server: Server) -> None:
 
 @examples(100)
 @given(said=responses, wire=st.sampled_from(WIRES))
-def test_a_stream_reads_like_a_whole_response(said: LLMResponse, wire: Any) -> None:
+def test_stream_reads_like_a_whole_response(said: LLMResponse, wire: Any) -> None:
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
     asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []}, {})
     written = b"".join([wire.served.opening(asked), *wire.served.events(asked, said, 0)])
@@ -383,7 +383,7 @@ class TestAnthropic:
         with LoopbackEndpoint(otherwise=json_body(Anthropic.respond("hello", {}))) as endpoint:
             yield Server(Anthropic, endpoint)
 
-    async def test_the_prompt_is_marked_for_the_cache(self, server: Server) -> None:
+    async def test_prompt_is_marked_for_the_cache(self, server: Server) -> None:
         roles = ("user", "assistant") * 3 + ("user",)
         long = [{"role": role, "content": f"message {place}"} for place, role in enumerate(roles)]
         tool = {"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}
@@ -399,7 +399,7 @@ class TestAnthropic:
         assert without["tools"][-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
         assert "cache_control" not in json.dumps(off)
 
-    async def test_bounds_and_thinking(self, server: Server) -> None:
+    async def test_max_tokens_and_thinking_budget_are_sent(self, server: Server) -> None:
         await server.ask()
         await server.ask(max_output_tokens=5000, thinking_tokens=2000, temperature=1)
         first, second = [one.body for one in server.endpoint.requests]
@@ -409,7 +409,7 @@ class TestAnthropic:
         assert "authorization" not in server.endpoint.requests[0].headers
 
 
-async def test_responses_has_no_stop_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_responses_wire_has_no_stop_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
     with LoopbackEndpoint(otherwise=json_body(Responses.respond("hello", {}))) as endpoint:
         server = Server(Responses, endpoint)

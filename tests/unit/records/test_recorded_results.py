@@ -38,7 +38,7 @@ def _row(**changes: Any) -> bytes:
     return json.dumps({**RESULT.to_dict(), **changes}).encode() + b"\n"
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_appended_results_are_read(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.touch()
     assert read_results(path).results == ()
@@ -50,7 +50,7 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     assert (found.torn, found.whole_bytes) == (False, path.stat().st_size)
 
 
-def test_a_torn_last_line_is_left_out_wherever_it_is_torn(tmp_path: Path) -> None:
+def test_torn_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     whole, last = _row(), _row(attempt=1)
     for length in range(1, len(last), 7):
@@ -86,7 +86,7 @@ def test_a_torn_last_line_is_left_out_wherever_it_is_torn(tmp_path: Path) -> Non
     ],
     ids=range(19),
 )
-def test_a_broken_line_is_refused_by_its_number(line: bytes, what: str, tmp_path: Path) -> None:
+def test_broken_line_is_refused_with_its_number(line: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(_row() + line + _row(attempt=1))
     with pytest.raises(ConfigError, match=what) as caught:
@@ -95,13 +95,13 @@ def test_a_broken_line_is_refused_by_its_number(line: bytes, what: str, tmp_path
     assert len(str(caught.value)) < 1000
 
 
-def test_fields_of_a_later_version_are_left_out(tmp_path: Path) -> None:
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(_row(colour="blue"))
     assert read_results(path).results == (RESULT,)
 
 
-def test_no_file_is_no_run(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_results(tmp_path / "episodes.jsonl")
     with pytest.raises(ConfigError, match="directory"):
@@ -109,7 +109,7 @@ def test_no_file_is_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "episodes.jsonl")
     with pytest.raises(ConfigError, match="regular file"):
         read_results(tmp_path / "episodes.jsonl")
@@ -145,7 +145,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_the_run_that_was_started_last_whatever_was_touched_or_resumed_since(
+def test_latest_is_the_most_recently_started_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     old, resumed = start("outputs/z/2026-01-01", 100.0), start("outputs/mine", 200.0, 900.0)
@@ -158,7 +158,7 @@ def test_it_is_the_run_that_was_started_last_whatever_was_touched_or_resumed_sin
     assert capsys.readouterr().err == f"`latest` is {newest}\n" * 2
 
 
-def test_a_sweep_is_one_started_with_its_first_job() -> None:
+def test_latest_sweep_started_with_its_first_job() -> None:
     for job, started in (("0", 100.0), ("1", 900.0)):
         start(f"outputs/grid/{job}", started)
     Path("outputs/grid/multirun.yaml").touch()
@@ -169,7 +169,7 @@ def test_a_sweep_is_one_started_with_its_first_job() -> None:
     assert run_path("latest") == Path("outputs/newer")
 
 
-def test_the_runs_of_a_check_do_not_count() -> None:
+def test_latest_ignores_task_checks() -> None:
     run = start("outputs/run", 100.0)
     start("outputs/task-check/2026-01-01/nothing", 200.0)
     assert run_path("latest") == run
@@ -177,7 +177,7 @@ def test_the_runs_of_a_check_do_not_count() -> None:
     assert run_path("latest") == mine
 
 
-def test_what_does_not_say_when_it_was_started_does_not_count() -> None:
+def test_latest_ignores_runs_without_a_start_time() -> None:
     start("outputs/merged")
     start("outputs/merged/parts/0", 900.0)
     for number, started in enumerate((None, "soon", float("inf"), [1], {}, 10**400)):
@@ -191,7 +191,7 @@ def test_what_does_not_say_when_it_was_started_does_not_count() -> None:
     assert run_path("latest_run") == Path("latest_run")
 
 
-def test_a_directory_of_that_name_goes_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_named_latest_takes_precedence(capsys: pytest.CaptureFixture[str]) -> None:
     start("outputs/run", 100.0)
     start("latest")
     assert run_path("latest/e1") == Path("latest/e1")
@@ -199,7 +199,7 @@ def test_a_directory_of_that_name_goes_first(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
 
 
-def test_without_outputs_there_is_none(here: Path) -> None:
+def test_latest_without_outputs_is_an_error(here: Path) -> None:
     with pytest.raises(ConfigError, match=f"in {here}, as `latest` is the most recent run under outputs/"):
         run_path("latest")
 
@@ -230,7 +230,7 @@ def test_name_of_file_in_working_directory_is_synced(
     assert synced == ["rows", tmp_path.name]
 
 
-def test_texts_of_a_group_are_synced_once_per_file(tmp_path: Path, synced: list[str]) -> None:
+def test_appends_of_a_group_are_synced_once(tmp_path: Path, synced: list[str]) -> None:
     with syncing_together():
         for number in range(3):
             append_durably(tmp_path / f"new {number}", "new", flags=os.O_CREAT, is_new=True)
@@ -258,7 +258,7 @@ def test_text_that_cannot_be_synced_is_removed(tmp_path: Path, monkeypatch: pyte
     assert path.read_text() == "whole\nagain\n"
 
 
-async def test_items_that_arrive_during_a_call_share_the_next() -> None:
+async def test_items_arriving_during_a_call_share_the_next() -> None:
     taken: list[Sequence[int]] = []
     loop, started, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 

@@ -22,7 +22,7 @@ from ares_exp.records.run_dir import (
 )
 
 
-def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
+def test_directory_is_claimed_once(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a" / "b")
     with run_dir.owned():
         assert run_dir.episodes.read_text() == ""
@@ -34,14 +34,14 @@ def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
         assert run_dir.episodes.read_text() == ""
 
 
-def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
+def test_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="run directory"), RunDir(tmp_path / "file" / "run").owned():
         pass
 
 
 @pytest.mark.parametrize("place", ["a" * 300, "a/" * 3000])
-def test_a_place_out_of_reach_is_refused(tmp_path: Path, place: str) -> None:
+def test_too_long_path_is_refused(tmp_path: Path, place: str) -> None:
     refusal = refuse_used_run_dir([f"hydra.run.dir={tmp_path / place}"])
     assert refusal is not None
     assert refusal.endswith("Choose another place with `hydra.run.dir=…`.")
@@ -52,7 +52,7 @@ def test_name_with_slashes_is_refused() -> None:
     assert refusal == "Expected `name` to be a folder name without slashes, got '../../evil'."
 
 
-def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path) -> None:
+def test_inaccessible_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o000)
     user = os.geteuid()
     os.seteuid(user or 65534)
@@ -64,7 +64,7 @@ def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path) -> None:
     assert "Permission denied. Choose another place" in refusal
 
 
-def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_preserves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_atomically(path, "old")
     (tmp_path / "folder").mkdir()
@@ -77,7 +77,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
     assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "x.json"]
 
 
-def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
+def test_lone_surrogate_round_trips(tmp_path: Path) -> None:
     text = "broken \ud83d emoji"
     append_lines(tmp_path / "x.jsonl", {"text": text})
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": text}
@@ -85,7 +85,7 @@ def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
     assert "emoji" in (tmp_path / "x.yaml").read_text()
 
 
-def test_a_line_that_does_not_fit_is_not_half_written(tmp_path: Path) -> None:
+def test_line_that_does_not_fit_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     append_lines(path, {"n": 1})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -107,7 +107,7 @@ def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: p
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
 
 
-def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
+def test_append_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "episodes.jsonl").symlink_to("mine")
     with pytest.raises(OSError, match="symbolic links"):
@@ -119,7 +119,7 @@ def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("name", ["responses", "trajectories", "snapshots", "files", "branch_point", "tensorboard"])
-def test_a_folder_that_is_somewhere_else_is_refused(tmp_path: Path, name: str, resume: bool) -> None:
+def test_linked_subdirectory_is_refused(tmp_path: Path, name: str, resume: bool) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to("../elsewhere")
     with pytest.raises(ConfigError, match=f"these are links: {name}"), RunDir(tmp_path / "run").owned(resume=resume):
@@ -127,20 +127,20 @@ def test_a_folder_that_is_somewhere_else_is_refused(tmp_path: Path, name: str, r
     assert not (tmp_path / "run" / "episodes.jsonl").exists()
 
 
-def test_a_run_directory_may_be_a_link(tmp_path: Path) -> None:
+def test_run_directory_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
     with RunDir(tmp_path / "run").owned():
         assert (tmp_path / "elsewhere" / "episodes.jsonl").exists()
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="regular file"):
         open_regular(tmp_path / "pipe")
 
 
-def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> None:
+def test_discard_removes_only_files_of_the_refused_run(tmp_path: Path) -> None:
     refused = tmp_path / "runs" / "mine" / "now"
     (refused / ".hydra").mkdir(parents=True)
     (refused / ".hydra" / "config.yaml").write_text("")
@@ -166,7 +166,7 @@ def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> Non
     assert started.episodes.exists()
 
 
-def test_what_a_killed_process_left_of_its_writing_goes(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_process_are_removed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     left = [
         tmp_path / ".summary.json.7.tmp",
@@ -182,7 +182,7 @@ def test_what_a_killed_process_left_of_its_writing_goes(tmp_path: Path) -> None:
     assert [path for path in (*left, *kept) if path.exists()] == kept
 
 
-def test_a_log_that_cannot_be_opened_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_log_causes_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a run
     (tmp_path / "run").mkdir()
     handler = RunLogHandler(tmp_path / "run" / "run.log", delay=True)
@@ -196,7 +196,7 @@ def test_a_log_that_cannot_be_opened_fails_nobody(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "run" / "run.log").read_text() == "written\n"
 
 
-def test_a_log_is_not_written_to_what_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_does_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a run
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run.log").symlink_to("mine")
@@ -211,7 +211,7 @@ def test_a_log_is_not_written_to_what_a_link_leads_to(tmp_path: Path, monkeypatc
 LAUGHS = "- &n0 [x, x]\n" + "".join(f"- &n{n + 1} [*n{n}, *n{n}]\n" for n in range(40))
 
 
-def test_what_is_in_them(tmp_path: Path) -> None:
+def test_records_are_read(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text('{"a": [1]}')
     assert read_record(path, max_bytes=10) == b'{"a": [1]}'
@@ -231,7 +231,7 @@ def test_what_is_in_them(tmp_path: Path) -> None:
         pytest.param(b"9" * 100_000, "expected JSON", id="endless number"),
     ],
 )
-def test_what_is_no_json_object(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_invalid_json_object_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "record").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"record is broken: .*{expected}") as caught:
         read_json_object(tmp_path / "record", max_bytes=150_001)
@@ -249,20 +249,20 @@ def test_what_is_no_json_object(tmp_path: Path, content: bytes, expected: str) -
         pytest.param("\0", id="nul"),
     ],
 )
-def test_what_is_no_yaml(tmp_path: Path, text: str) -> None:
+def test_invalid_yaml_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "record").write_text(text)
     with pytest.raises(ConfigError, match="record is broken") as caught:
         read_yaml(tmp_path / "record")
     assert len(str(caught.value)) < 600
 
 
-def test_where_a_file_is_no_yaml(tmp_path: Path) -> None:
+def test_yaml_error_names_line_and_column(tmp_path: Path) -> None:
     (tmp_path / "record").write_text("a: 1\nb: [\nc: 2\n")
     with pytest.raises(ConfigError, match=r"^.*line 2, column 4.*$"):
         read_yaml(tmp_path / "record")
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_missing_file_and_pipe_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read in (read_record, read_json_object, read_yaml):
         with pytest.raises(FileNotFoundError):

@@ -33,16 +33,16 @@ OTHERS = """
 
 
 @pytest.mark.parametrize("key", SECRETS.split())
-def test_names_of_secrets(key: str) -> None:
+def test_sensitive_names_are_recognized(key: str) -> None:
     assert is_sensitive(key)
 
 
 @pytest.mark.parametrize("key", [*OTHERS.split(), ""])
-def test_names_of_other_things(key: str) -> None:
+def test_ordinary_names_are_not_sensitive(key: str) -> None:
     assert not is_sensitive(key)
 
 
-def test_values_under_sensitive_keys_are_masked_at_any_depth() -> None:
+def test_sensitive_values_are_masked_at_any_depth() -> None:
     config = {
         "policy": {"api_key": "hunter2", "api_key_env": "OPENAI_API_KEY", "headers": [{"Authorization": "Bearer x"}]},
         "credentials": {"user": "me", "retries": 3, "list": ["a", None]},
@@ -57,19 +57,19 @@ def test_values_under_sensitive_keys_are_masked_at_any_depth() -> None:
     }
 
 
-def test_what_is_no_secret_though_its_key_sounds_like_one() -> None:
+def test_harmless_values_of_sensitive_keys_are_kept() -> None:
     config = {"api_key": None, "auth": False, "token": 3, "password": "", "secret": "${OPENAI_API_KEY}"}
     assert scrub(config) == config
     assert scrub({"api_key": "${KEY:-default-secret}"}) == {"api_key": "***"}
 
 
-def test_the_original_is_untouched() -> None:
+def test_original_config_is_unchanged() -> None:
     config = {"a": {"api_key": "hunter2"}}
     scrub(config)
     assert config == {"a": {"api_key": "hunter2"}}
 
 
-def test_values_of_secret_environment_variables_are_masked_wherever_they_turn_up(
+def test_secret_environment_values_are_masked_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_API_KEY", "sk-0123456789")
@@ -80,12 +80,12 @@ def test_values_of_secret_environment_variables_are_masked_wherever_they_turn_up
     assert scrub_argv(["note=sk-0123456789"]) == ["note=***"]
 
 
-def test_the_working_directory_of_the_shell_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_directory_is_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/home/me/experiments")
     assert scrub({"path": "/home/me/experiments/tasks"}) == {"path": "/home/me/experiments/tasks"}
 
 
-def test_known_secrets_are_found_in_bytes_as_they_are_and_as_json_spells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_found_raw_and_json_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", 'sk-"é"-012345')
     monkeypatch.setenv("MY_PLACE", "an ordinary value")
     known = KnownSecrets()
@@ -97,7 +97,7 @@ def test_known_secrets_are_found_in_bytes_as_they_are_and_as_json_spells_them(mo
     assert not KnownSecrets().found_in(b"")
 
 
-def test_what_becomes_a_secret_between_two_lines_is_masked_in_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_secret_is_masked_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "was-0815-1 is-0815-22 typed-0815-333"
     monkeypatch.setenv("SOME_API_KEY", "was-0815-1")
     assert mask_known_secrets(line) == "*** is-0815-22 typed-0815-333"
@@ -109,7 +109,7 @@ def test_what_becomes_a_secret_between_two_lines_is_masked_in_the_second(monkeyp
     assert mask_known_secrets(line) == "was-0815-1 is-0815-22 ***"
 
 
-def test_the_user_part_of_a_url_is_masked() -> None:
+def test_user_part_of_a_url_is_masked() -> None:
     assert scrub({"base_url": "https://me:pw@example.org/v1"}) == {"base_url": "https://***@example.org/v1"}
     assert scrub({"url": "https://example.org/@me", "mail": "me@example.org"}) == {
         "url": "https://example.org/@me",
@@ -117,7 +117,7 @@ def test_the_user_part_of_a_url_is_masked() -> None:
     }
 
 
-def test_command_lines() -> None:
+def test_command_lines_are_masked() -> None:
     argv = ["ares_exp", "-m", "seed=1,2", "policy.api_key=hunter2", "+policy.headers={Authorization: Bearer x}"]
     argv += ["policy.api_key_env=KEY", "++policy.extra={'token':'x'}", "env.path=a=b", "policy.max_output_tokens=5"]
     assert scrub_argv(argv) == [
@@ -138,7 +138,7 @@ def terminal() -> Iterator[tuple[logging.Logger, io.StringIO, RepeatedWarnings]]
     logger.propagate = True
 
 
-def test_the_first_of_a_kind_is_shown_and_the_others_are_counted(
+def test_first_warning_is_shown_and_repetitions_counted(
     terminal: tuple[logging.Logger, io.StringIO, RepeatedWarnings],
 ) -> None:
     logger, stream, repeated = terminal
@@ -163,7 +163,7 @@ def test_the_first_of_a_kind_is_shown_and_the_others_are_counted(
     assert repeated.told() == []
 
 
-def test_masked_warnings_are_of_one_kind(terminal: tuple[logging.Logger, io.StringIO, RepeatedWarnings]) -> None:
+def test_masked_warnings_count_as_repetitions(terminal: tuple[logging.Logger, io.StringIO, RepeatedWarnings]) -> None:
     logger, stream, repeated = terminal
     for handler in logger.handlers:
         handler.filters.insert(0, SecretFilter(["hidden"]))  # in a run, it comes first

@@ -28,7 +28,7 @@ from tests.unit.trajectories.chats import chat, with_response, with_step
 ROWS = [row("a", 0, 1.0), row("a", 1, 0.0), row("b", 0, None)]
 
 
-def test_numbers_are_computed_where_results_are_missing_or_old(tmp_path: Path) -> None:
+def test_missing_or_old_results_are_recomputed(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", ROWS)
     expected = results_document(ShownRun(run).summary)
     assert ShownRun(run).payload()["results"] == expected
@@ -47,7 +47,7 @@ def test_numbers_are_computed_where_results_are_missing_or_old(tmp_path: Path) -
         ([{"started": 1.0, "hostname": "another-machine"}], 4, "running"),
     ],
 )
-def test_states(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, name: str) -> None:
+def test_state_follows_the_records(tmp_path: Path, sessions: list[dict[str, Any]], planned: int, name: str) -> None:
     run = run_of(tmp_path / "run", [*ROWS[:2], row("b", 0, 1.0)])
     (run / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in sessions))
     (run / "summary.json").write_text(json.dumps({"planned": planned}))
@@ -75,7 +75,7 @@ def test_payload_has_facts_and_command_line(tmp_path: Path, argv: list[str] | No
     assert payload["argv"] == shown
 
 
-def test_a_killed_run_shows_the_episode_that_was_in_progress(tmp_path: Path) -> None:
+def test_killed_run_shows_the_unfinished_episode(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", ROWS)
     lines = [*dump_episode(chat("c-0", "c"))]
     (run / "trajectories" / "c-0.json").write_text("".join(lines[:-2]))
@@ -85,7 +85,7 @@ def test_a_killed_run_shows_the_episode_that_was_in_progress(tmp_path: Path) -> 
     assert len(shown.episode("c-0")["steps"]) == 3
 
 
-def test_pieces_of_a_reply_and_conversations(tmp_path: Path) -> None:
+def test_reply_pieces_and_conversations_are_included(tmp_path: Path) -> None:
     pieces = [ThinkingData("hm"), TextData("I look."), ToolCallData("1", "bash", '{"command": "ls"}')]
     episode = with_response(chat(), LLMResponse(pieces, model="tiny"))
     asked = episode.steps[1].observation or {}
@@ -100,7 +100,7 @@ def test_pieces_of_a_reply_and_conversations(tmp_path: Path) -> None:
     assert "settings" not in episode_payload(empty)["steps"][0]
 
 
-def test_calls_without_a_step_are_with_the_step_before_them() -> None:
+def test_background_calls_belong_to_the_previous_step() -> None:
     request = LLMRequest([{"role": "user", "content": "A title?"}], origin=Origin("openai-chat", conversation="side-1"))
     background_request = BackgroundRecord.of(BackgroundRequest(request, LLMResponse.from_text("Bugs")))
     odd = BackgroundRecord({"messages": "no list"}, {"data": 3})
@@ -113,7 +113,7 @@ def test_calls_without_a_step_are_with_the_step_before_them() -> None:
     assert broken["asked"] == ""
 
 
-def test_what_a_step_adds_is_there_once(tmp_path: Path) -> None:
+def test_added_messages_are_included_once(tmp_path: Path) -> None:
     payload = episode_payload(chat(length=5))
     assert [message["text"] for message in payload["messages"] if message["role"] == "user"] == [
         "Please do fix-bug.", "done 1", "done 2", "done 3",
@@ -121,7 +121,7 @@ def test_what_a_step_adds_is_there_once(tmp_path: Path) -> None:
     assert [sign for sign, _ in payload["steps"][2]["edits"]] == ["=", "+"]
 
 
-def test_marks_of_episodes_that_differ_in_one_thing() -> None:
+def test_step_marks_reveal_a_difference() -> None:
     other = with_step(chat(), 2, reward=0.5)
     marks = step_marks(chat()), step_marks(other)
     assert [[x == y for x, y in zip(*pair, strict=True)] for pair in zip(*marks, strict=True)][2] == [
@@ -149,13 +149,13 @@ def test_files_are_read_without_following_links(tmp_path: Path) -> None:
         assert episode_files(tmp_path, name) == []
 
 
-def test_json_in_html_ends_nothing() -> None:
+def test_json_in_html_cannot_close_the_script() -> None:
     text = in_html(json_text({"a": "</script><!--\u2028&", "b": float("nan")}))
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == {"a": "</script><!--\u2028&", "b": None}
 
 
-def test_the_policy_names_script_and_style_by_their_digests() -> None:
+def test_security_policy_names_script_and_style_digests() -> None:
     told = policy()
     assert told.count("'sha256-") == 2
     assert "unsafe" not in told
@@ -175,7 +175,7 @@ def test_the_policy_names_script_and_style_by_their_digests() -> None:
         ({"parts/0/config.yaml": "", "parts/1/config.yaml": ""}, ["merged of 2 runs"]),
     ],
 )
-def test_what_a_run_was_made_of(tmp_path: Path, written: dict[str, str], about: list[str]) -> None:
+def test_origin_of_a_run_is_described(tmp_path: Path, written: dict[str, str], about: list[str]) -> None:
     run = run_of(tmp_path / "run", ROWS)
     for name, text in written.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def job(sweep: Path, name: str, *results: EpisodeResult) -> Path:
     return folder
 
 
-def test_without_a_budget_nothing_is_used_up(tmp_path: Path) -> None:
+def test_missing_budget_is_never_exhausted(tmp_path: Path) -> None:
     meter = BudgetMeter(Budget(), run_dir=tmp_path / "0", sweep_dir=tmp_path / "no such folder")
     for count in range(100):
         meter.add(result(str(count), "errored", prompt_tokens=10**9, cost=1e6))
@@ -82,7 +82,7 @@ def test_cost_of_responses_counts_once() -> None:
     )
 
 
-def test_a_result_without_reported_responses_counts_completely() -> None:
+def test_result_without_reported_responses_counts_completely() -> None:
     meter = BudgetMeter(Budget(tokens=30))
     meter.add(result(prompt_tokens=20, generated_tokens=9))
     assert meter.exhausted() is None
@@ -92,7 +92,7 @@ def test_a_result_without_reported_responses_counts_completely() -> None:
     assert "budget.tokens=60" in said
 
 
-def test_a_response_missing_in_the_result_counts() -> None:
+def test_response_missing_in_the_result_counts() -> None:
     meter = BudgetMeter(Budget())
     meter.add_response("a", respond(10, 0.5))
     meter.add(result("a", "policy_error", error=ErrorInfo("RefusalError", "no")))
@@ -121,7 +121,7 @@ def test_wall_time_includes_all_sessions() -> None:
     assert "budget.wall_sec=200" in said
 
 
-def test_the_proposed_budget_exceeds_the_spent_amount() -> None:
+def test_proposed_budget_exceeds_the_spent_amount() -> None:
     said = str(BudgetMeter(Budget(cost=5.0), earlier=[result(cost=30.0)]).exhausted())
     assert said.endswith("such as budget.cost=40.")
 
@@ -139,7 +139,7 @@ FAULT, AGENT, SCORED, SILENT = "container_error", "agent_error", "completed", "c
         ([FAULT, SILENT, "lost", "abandoned", "closed", FAULT], 2),
     ],
 )
-def test_errors_in_a_row(outcomes: list[str], length: int) -> None:
+def test_errors_in_a_row_are_counted(outcomes: list[str], length: int) -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=max(length, 1)))
     for number, outcome in enumerate(outcomes):
         meter.add(result(str(number), outcome, at=100.0 + number))
@@ -148,7 +148,7 @@ def test_errors_in_a_row(outcomes: list[str], length: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ContextOverflowError", "RefusalError"])
-def test_a_model_error_resets_errors_in_a_row(name: str) -> None:
+def test_model_error_resets_errors_in_a_row(name: str) -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=2))
     meter.add(result("a", FAULT))
     meter.add(result("b", "policy_error", error=ErrorInfo(name, "x")))
@@ -160,14 +160,14 @@ def test_a_model_error_resets_errors_in_a_row(name: str) -> None:
     assert said.endswith("Resume with the same budget when the cause of the errors is fixed.")
 
 
-def test_a_resumed_run_starts_a_new_row() -> None:
+def test_resumed_run_resets_errors_in_a_row() -> None:
     meter = BudgetMeter(Budget(errors_in_a_row=2), earlier=[result("a", FAULT), result("b", FAULT)])
     assert meter.exhausted() is None
     meter.add(result("c", FAULT))
     assert meter.exhausted() is None
 
 
-def test_a_sweep_budget_adds_its_jobs(tmp_path: Path) -> None:
+def test_sweep_budget_adds_its_jobs(tmp_path: Path) -> None:
     own = job(tmp_path, "0", result("own", cost=99.0))
     job(tmp_path, "1", result("a", cost=1.0, prompt_tokens=10), result("b", cost=1.0))
     (tmp_path / "2").mkdir()
@@ -185,7 +185,7 @@ def test_a_sweep_budget_adds_its_jobs(tmp_path: Path) -> None:
     assert "budget.sweep.cost=8" in said
 
 
-def test_an_invalid_cost_leaves_the_budget_unchanged() -> None:
+def test_invalid_cost_leaves_the_budget_unchanged() -> None:
     meter = BudgetMeter(Budget(cost=1.0))
     for cost in (float("nan"), -5.0, 2.0):
         meter.add_response("e", respond(5, cost))
@@ -193,7 +193,7 @@ def test_an_invalid_cost_leaves_the_budget_unchanged() -> None:
     assert meter.exhausted() is not None
 
 
-def test_an_unchanged_job_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_job_is_not_read_again(tmp_path: Path) -> None:
     folder = job(tmp_path, "1", result("a", cost=1.0))
     meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), run_dir=tmp_path / "0", sweep_dir=tmp_path)
     meter.refresh()
@@ -224,7 +224,7 @@ def test_broken_jobs_keep_their_last_known_cost(tmp_path: Path) -> None:
     assert named == [True, True, False, False]
 
 
-def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     path = RunDir(job(tmp_path, "1", result("a", cost=1.0))).episodes
     path.write_text(path.read_text() + '{"episode_id": "b", "co')
     meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), sweep_dir=tmp_path)
@@ -266,7 +266,7 @@ def composed(*overrides: str) -> Budget:
     return instantiate_group(compose_config(overrides), "budget")
 
 
-def test_on_the_command_line() -> None:
+def test_budget_is_read_from_the_command_line() -> None:
     assert composed() == Budget()
     made = composed("budget.cost=5", "budget.tokens=2000000", "budget.sweep.cost=50", "budget.sweep.errors_in_a_row=9")
     assert made == Budget(cost=5.0, tokens=2_000_000, sweep=Limits(cost=50.0, errors_in_a_row=9))

@@ -209,7 +209,7 @@ async def test_unrecorded_tasks_are_left_out(tmp_path: Path) -> None:
         await experiment(tmp_path / "other", count=1, policy=Recorded()).prepare()
 
 
-async def test_an_oracle_without_solutions_is_rejected(tmp_path: Path) -> None:
+async def test_oracle_without_solutions_is_rejected(tmp_path: Path) -> None:
     class Solutions(Source):
         needs_container = False
 
@@ -254,7 +254,7 @@ async def test_unreadable_tasks_are_a_config_error(tmp_path: Path) -> None:
         await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
 
 
-async def test_everything_is_run_and_written(tmp_path: Path) -> None:
+async def test_all_episodes_are_run_and_recorded(tmp_path: Path) -> None:
     summary = await execute(experiment(tmp_path, count=20, concurrency=4), tmp_path)
     assert summary.complete
     assert len(rows(tmp_path)) == 20
@@ -271,7 +271,7 @@ async def test_everything_is_run_and_written(tmp_path: Path) -> None:
         (TimeoutError(), "policy_error"),
     ],
 )
-async def test_a_policy_error_fails_only_its_episode(tmp_path: Path, error: BaseException, outcome: str) -> None:
+async def test_policy_error_fails_only_its_episode(tmp_path: Path, error: BaseException, outcome: str) -> None:
     class FailsOnce(Responses):
         calls = 0
 
@@ -287,7 +287,7 @@ async def test_a_policy_error_fails_only_its_episode(tmp_path: Path, error: Base
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_container_backend_is_closed(tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_container_backend_is_closed(tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     class Holding(Ready):
         closed = 0
 
@@ -303,7 +303,7 @@ async def test_a_container_backend_is_closed(tmp_path: Path, fails: bool, caplog
     assert ("The container backend could not be closed: OSError: no engine" in caplog.text) is fails
 
 
-async def test_a_reward_survives_a_failed_close(tmp_path: Path) -> None:
+async def test_reward_survives_a_failed_close(tmp_path: Path) -> None:
     async def fails_in_close(where: str) -> None:
         if where == "close":
             raise RuntimeError("cannot close")
@@ -324,7 +324,7 @@ class FailingTracker(NullTracker):
         raise RuntimeError("no")
 
 
-async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -> None:
+async def test_failing_tracker_only_increases_the_count(tmp_path: Path) -> None:
     summary = await execute(experiment(tmp_path, tracker=FailingTracker()), tmp_path)
     assert [row["reward"] for row in rows(tmp_path)] == [1.0] * 3
     assert summary.recording_failures == 4
@@ -452,7 +452,7 @@ async def test_deleted_run_directory_ends_run(tmp_path: Path) -> None:
     assert f"its directory {tmp_path}/run was deleted, moved or unmounted" in str(summary.ended_by)
 
 
-async def test_a_deleted_run_directory_stops_judge_requests(tmp_path: Path) -> None:
+async def test_deleted_run_directory_stops_judge_requests(tmp_path: Path) -> None:
     class Judge(Responses):
         asked = 0
 
@@ -476,9 +476,7 @@ async def test_a_deleted_run_directory_stops_judge_requests(tmp_path: Path) -> N
     assert f"its directory {tmp_path}/run was deleted" in str(summary.ended_by)
 
 
-async def test_an_interrupt_is_bounded_and_records_every_episode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_interrupt_is_bounded_and_records_every_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.runs.scheduler.INTERRUPT_GRACE_SEC", 0.3)
     waiting = asyncio.Semaphore(0)
 
@@ -505,7 +503,7 @@ async def test_an_interrupt_is_bounded_and_records_every_episode(
     assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"] * 3
 
 
-async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
+async def test_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     class Slow(RunDir):
         def append_episodes(self, *rows: Any) -> None:
             time.sleep(0.05)
@@ -523,7 +521,7 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     assert len(summary.results) == 40
 
 
-async def test_an_interrupt_at_any_moment_ends_cleanly(tmp_path: Path) -> None:
+async def test_interrupt_at_any_moment_ends_cleanly(tmp_path: Path) -> None:
     for moment in range(0, 40, 2):  # some fall between the end of an episode and the writing of its row
         folder = tmp_path / str(moment)
         made = experiment(folder, count=12, concurrency=12)
@@ -540,7 +538,7 @@ class OneAtATime:
     def end_episode(self, *, truncated: bool = False) -> Any: ...
 
 
-async def test_a_collector_without_handles_needs_concurrency_1(tmp_path: Path) -> None:
+async def test_collector_without_handles_needs_concurrency_1(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="concurrency=1"):
         await experiment(tmp_path, collectors={"mine": OneAtATime()}, concurrency=2).prepare()
     made = experiment(tmp_path / "alone", collectors={"mine": OneAtATime()}, concurrency=1)
@@ -588,7 +586,7 @@ class Careful(Ready):
 @pytest.mark.parametrize(
     ("policy", "known"), [(plain, ("plain", None)), (NamedModel(), ("NamedModel", "small-1"))], ids=["plain", "named"]
 )
-async def test_a_trajectory_records_agent_and_model(
+async def test_trajectory_records_agent_and_model(
     tmp_path: Path, policy: Any, known: tuple[str, str | None], failing: bool
 ) -> None:
     async def trouble(where: str) -> None:
@@ -659,7 +657,7 @@ class Unpriced(Responses):
 
 
 @pytest.mark.parametrize("cost", [None, 5.0])
-async def test_an_unknown_price_warns_only_under_cost_limits(tmp_path: Path, cost: float | None) -> None:
+async def test_unknown_price_warns_only_under_cost_limits(tmp_path: Path, cost: float | None) -> None:
     made = experiment(tmp_path, policy=Unpriced(), limits=EpisodeLimits(cost=cost))
     await execute(made, tmp_path)
     assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
@@ -730,12 +728,12 @@ def branch(*replies: str) -> Any:
     return _FirstResponse("given", ScriptedPolicy(replies=list(replies)).for_episode(EpisodeSpec("t")))
 
 
-async def test_the_policy_continues_after_a_given_response() -> None:
+async def test_policy_continues_after_a_given_response() -> None:
     client = branch("a", "b")
     assert [(await client(HI)).text for _ in range(3)] == ["given", "a", "b"]
 
 
-async def test_a_resumed_branch_skips_recorded_responses() -> None:
+async def test_resumed_branch_skips_recorded_responses() -> None:
     client = branch("a", "b")
     client.advance(HI, LLMResponse.from_text("given"))
     assert (await client(HI)).text == "a"
@@ -745,7 +743,7 @@ async def test_a_resumed_branch_skips_recorded_responses() -> None:
     assert (await client(HI)).text == "b"
 
 
-async def test_a_policy_without_position_is_not_advanced() -> None:
+async def test_policy_without_position_is_not_advanced() -> None:
     client: Any = _FirstResponse("given", OraclePolicy())
     client.advance(HI, LLMResponse.from_text("given"))
     client.advance(HI, LLMResponse.from_text("x"))

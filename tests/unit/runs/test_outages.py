@@ -66,7 +66,7 @@ class Service:
         self.outages.close()
 
 
-async def test_outage_pauses_starts_until_the_service_answers(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_pauses_starts_until_the_service_responds(caplog: pytest.LogCaptureFixture) -> None:
     service = Service(away_until=90.0)
     with caplog.at_level(logging.WARNING):
         await service.run(30)
@@ -81,7 +81,7 @@ async def test_outage_pauses_starts_until_the_service_answers(caplog: pytest.Log
     assert not service.scheduler.holds
 
 
-async def test_lasting_outage_ends_the_run_and_starts_nothing() -> None:
+async def test_lasting_outage_ends_the_run() -> None:
     service = Service(away_until=float("inf"))
     await service.run(3)
     assert service.now == MAX_OUTAGE_SEC
@@ -100,14 +100,14 @@ async def test_order_and_outage_each_end_their_own_pause() -> None:
     assert not await service.outages.wait(service.check)
 
 
-async def test_interrupt_in_an_outage_starts_nothing() -> None:
+async def test_interrupt_in_an_outage_starts_no_episode() -> None:
     service = Service(away_until=float("inf"))
     asyncio.get_running_loop().call_later(0, service.scheduler.interrupt)
     await service.run(3)
     assert (service.ran, service.ended) == ([], [])
 
 
-async def test_broken_check_pauses_nothing() -> None:
+async def test_broken_check_causes_no_pause() -> None:
     async def check() -> None:
         raise RuntimeError("a bug")
 

@@ -96,7 +96,7 @@ def _line(state: State, stream: TextIO, clock: Callable[[], float]) -> str:
     return Progress(state.read, stream=stream, clock=clock).line(state.read())
 
 
-def test_the_line_has_the_known_values_only() -> None:
+def test_line_shows_only_known_values() -> None:
     clock, stream = Clock(), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     state = State(4, "a", "a", "b", clock=clock)
     progress = Progress(state.read, stream=stream, clock=clock)
@@ -118,7 +118,7 @@ def test_the_line_has_the_known_values_only() -> None:
     assert progress.line(state.read()) == "4/4 done · reward 0.67 · 6.0 s"
 
 
-def test_a_cut_short_episode_is_not_done() -> None:
+def test_cancelled_episode_is_not_done() -> None:
     clock = Clock()
     state = State(4, "a", "b", "c", clock=clock)
     state.end(1.0)
@@ -126,7 +126,7 @@ def test_a_cut_short_episode_is_not_done() -> None:
     assert _line(state, io.StringIO(), clock) == "1/4 done | 1 cut short | 1 running | reward 1.00 | 0.0 s"
 
 
-def test_a_job_prints_no_last_line() -> None:
+def test_job_prints_no_last_line() -> None:
     stream = Lines()
     with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=60.0, is_kept=False):
         pass
@@ -134,14 +134,14 @@ def test_a_job_prints_no_last_line() -> None:
 
 
 @pytest.mark.parametrize(("expected", "line"), [(2, "0/2 done | 3 done before | 0.0 s"), (0, "3 done before | 0.0 s")])
-def test_attempts_of_earlier_sessions_are_counted_apart(expected: int, line: str) -> None:
+def test_attempts_of_earlier_sessions_are_counted_separately(expected: int, line: str) -> None:
     clock = Clock()
     state = State(expected, clock=clock)
     state.live.done_before = 3
     assert _line(state, io.StringIO(), clock) == line
 
 
-def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
+def test_plain_lines_appear_at_intervals() -> None:
     stream, clock = Lines(), Clock()
     with Progress(State(2, "a", clock=clock).read, stream=stream, interval_sec=0.02, clock=clock):
         for _ in range(3):
@@ -151,7 +151,7 @@ def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
     assert set(lines) == {"0/2 done | 1 running | 0.0 s"}
 
 
-def test_a_short_run_prints_only_the_last_state() -> None:
+def test_short_run_prints_only_the_last_state() -> None:
     stream, state = io.StringIO(), State(1, "a")
     started = time.monotonic()
     with Progress(state.read, stream=stream, interval_sec=60.0, clock=Clock()):
@@ -160,7 +160,7 @@ def test_a_short_run_prints_only_the_last_state() -> None:
     assert stream.getvalue() == "1/1 done | reward 1.00 | 0.0 s\n"
 
 
-def test_the_thread_ends_also_after_an_exception() -> None:
+def test_thread_ends_also_after_an_exception() -> None:
     def interrupted() -> None:
         with Progress(State(1).read, stream=io.StringIO()):
             assert "progress" in _threads()
@@ -182,7 +182,7 @@ def test_stop_is_idempotent_and_needs_no_start() -> None:
     assert "progress" not in _threads()
 
 
-def test_a_closed_stream_does_not_end_the_run() -> None:
+def test_closed_stream_does_not_end_the_run() -> None:
     stream = io.StringIO()
     stream.close()
     with Progress(State(1).read, stream=stream, is_tty=False, interval_sec=0.01):
@@ -224,7 +224,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     opened.close()
 
 
-def test_a_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) -> None:
+def test_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) -> None:
     state = State(2, "fix-tests")
     with Progress(state.read, stream=terminal.stream):
         _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
@@ -236,7 +236,7 @@ def test_a_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) 
     assert "progress" not in _threads()
 
 
-def test_the_panel_has_the_known_values_only() -> None:
+def test_panel_shows_only_known_values() -> None:
     clock = Clock()
     state = State(4, clock=clock)
     live = state.live
@@ -261,7 +261,7 @@ def test_the_panel_has_the_known_values_only() -> None:
     assert error == "error: Trouble (a): it\x1b[2J broke"
 
 
-def test_a_terminal_shows_the_panel_below_the_bar(terminal: Terminal) -> None:
+def test_terminal_shows_the_panel_below_the_bar(terminal: Terminal) -> None:
     state = State(2)
     state.running.append(State.episode("fix-tests", waits_for="policy"))
     with Progress(state.read, stream=terminal.stream):
@@ -313,7 +313,7 @@ def test_log_lines_appear_above_the_bar(terminal: Terminal) -> None:
     assert "a limit is not enforced" in lines, "the line must stand alone"
 
 
-def test_redirected_output_stays_in_its_file(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
+def test_redirected_output_remains_in_its_file(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
     with Progress(State(1).read, stream=terminal.stream):
         _wait_for(lambda: "0/1 done" in terminal.plain())
         print("to standard output")
@@ -321,7 +321,7 @@ def test_redirected_output_stays_in_its_file(terminal: Terminal, capfd: pytest.C
     assert capfd.readouterr() == ("to standard output\n", "to standard error\n")
 
 
-def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     with Progress(State(1).read, stream=terminal.stream, clock=Clock()):
         pass
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal: Terminal) -> None:
         (7500, "2 h 05 min"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -379,5 +379,5 @@ def test_durations(seconds: float, text: str) -> None:
         (123456.0, "1.23e+05"),
     ],
 )
-def test_numbers(value: float, text: str) -> None:
+def test_numbers_are_formatted(value: float, text: str) -> None:
     assert format_number(value) == text

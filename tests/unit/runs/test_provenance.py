@@ -34,7 +34,7 @@ def _state(path: Path) -> object:
     return collect_provenance(task_set_path=path)["task_set"]
 
 
-def test_a_committed_task_set_is_clean(repository: Path) -> None:
+def test_committed_task_set_is_clean(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
     assert _state(repository / "tasks") == {"commit": commit, "dirty": False}
     assert _state(repository / "tasks" / "one" / "task.toml") == {"commit": commit, "dirty": False}
@@ -51,7 +51,7 @@ def test_changes_outside_the_task_set_are_ignored(repository: Path) -> None:
     assert _state(repository / "tasks") == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
 
 
-def test_an_ignored_folder_has_no_commit(repository: Path) -> None:
+def test_ignored_folder_has_no_commit(repository: Path) -> None:
     inner = repository / "venv" / "tasks"
     inner.mkdir(parents=True)
     (inner / "task.toml").touch()
@@ -67,7 +67,7 @@ def test_git_is_not_misled_by_the_environment(
     assert commit["dirty"] is False
 
 
-def test_the_index_is_not_touched(repository: Path) -> None:
+def test_git_index_is_unchanged(repository: Path) -> None:
     (repository / "tasks" / "one" / "task.toml").touch()
     before = (repository / ".git" / "index").read_bytes()
     assert _state(repository / "tasks") is not None
@@ -81,12 +81,12 @@ def test_missing_repository_and_commit_give_no_state(tmp_path: Path) -> None:
     assert _state(tmp_path / "empty") is None
 
 
-def test_a_missing_git_does_not_fail(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_is_tolerated(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert _state(repository / "tasks") is None
 
 
-def test_a_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
@@ -98,7 +98,7 @@ def test_a_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: 
     assert time.monotonic() - started < 30.0
 
 
-def test_versions_machine_and_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_machine_and_command_line_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ares_exp", "seed=3", "policy.api_key=hunter2"])
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     found = collect_provenance()

@@ -41,12 +41,12 @@ def composed(overrides: Sequence[str]) -> RetryRules:
 
 
 @pytest.mark.parametrize("error", [AgentError("a"), ContainerDiedError("c"), RateLimitError("r"), OSError("e")])
-def test_by_default_nothing_is_tried_again(error: BaseException) -> None:
+def test_default_retries_no_errors(error: BaseException) -> None:
     assert tries(RetryRules(), error) == 1
     assert tries(composed([]), error) == 1
 
 
-def test_by_outcome() -> None:
+def test_outcome_decides_the_retries() -> None:
     rules = RetryRules(container_error=2, verifier_error=1, agent_error=3, errored=4)
     found = [tries(rules, one) for one in (ContainerDiedError("c"), VerifierTimeoutError("v"), AgentError("a"))]
     assert found == [3, 2, 4]
@@ -54,7 +54,7 @@ def test_by_outcome() -> None:
     assert tries(rules, PolicyError("p")) == 1
 
 
-def test_the_most_specific_class_wins_over_the_outcome() -> None:
+def test_most_specific_class_takes_precedence() -> None:
     rules = RetryRules(policy_error=1, errors={"EndpointError": 2, "RateLimitError": 3, "WireFormatError": 0})
     assert tries(rules, PolicyTimeoutError("p")) == 2
     assert tries(rules, ServerError("s")) == 3
@@ -115,13 +115,13 @@ def test_retry_after_is_used_up_to_the_bound() -> None:
         ("__doc__", "got '__doc__'"),
     ],
 )
-def test_an_unknown_class_is_refused(name: str, hint: str) -> None:
+def test_unknown_class_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=r"`retry\.errors`") as raised:
         RetryRules(errors={name: 1})
     assert hint in str(raised.value)
 
 
-def test_a_custom_error_class_is_retried() -> None:
+def test_custom_error_class_is_retried() -> None:
     class FleetError(PolicyError):
         pass
 
@@ -149,7 +149,7 @@ def test_infrastructure_excludes_agent_and_model_errors() -> None:
     assert tries(rules, OSError("e")) == 1
 
 
-def test_overrides_on_the_command_line() -> None:
+def test_retry_rules_are_read_from_command_line() -> None:
     rules = composed(["retry.container_error=5", "retry.errors.RateLimitError=3", "+retry.errors.WireFormatError=1"])
     found = [tries(rules, one) for one in (ContainerDiedError("c"), RateLimitError("r"), errors.WireFormatError("w"))]
     assert found == [6, 4, 2]
@@ -169,7 +169,7 @@ def test_mistakes_are_named(override: str, said: str) -> None:
         composed([override])
 
 
-def test_every_class_of_the_tree_is_drawn() -> None:
+def test_every_error_class_is_in_the_drawn_tree() -> None:
     def below(kind: type[BaseException]) -> list[type[BaseException]]:
         return [found for sub in kind.__subclasses__() for found in (sub, *below(sub))]
 

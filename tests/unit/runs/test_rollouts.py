@@ -72,7 +72,7 @@ async def execute(**arguments: Any) -> list[FinishedEpisode]:
     return [episode async for episode in ares_exp.rollouts(**{"env": Count, "policy": respond, **arguments})]
 
 
-async def test_an_episode_has_task_attempt_and_seed() -> None:
+async def test_episode_has_task_attempt_and_seed() -> None:
     episodes = await execute(attempts=3)
     assert sorted(episode.attempt for episode in episodes) == [0, 1, 2]
     assert len({episode.task_name for episode in episodes}) == 3  # each got a separate seed
@@ -125,7 +125,7 @@ async def test_rollouts_start_at_most_concurrency_ahead() -> None:
     assert min(ahead[:-3]) == 3
 
 
-async def test_errors_are_outcomes() -> None:
+async def test_failures_become_outcomes() -> None:
     async def fail_at_first(request: LLMRequest, seen: list[int] = []) -> LLMResponse:  # noqa: B006
         seen.append(1)
         if len(seen) == 1:
@@ -147,7 +147,7 @@ async def test_errors_are_outcomes() -> None:
     assert "to make an environment" in wrong.error.message
 
 
-async def test_limits_hold() -> None:
+async def test_limits_apply() -> None:
     [episode] = await execute(overrides=["limits.steps=1"])
     assert (episode.outcome, episode.result.limit) == (Outcome.TRUNCATED, "steps")
 
@@ -196,7 +196,7 @@ async def test_cancelling_the_consumer_releases_everything() -> None:
     assert (policy.waiting, Count.open_) == (0, 0)
 
 
-async def test_an_exception_in_the_loop_releases_everything() -> None:
+async def test_exception_in_the_loop_releases_everything() -> None:
     policy = Waiting()
 
     async def train() -> None:
@@ -210,7 +210,7 @@ async def test_an_exception_in_the_loop_releases_everything() -> None:
     assert (policy.waiting, Count.open_) == (0, 0)
 
 
-def test_the_end_of_the_program_releases_everything() -> None:
+def test_end_of_the_program_releases_everything() -> None:
     policy = Waiting()
 
     async def main() -> Any:
@@ -233,7 +233,7 @@ async def test_parts_by_name_match_a_run() -> None:
 
 
 @pytest.mark.local
-async def test_parts_as_the_content_of_option_files() -> None:
+async def test_parts_may_be_contents_of_option_files() -> None:
     replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
     [episode] = await execute(
         env={"_target_": "ares_exp.environments.harbor.HarborEnvironments", "tasks": ["write-greeting"]},
@@ -243,7 +243,7 @@ async def test_parts_as_the_content_of_option_files() -> None:
 
 
 @pytest.mark.local
-async def test_scorers_by_the_name_of_their_option() -> None:
+async def test_scorers_may_be_option_names() -> None:
     judge = [
         "scorer=judge",
         "policy@scorer.policy=scripted",

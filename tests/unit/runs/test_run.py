@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_writes_the_files_of_the_command(here: Path) -> None:
+def test_run_writes_the_files_of_the_command(here: Path) -> None:
     results = ares_exp.run([*TWO, "hydra.run.dir=mine"], quiet=True)
     command = [*warm_command(), *TWO, "hydra.run.dir=theirs"]
     assert subprocess.run(command, cwd=here, capture_output=True, check=False).returncode == results.exit_code == 0
@@ -47,7 +47,7 @@ def test_a_run_writes_the_files_of_the_command(here: Path) -> None:
     assert {line["episode_id"] for line in lines} == {row.episode_id for row in results.rows}
 
 
-def test_the_results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_contain_all_episodes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     results = ares_exp.run([*TWO, "attempts=2"], quiet=True)
     assert [(row.task_name, row.attempt) for row in results.rows] == [
         (task, attempt) for task in ("count-records", "write-greeting") for attempt in (0, 1)
@@ -69,7 +69,7 @@ def test_the_results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         results.to_frame()
 
 
-def test_a_run_prints_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ares_exp.run(["env.tasks=write-greeting", "tracker=none"])
     said = capsys.readouterr()
     assert "mean reward 1.00" in said.out
@@ -85,7 +85,7 @@ def test_attempts_without_reward_set_the_exit_code() -> None:
     assert frame["error_type"].tolist() == ["PolicyError"] * 2
 
 
-def test_either_resumes_the_others_run() -> None:
+def test_python_and_command_resume_each_others_runs() -> None:
     mine = ["env.tasks=write-greeting", "tracker=none", "hydra.run.dir=mine"]
     ares_exp.run(mine, quiet=True)
     with pytest.raises(ConfigError, match="holds another run"):
@@ -124,14 +124,14 @@ def test_custom_options_are_found(here: Path) -> None:
         (["env.path=/nowhere"], "/nowhere"),
     ],
 )
-def test_mistakes_are_raised_and_leave_nothing(overrides: Any, said: str, here: Path) -> None:
+def test_mistakes_are_raised_without_leftovers(overrides: Any, said: str, here: Path) -> None:
     with pytest.raises(UserError, match=said) as caught:
         ares_exp.run(overrides, quiet=True)
     assert "/hydra/" not in "".join(traceback.format_exception(caught.value))
     assert [path for path in here.rglob("*") if path.is_file()] == []
 
 
-def test_a_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
         ares_exp.run(["policy=openai", "policy.model=m", "tracker=none"], quiet=True)

@@ -122,7 +122,7 @@ async def controlled(path: Path, **parts: Any) -> AsyncIterator[Controlled]:
         await asyncio.wait({run.running}, timeout=LIMIT_SEC)
 
 
-async def test_a_pause_finishes_running_episodes_and_starts_none(tmp_path: Path) -> None:
+async def test_pause_finishes_running_episodes_and_starts_none(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=5, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("pause", reason="lunch")
@@ -144,7 +144,7 @@ async def test_a_pause_finishes_running_episodes_and_starts_none(tmp_path: Path)
     assert [line["verb"] for line in run.noted()] == ["pause", "resume"]
 
 
-async def test_a_held_run_stops_requests_and_time_limits(tmp_path: Path) -> None:
+async def test_held_run_stops_requests_and_time_limits(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=2, concurrency=1, source=StepsSource(2, no_delay)) as run:
         await run.until(lambda: len(run.policy.asked) == 1)
         await run.order("pause", now=True)
@@ -182,14 +182,14 @@ async def test_outage_of_the_endpoint_is_shown_and_bounded(tmp_path: Path, monke
     assert row["error"]["message"].endswith("It did not answer within timeouts.policy=2 seconds.")
 
 
-async def test_a_pause_for_a_time_ends_by_itself(tmp_path: Path) -> None:
+async def test_timed_pause_ends_automatically(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=3) as run:
         await run.until(lambda: run.policy.asked)
         await run.order("pause", now=True, for_sec=0.2)
         assert len((await run.end()).scored) == 3
 
 
-async def test_a_soft_pause_after_hard_allows_requests(tmp_path: Path) -> None:
+async def test_soft_pause_after_hard_allows_requests(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=1, source=StepsSource(1, no_delay)) as run:
         await run.until(lambda: run.policy.asked)
         await run.order("pause", now=True)
@@ -226,7 +226,7 @@ async def test_orders_before_and_after_a_session_are_refused(tmp_path: Path) -> 
     assert [path.name for path in inbox.iterdir()] == []
 
 
-async def test_an_invalid_order_warns_and_the_run_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_order_warns_and_the_run_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with controlled(tmp_path, count=1) as run:
         await run.until(lambda: run.policy.asked and run.status is not None)
         inbox = tmp_path / "run" / "control"
@@ -262,7 +262,7 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-async def test_a_disk_without_room_ends_no_run(
+async def test_disk_without_room_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -300,12 +300,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"retry.container_error": -1}, "container_error"),
     ({"retry.errors.Nothing": 1}, "classes of errors"),
     ({"retry.often": 1}, "no `retry.often`"),
-    ({"policy.max_concurrency": 3}, "cannot change while the run goes on"),
+    ({"policy.max_concurrency": 3}, "cannot change during the run"),
     ({"concurrency.more": 5}, "`concurrency.more` cannot change"),
 ]
 
 
-async def test_invalid_settings_change_nothing(tmp_path: Path) -> None:
+async def test_invalid_settings_are_not_applied(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=2) as run:
         await run.until(lambda: run.policy.asked)
         for values, why in REFUSED:
@@ -318,7 +318,7 @@ async def test_invalid_settings_change_nothing(tmp_path: Path) -> None:
         assert len((await run.end()).scored) == 2
 
 
-async def test_a_new_budget_applies_immediately(tmp_path: Path) -> None:
+async def test_new_budget_applies_immediately(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=3) as run:
         await run.until(lambda: run.policy.asked)
         await run.order("set", values={"budget.cost": 5, "budget.sweep.tokens": 100})

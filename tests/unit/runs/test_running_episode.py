@@ -40,7 +40,7 @@ from tests.benchmarks.bench_load import Tasks, Work, execute, experiment
 PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 
 
-def test_a_row_is_readable_after_any_failure(tmp_path: Path) -> None:
+def test_row_is_readable_after_any_failure(tmp_path: Path) -> None:
     episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
     run_dir.episodes.touch()
     run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
@@ -119,7 +119,7 @@ async def test_row_and_trajectory_agree_on_the_outcome(
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
 
 
-def test_a_row_is_encoded_again_after_payment() -> None:
+def test_row_is_encoded_again_after_payment() -> None:
     episode = RunningEpisode(planned=PLANNED)
     episode.reached_last(termination(1.0), EpisodeReport(), end_time=episode.started_at + 5.0)
     row = episode.row_of(episode.to_result(None))

@@ -33,11 +33,11 @@ async def test_concurrency_never_exceeds_the_slots() -> None:
     assert sorted(ran) == sorted(one.task_name for one in planned(10))
 
 
-async def test_nothing_is_owed() -> None:
+async def test_run_without_owed_episodes_ends() -> None:
     await Scheduler(3, None).run([])  # type: ignore[arg-type]
 
 
-async def test_a_waiting_retry_frees_its_slot() -> None:
+async def test_waiting_retry_frees_its_slot() -> None:
     order = []
     others_ran = asyncio.Event()
 
@@ -59,7 +59,7 @@ async def test_a_waiting_retry_frees_its_slot() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_a_first_retry_overtakes_the_queue(is_first: bool) -> None:
+async def test_first_retry_overtakes_the_queue(is_first: bool) -> None:
     order = []
 
     async def execute(one: PlannedEpisode) -> Retry | None:
@@ -93,7 +93,7 @@ async def test_waiting_episodes_are_queued() -> None:
     assert scheduler.queued == 0
 
 
-async def test_a_run_error_cancels_running_episodes() -> None:
+async def test_run_error_cancels_running_episodes() -> None:
     ended = asyncio.Event()
 
     async def execute(one: PlannedEpisode) -> None:
@@ -110,7 +110,7 @@ async def test_a_run_error_cancels_running_episodes() -> None:
         await ended.wait()
 
 
-async def test_an_interrupt_cancels_episodes_and_starts_none() -> None:
+async def test_interrupt_cancels_episodes_and_starts_none() -> None:
     started, ended = [], []
 
     async def execute(one: PlannedEpisode) -> None:
@@ -129,7 +129,7 @@ async def test_an_interrupt_cancels_episodes_and_starts_none() -> None:
     assert scheduler.interrupted
 
 
-async def test_an_episode_cancelled_before_start_ends() -> None:
+async def test_episode_cancelled_before_start_ends() -> None:
     """Such as a try that waits for room on a node."""
     room, ran = asyncio.Event(), []
 
@@ -199,13 +199,13 @@ async def test_episodes_waiting_for_room_are_dropped_once() -> None:
     assert sorted(rooms.ran) == ["task-0", "task-2"]
 
 
-async def test_an_interrupt_before_the_start() -> None:
+async def test_interrupt_before_the_start_runs_no_episode() -> None:
     scheduler = Scheduler(2, None)  # type: ignore[arg-type]
     scheduler.interrupt()
     await scheduler.run(planned(2))
 
 
-async def test_an_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", LONG_SEC)
     waits = asyncio.Event()
 
@@ -226,7 +226,7 @@ async def test_an_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.Monkey
         await scheduler.run(planned(2))
 
 
-async def test_the_interrupt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", 0.05)
     release = asyncio.Event()
 

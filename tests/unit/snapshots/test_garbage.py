@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(tmp_path / "store")
 
 
-def test_what_only_a_removed_snapshot_needed_goes(store: SnapshotStore) -> None:
+def test_objects_of_a_removed_snapshot_are_deleted(store: SnapshotStore) -> None:
     for step in range(4):
         add(store, step=step)
     before = {*store.objects.digests()}
@@ -38,7 +38,7 @@ def test_what_only_a_removed_snapshot_needed_goes(store: SnapshotStore) -> None:
     assert store.gc(grace_sec=0) == RemovedObjects()
 
 
-def test_what_was_written_just_now_stays(store: SnapshotStore) -> None:
+def test_recent_files_are_kept(store: SnapshotStore) -> None:
     add(store, step=1)
     orphan = store.objects.put(b"on its way")
     (store.path / ".tmp-now").mkdir()
@@ -47,7 +47,7 @@ def test_what_was_written_just_now_stays(store: SnapshotStore) -> None:
     assert (store.path / ".tmp-now").is_dir()
 
 
-def test_what_killed_processes_left_goes(store: SnapshotStore) -> None:
+def test_leftovers_of_killed_processes_are_deleted(store: SnapshotStore) -> None:
     add(store, step=1)
     orphan = store.objects.put(b"nobody's")
     leftovers = [store.path / ".tmp-1", store.objects.path / "objects" / "tmp" / "abc"]
@@ -67,7 +67,7 @@ def test_what_killed_processes_left_goes(store: SnapshotStore) -> None:
     assert store.verify(f"{EPISODE}@1").ok
 
 
-def test_a_dry_run_tells_what_removing_snapshots_would_free(store: SnapshotStore) -> None:
+def test_dry_run_reports_the_freed_space(store: SnapshotStore) -> None:
     for step in range(3):
         add(store, step=step)
     doomed = store.beyond(EPISODE, 1)
@@ -78,7 +78,7 @@ def test_a_dry_run_tells_what_removing_snapshots_would_free(store: SnapshotStore
 
 
 @pytest.mark.parametrize("kind", ["metadata", "version", "delta"])
-def test_nothing_goes_while_nobody_knows_what_is_needed(store: SnapshotStore, kind: str) -> None:
+def test_unreadable_snapshot_prevents_collection(store: SnapshotStore, kind: str) -> None:
     snapshot = add(store, step=1)
     path = snapshot.snapshot_dir / "snapshot.json"
     if kind == "metadata":
@@ -97,7 +97,7 @@ def test_nothing_goes_while_nobody_knows_what_is_needed(store: SnapshotStore, ki
     assert store.verify(f"{EPISODE}@2").ok
 
 
-def test_a_snapshot_that_is_being_written_is_left_alone(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_being_written_prevents_collection(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.snapshots.garbage.COLLECTOR_WAITS_SEC", 0.01)
     with store.writing():
         snapshot = make(store, step=1)
@@ -117,7 +117,7 @@ def write_and_remove(path: Path, writer: int) -> None:
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_writers_and_a_collector_at_the_same_time(store: SnapshotStore) -> None:
+def test_writers_and_collector_run_concurrently(store: SnapshotStore) -> None:
     spawn = multiprocessing.get_context("spawn")
     writers = [spawn.Process(target=write_and_remove, args=(store.path, number)) for number in range(2)]
     for process in writers:
@@ -141,7 +141,7 @@ def chunk_of(snapshot: EnvironmentSnapshot) -> str:
     return chunk
 
 
-def test_a_whole_snapshot(store: SnapshotStore) -> None:
+def test_complete_snapshot_is_ok(store: SnapshotStore) -> None:
     snapshot = add(store, step=3)
     found = store.verify(snapshot.snapshot_id)
     assert (found.ok, found.problems, found.snapshot_id) == (True, (), snapshot.snapshot_id)
@@ -159,7 +159,9 @@ NAMED: list[tuple[str, Callable[[EnvironmentSnapshot], str]]] = [
 
 
 @pytest.mark.parametrize(("what", "digest_of"), NAMED)
-def test_a_missing_object(store: SnapshotStore, what: str, digest_of: Callable[[EnvironmentSnapshot], str]) -> None:
+def test_missing_object_is_found(
+    store: SnapshotStore, what: str, digest_of: Callable[[EnvironmentSnapshot], str]
+) -> None:
     path = store.objects.file(digest_of(add(store, step=3)))
     path.unlink()
     for deep in (False, True):
@@ -169,7 +171,7 @@ def test_a_missing_object(store: SnapshotStore, what: str, digest_of: Callable[[
 
 
 @pytest.mark.parametrize(("what", "digest_of"), NAMED)
-def test_an_object_with_other_content(
+def test_changed_object_is_found(
     store: SnapshotStore, what: str, digest_of: Callable[[EnvironmentSnapshot], str]
 ) -> None:
     path = store.objects.file(digest_of(add(store, step=3)))
@@ -183,13 +185,13 @@ def test_an_object_with_other_content(
     ("name", "value"),
     [("journal_entries", 7), ("filesystem_entries", 4), ("filesystem_bytes", 1), ("filesystem_base", "sha256:other")],
 )
-def test_metadata_that_says_something_else(store: SnapshotStore, name: str, value: object) -> None:
+def test_inconsistent_metadata_is_found(store: SnapshotStore, name: str, value: object) -> None:
     snapshot = add(store, step=3, **{name: value})
     [problem] = store.verify(snapshot.snapshot_id).problems
     assert problem.startswith(f"{snapshot.snapshot_dir}/snapshot.json: `{name}` is {value!r}, but the objects have ")
 
 
-def test_a_chunk_of_another_length(store: SnapshotStore) -> None:
+def test_chunk_of_wrong_length_is_found(store: SnapshotStore) -> None:
     log = file(store.objects, b"x" * 10)
     short = store.objects.put(b"x" * 9)
     entries = {**changes(store.objects, 3), "/app/log.txt": type(log)("file", size=10, chunks=(short,))}
@@ -198,7 +200,7 @@ def test_a_chunk_of_another_length(store: SnapshotStore) -> None:
     assert problem.endswith("to hold 10 bytes of a file, got 9.")
 
 
-def test_a_chunk_that_is_a_bomb(store: SnapshotStore) -> None:
+def test_compression_bomb_is_found(store: SnapshotStore) -> None:
     bomb = store.objects.put(b"\0" * (CHUNK_BYTES + 1))
     log = type(file(store.objects, b"x"))("file", size=CHUNK_BYTES, chunks=(bomb,))
     add(store, step=3, entries={"/app": changes(store.objects, 0)["/app"], "/app/log.txt": log})
@@ -206,13 +208,13 @@ def test_a_chunk_that_is_a_bomb(store: SnapshotStore) -> None:
     assert f"at most {CHUNK_BYTES} bytes" in problem
 
 
-def test_a_journal_that_is_none(store: SnapshotStore) -> None:
+def test_invalid_journal_is_found(store: SnapshotStore) -> None:
     lines = store.objects.put_lines([b'{"t": "call"}', b"nonsense"])
     add(store, step=1, journal=lines, journal_entries=2)
     assert store.verify(f"{EPISODE}@1").problems == ("Expected JSON in line 1 of the journal, got something else.",)
 
 
-def test_metadata_that_cannot_be_read(store: SnapshotStore) -> None:
+def test_unreadable_metadata_is_found(store: SnapshotStore) -> None:
     (add(store).snapshot_dir / "snapshot.json").write_text("[]")
     found = store.verify(f"{EPISODE}@0")
     assert (found.ok, found.objects) == (False, 0)

@@ -9,7 +9,7 @@ from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import BASE, EPISODE
 
 
-def test_the_golden_store_can_be_read(tmp_path: Path) -> None:
+def test_golden_store_is_readable(tmp_path: Path) -> None:
     store = SnapshotStore(shutil.copytree(GOLDEN, tmp_path / "store"))
     first, third = store.list()
     assert (first.snapshot_id, third.snapshot_id) == (f"{EPISODE}@0", f"{EPISODE}@3")
@@ -27,6 +27,6 @@ def test_the_golden_store_can_be_read(tmp_path: Path) -> None:
     assert all(store.verify(name).ok for name in store.ids())
 
 
-def test_the_digest_of_a_golden_snapshot_stays_what_it_is() -> None:
+def test_digest_of_a_golden_snapshot_is_stable() -> None:
     snapshot = SnapshotStore(GOLDEN).get(f"{EPISODE}@3")
     assert snapshot.digest == "sha256:0b1e39d99948226cd5ac696889c6a5340b1ad8ab0cb47e1e28f3daf94d525e22"

@@ -106,7 +106,9 @@ def fresh_store(tmp_path: Path) -> SnapshotStore:
 
 @PER_EXAMPLE
 @given(data=changed())
-def test_changed_metadata(tmp_path: Path, opened: Any, capsys: pytest.CaptureFixture[str], data: Any) -> None:
+def test_changed_metadata_is_handled_safely(
+    tmp_path: Path, opened: Any, capsys: pytest.CaptureFixture[str], data: Any
+) -> None:
     store = fresh_store(tmp_path)
     use(store)  # imports what it needs
     (store.path / f"{EPISODE}@3" / "snapshot.json").write_text(json.dumps(data))
@@ -123,7 +125,7 @@ def test_changed_metadata(tmp_path: Path, opened: Any, capsys: pytest.CaptureFix
 
 @PER_EXAMPLE
 @given(data=st.data())
-def test_changed_bytes(tmp_path: Path, data: st.DataObject) -> None:
+def test_changed_bytes_are_handled_safely(tmp_path: Path, data: st.DataObject) -> None:
     store = fresh_store(tmp_path)
     files = sorted(path for path in store.path.rglob("*") if path.is_file())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -150,7 +152,7 @@ def test_changed_bytes(tmp_path: Path, data: st.DataObject) -> None:
     ),
     field=st.sampled_from(["journal", "message_objects", "filesystem"]),
 )
-def test_objects_with_the_right_name_and_any_content(tmp_path: Path, lines: list[bytes], field: str) -> None:
+def test_arbitrary_object_content_is_handled_safely(tmp_path: Path, lines: list[bytes], field: str) -> None:
     store = fresh_store(tmp_path)
     data = VALID | {field: store.objects.put_lines(lines)}
     (store.path / f"{EPISODE}@3" / "snapshot.json").write_text(json.dumps(data))

@@ -13,7 +13,7 @@ KILLS = 60
 
 
 @pytest.mark.once
-def test_only_complete_snapshots_are_seen(tmp_path: Path) -> None:
+def test_only_complete_snapshots_are_visible(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path / "store")
     subprocess.run(
         [sys.executable, "-m", "tests.unit.snapshots.killed_writers", store.path, str(KILLS)],

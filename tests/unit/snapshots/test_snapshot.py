@@ -40,7 +40,7 @@ def rewritten(store: SnapshotStore, change: Callable[[dict[str, Any]], object]) 
     return path
 
 
-def test_it_comes_back_as_it_was(store: SnapshotStore) -> None:
+def test_snapshot_round_trips(store: SnapshotStore) -> None:
     snapshot = add(store, step=3)
     again = EnvironmentSnapshot.from_dict(snapshot.to_dict(), where="here", snapshot_dir=snapshot.snapshot_dir)
     assert again == snapshot
@@ -55,7 +55,7 @@ def test_messages_are_read_from_the_store(store: SnapshotStore) -> None:
     assert [message["content"] for message in messages] == ["Say hello.", "ls 0", "output 0", "ls 1", "output 1"]
 
 
-def test_messages_that_are_none(store: SnapshotStore) -> None:
+def test_invalid_messages_are_refused(store: SnapshotStore) -> None:
     lines = store.objects.put_lines([b'{"role": "user"}', b"[1]"])
     snapshot = add(store, message_objects=lines)
     with pytest.raises(SnapshotCorruptError, match="a message in line 1 of `message_objects`"):
@@ -65,7 +65,7 @@ def test_messages_that_are_none(store: SnapshotStore) -> None:
         _ = snapshot.agent_messages
 
 
-def test_a_copy_elsewhere_knows_where_its_objects_are(store: SnapshotStore, tmp_path: Path) -> None:
+def test_copy_elsewhere_finds_its_objects(store: SnapshotStore, tmp_path: Path) -> None:
     snapshot = add(store, step=1)
     copy = tmp_path / "elsewhere" / "copy.json"
     snapshot.save_to_file(copy)
@@ -75,41 +75,41 @@ def test_a_copy_elsewhere_knows_where_its_objects_are(store: SnapshotStore, tmp_
     assert EnvironmentSnapshot.load_from_file(tmp_path) == snapshot
 
 
-def test_a_store_that_moved_needs_no_correction(store: SnapshotStore, tmp_path: Path) -> None:
+def test_moved_store_needs_no_correction(store: SnapshotStore, tmp_path: Path) -> None:
     snapshot = add(store, step=1)
     moved = store.path.rename(tmp_path / "moved") / snapshot.snapshot_id
     assert EnvironmentSnapshot.load_from_file(moved) == replace(snapshot, snapshot_dir=moved)
     assert len(EnvironmentSnapshot.load_from_file(moved).agent_messages) == 3
 
 
-def test_in_its_store_a_snapshot_does_not_say_where_it_is(store: SnapshotStore) -> None:
+def test_stored_snapshot_does_not_contain_its_path(store: SnapshotStore) -> None:
     path = rewritten(store, lambda data: data.update(snapshot_dir="/etc/ssh/x"))
     assert EnvironmentSnapshot.load_from_file(path).snapshot_dir == path.parent
     assert store.get(path.parent.name).snapshot_dir == path.parent
     assert "snapshot_dir" not in EnvironmentSnapshot.load_from_file(path).to_dict()
 
 
-def test_saving_in_its_own_place_replaces_it(store: SnapshotStore) -> None:
+def test_save_to_own_path_overwrites_the_file(store: SnapshotStore) -> None:
     snapshot = replace(add(store), episode={"label": "the good one"})
     snapshot.save_to_file(snapshot.snapshot_dir)
     assert store.get(snapshot.snapshot_id) == snapshot
     assert "snapshot_dir" not in json.loads((snapshot.snapshot_dir / "snapshot.json").read_text())
 
 
-def test_a_file_that_cannot_be_written_is_named(store: SnapshotStore, tmp_path: Path) -> None:
+def test_unwritable_file_is_named(store: SnapshotStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match=f"{tmp_path}/file/x.json: "):
         add(store).save_to_file(tmp_path / "file" / "x.json")
 
 
-def test_what_could_not_be_read_again_is_not_written(store: SnapshotStore, tmp_path: Path) -> None:
+def test_too_large_metadata_is_not_written(store: SnapshotStore, tmp_path: Path) -> None:
     snapshot = make(store, episode={"log": "x" * MAX_FILE_BYTES})
     with pytest.raises(SnapshotError, match="expected at most 8,388,608 bytes of metadata, got 8,"):
         snapshot.save_to_file(tmp_path / "x.json")
     assert not (tmp_path / "x.json").exists()
 
 
-def test_the_digest_is_of_the_content(store: SnapshotStore) -> None:
+def test_digest_depends_on_the_content(store: SnapshotStore) -> None:
     snapshot = make(store, step=2)
     same = replace(snapshot, snapshot_id="other", created_at="2027-01-01T00:00:00+00:00", lineage={"branch": 7})
     assert same.digest == snapshot.digest
@@ -118,7 +118,7 @@ def test_the_digest_is_of_the_content(store: SnapshotStore) -> None:
     assert snapshot.digest.startswith("sha256:")
 
 
-def test_objects_are_all_that_it_names(store: SnapshotStore) -> None:
+def test_objects_are_all_named_digests(store: SnapshotStore) -> None:
     snapshot = make(store, step=2)
     named = {*snapshot.journal, *snapshot.message_objects, *snapshot.filesystem, snapshot.agent["state"]}
     assert set(snapshot.objects()) == named
@@ -133,7 +133,7 @@ def test_secrets_are_masked(store: SnapshotStore) -> None:
     assert snapshot.container["options"] == {"login": "me:***"}
 
 
-def test_any_changed_byte_is_noticed(store: SnapshotStore) -> None:
+def test_changed_bytes_are_detected(store: SnapshotStore) -> None:
     snapshot = add(store, step=2)
     path = snapshot.snapshot_dir / "snapshot.json"
     written = path.read_bytes()
@@ -153,7 +153,7 @@ def test_any_changed_byte_is_noticed(store: SnapshotStore) -> None:
     ("name", "value"),
     [("step_count", 1), ("step_limit", 500), ("message_objects", []), ("episode", {"tokens": 0}), ("mood", "sunny")],
 )
-def test_a_changed_value_is_refused(store: SnapshotStore, name: str, value: object) -> None:
+def test_changed_value_is_refused(store: SnapshotStore, name: str, value: object) -> None:
     snapshot = add(store, step=3)
     path = snapshot.snapshot_dir / "snapshot.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
@@ -163,7 +163,7 @@ def test_a_changed_value_is_refused(store: SnapshotStore, name: str, value: obje
     assert problem.startswith(f"{path}: its content is not the one of its `checksum`")
 
 
-def test_a_document_without_its_checksum_is_rejected(store: SnapshotStore) -> None:
+def test_document_without_checksum_is_rejected(store: SnapshotStore) -> None:
     path = add(store, step=3).snapshot_dir / "snapshot.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in data.items() if name != "checksum"}))
@@ -205,7 +205,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_field_is_named(name: str, value: object) -> None:
+def test_wrong_field_is_named(name: str, value: object) -> None:
     data = SnapshotStore(GOLDEN).get(f"{EPISODE}@3").to_dict() | {name: value}
     name_in_message = "id of a snapshot" if name == "snapshot_id" and isinstance(value, str) else name
     with pytest.raises(SnapshotMetadataError, match=name_in_message) as told:
@@ -214,7 +214,7 @@ def test_a_wrong_field_is_named(name: str, value: object) -> None:
     assert len(str(told.value)) < 500
 
 
-def test_a_missing_field_is_named(store: SnapshotStore) -> None:
+def test_missing_field_is_named(store: SnapshotStore) -> None:
     data = add(store, step=1).to_dict()
     for name in data:
         rest = {key: value for key, value in data.items() if key != name}
@@ -223,7 +223,7 @@ def test_a_missing_field_is_named(store: SnapshotStore) -> None:
 
 
 @pytest.mark.parametrize("value", ["relative/path", "/a\0b", "/\ud800", None])
-def test_a_copy_that_says_no_place(store: SnapshotStore, tmp_path: Path, value: object) -> None:
+def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Path, value: object) -> None:
     data = add(store).to_dict() | {"snapshot_dir": value}
     copy = tmp_path / "copy.json"
     copy.write_text(json.dumps(data))
@@ -247,7 +247,7 @@ def test_a_copy_that_says_no_place(store: SnapshotStore, tmp_path: Path, value: 
         (b" " * (MAX_FILE_BYTES + 1), "expected at most 8,388,608 bytes, got more"),
     ],
 )
-def test_a_file_that_is_no_snapshot(tmp_path: Path, text: bytes, told: str) -> None:
+def test_invalid_file_is_refused(tmp_path: Path, text: bytes, told: str) -> None:
     path = tmp_path / "snapshot.json"
     path.write_bytes(text)
     with pytest.raises(SnapshotMetadataError, match=told) as error:
@@ -256,7 +256,7 @@ def test_a_file_that_is_no_snapshot(tmp_path: Path, text: bytes, told: str) -> N
     assert len(str(error.value)) < 500
 
 
-def test_a_path_without_a_snapshot(tmp_path: Path) -> None:
+def test_path_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "snapshot.json"):
         with pytest.raises(SnapshotNotFoundError, match=str(path)):
             EnvironmentSnapshot.load_from_file(path)
@@ -266,7 +266,7 @@ def test_a_path_without_a_snapshot(tmp_path: Path) -> None:
         EnvironmentSnapshot.load_from_file("a\0b")
 
 
-def test_what_is_no_plain_file_is_not_opened(store: SnapshotStore, tmp_path: Path) -> None:
+def test_irregular_file_is_not_opened(store: SnapshotStore, tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text('{"secret": 1}')
     path = add(store).snapshot_dir / "snapshot.json"
@@ -284,7 +284,7 @@ def test_what_is_no_plain_file_is_not_opened(store: SnapshotStore, tmp_path: Pat
         store.get(f"{EPISODE}@0")
 
 
-def test_a_store_is_no_snapshot(tmp_path: Path) -> None:
+def test_store_is_not_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     with pytest.raises(SnapshotNotFoundError, match="found a store of snapshots"):
         EnvironmentSnapshot.load_from_file(tmp_path)

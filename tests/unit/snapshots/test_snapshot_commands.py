@@ -48,7 +48,7 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def test_the_snapshots_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snapshots_of_a_run_are_listed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (run_dir, run_dir / "snapshots"):
         rows = [line.split() for line in told(capsys, "list", path).splitlines() if EPISODE in line]
         assert rows[0] == [
@@ -68,21 +68,21 @@ def test_the_snapshots_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str
         assert rows[2][-2:] == [f"{EPISODE}@0", "#2"]
 
 
-def test_a_path_may_end_with_an_id_or_its_start(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_may_end_with_an_id_prefix(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (run_dir / f"{EPISODE}@1", run_dir / "snapshots" / f"{EPISODE}@1" / "snapshot.json"):
         assert "1 snapshots" in told(capsys, "list", path)
     assert "3 snapshots" in told(capsys, "list", run_dir / "hello")
     assert "4 snapshots" in told(capsys, "list", run_dir, run_dir / f"{EPISODE}@1")
 
 
-def test_a_narrow_list_goes_without_columns(run_dir: Path) -> None:
+def test_narrow_list_omits_columns(run_dir: Path) -> None:
     columns = list_columns(SnapshotStore(run_dir / "snapshots").list())
     for width, count in ((200, 8), (80, 5), (20, 2)):
         assert len(columns_that_fit(columns, width, leave_out=LEFT_OUT_WHERE_NARROW)) == count
     assert [*columns_that_fit(columns, 20, leave_out=LEFT_OUT_WHERE_NARROW)] == ["snapshot", "step"]
 
 
-def test_a_broken_snapshot_is_left_out(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_snapshot_is_skipped_with_an_error(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run_dir / "snapshots" / f"{EPISODE}@1" / "snapshot.json"
     path.write_text("{")
     assert main(["list", str(run_dir)]) == 1
@@ -124,7 +124,7 @@ FILES = """\
 """
 
 
-def test_what_a_snapshot_holds(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_contents_of_a_snapshot(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digest = SnapshotStore(run_dir / "snapshots").get(f"{EPISODE}@2").digest
     shown = told(capsys, "show", run_dir / f"{EPISODE}@2").replace(digest, "sha256:…")
     assert shown == f"{SHOWN}               --files lists them\n"
@@ -132,7 +132,7 @@ def test_what_a_snapshot_holds(run_dir: Path, capsys: pytest.CaptureFixture[str]
     assert shown == SHOWN + FILES
 
 
-def test_what_is_damaged_is_told_and_the_rest_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_objects_are_reported_and_the_rest_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = SnapshotStore(run_dir / "snapshots")
     lost = store.objects.file(store.get(f"{EPISODE}@2").message_objects[0])
     lost.unlink()
@@ -143,7 +143,7 @@ def test_what_is_damaged_is_told_and_the_rest_shown(run_dir: Path, capsys: pytes
     assert output.err.count("\n") == 1
 
 
-def test_nothing_that_a_terminal_obeys_gets_through(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, evil = SnapshotStore(run_dir / "snapshots"), "\x1b]0;owned\x07\x9b2J\u202e\ud800\r"
     entries = {"/x\x1b[2J\ny": Entry("symlink", target=f"a{evil[:8]}"), "/z\udcff": Entry("whiteout")}
     add(store, "evil", entries=entries, container_type=evil, container_image=evil, task_data={"name": evil},
@@ -164,7 +164,7 @@ def test_nothing_that_a_terminal_obeys_gets_through(run_dir: Path, capsys: pytes
     assert errors.count("\n") == 3
 
 
-def test_verifying(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_damaged_snapshots(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "verify", run_dir).endswith("3 of 3 snapshots are whole.\n")
     store = SnapshotStore(run_dir / "snapshots")
     broken = store.objects.file(store.get(f"{EPISODE}@1").journal[0])
@@ -176,7 +176,7 @@ def test_verifying(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run_dir / f"{EPISODE}@2")]) == 0
 
 
-def test_collecting(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_removes_older_snapshots(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = SnapshotStore(run_dir / "snapshots")
     before = [*store.ids()]
     planned = told(capsys, "gc", run_dir, "--keep", "1", "--dry-run", "--grace", "0")
@@ -192,7 +192,7 @@ def test_collecting(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_explained_in_one_paragraph(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run_dir / "empty").mkdir()
     (run_dir / "a.json").write_text("{}")
     for arguments, words_told in {
@@ -219,7 +219,7 @@ def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.Captur
     [(), ("lsit",), ("list",), ("show", "a", "b"), ("gc", "x", "--keep", "0"), ("gc", "x", "--keep", "-1"),
      ("gc", "x", "--keep", "²"), ("gc", "x", "--grace", "nan"), ("gc", "x", "--grace", "-1")],
 )  # fmt: skip
-def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line_is_explained(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "usage: ares-exp snapshots" in capsys.readouterr().err
@@ -232,7 +232,7 @@ def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"Examples:\n  ares-exp snapshots {name} " in capsys.readouterr().out
 
 
-def test_as_a_process(run_dir: Path) -> None:
+def test_list_runs_as_a_process(run_dir: Path) -> None:
     listed = command("list", run_dir, TERM="xterm-256color", PYTHONIOENCODING="ascii")
     assert (listed.returncode, "\x1b" in listed.stdout) == (0, False)
 
@@ -242,5 +242,5 @@ def test_as_a_process(run_dir: Path) -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (131_075, "131 kB"), (999_500, "1.0 MB"),
      (10**13, "10.0 TB"), (10**18, "1000000 TB")],
 )  # fmt: skip
-def test_sizes_in_words(count: int, shown: str) -> None:
+def test_sizes_have_units(count: int, shown: str) -> None:
     assert format_size(count) == shown

@@ -79,7 +79,7 @@ async def execute(env: SnapshottingEnvironment, *responses: LLMResponse) -> Any:
 
 
 @pytest.mark.local
-async def test_every_step_that_waits_has_its_snapshot(make: Make, store: SnapshotStore) -> None:
+async def test_every_waiting_step_has_a_snapshot(make: Make, store: SnapshotStore) -> None:
     env = make()
     last = await execute(env, GREET, LOOK, SUBMIT)
     assert (last.step_type, last.reward) == ("LAST", 1.0)
@@ -102,7 +102,7 @@ async def test_every_step_that_waits_has_its_snapshot(make: Make, store: Snapsho
         ({"success_reward": 0.0}, []),
     ],
 )
-async def test_what_is_kept_of_a_failed_episode(
+async def test_failed_episode_keeps_selected_snapshots(
     make: Make, store: SnapshotStore, options: dict[str, Any], kept: list[str]
 ) -> None:
     env = make(**options)
@@ -112,9 +112,7 @@ async def test_what_is_kept_of_a_failed_episode(
 
 
 @pytest.mark.local
-async def test_the_snapshots_of_a_success_and_their_objects_go(
-    make: Make, store: SnapshotStore, tmp_path: Path
-) -> None:
+async def test_snapshots_of_a_success_are_deleted(make: Make, store: SnapshotStore, tmp_path: Path) -> None:
     schedule = SnapshotSchedule(tmp_path / "store", every=1, keep=1, success_reward=1.0)
     success, failure = make(schedule), make(schedule)
     assert (await execute(success, GREET, SUBMIT)).reward == 1.0
@@ -128,7 +126,7 @@ async def test_the_snapshots_of_a_success_and_their_objects_go(
 
 
 @pytest.mark.local
-async def test_it_is_taken_while_the_policy_thinks(make: Make, store: SnapshotStore) -> None:
+async def test_snapshot_is_taken_while_the_policy_thinks(make: Make, store: SnapshotStore) -> None:
     env = make()
     await env.reset()
     assert store.ids() == [], "reset() has waited for it"
@@ -141,7 +139,7 @@ async def test_it_is_taken_while_the_policy_thinks(make: Make, store: SnapshotSt
 
 
 @pytest.mark.local
-async def test_a_second_episode_has_a_name_of_its_own(make: Make, store: SnapshotStore) -> None:
+async def test_second_episode_has_a_separate_name(make: Make, store: SnapshotStore) -> None:
     env = make()
     await execute(env, LOOK)
     await env.reset()
@@ -153,9 +151,7 @@ async def test_a_second_episode_has_a_name_of_its_own(make: Make, store: Snapsho
 
 @pytest.mark.local
 @pytest.mark.parametrize("error", [PolicyError("no response"), None])
-async def test_the_last_snapshot_survives_the_end_of_the_episode(
-    make: Make, store: SnapshotStore, error: Exception | None
-) -> None:
+async def test_last_snapshot_survives_the_episode(make: Make, store: SnapshotStore, error: Exception | None) -> None:
     env = make(keep=1, success_reward=1.0)
     try:
         async with env:
@@ -168,7 +164,7 @@ async def test_the_last_snapshot_survives_the_end_of_the_episode(
 
 
 @pytest.mark.local
-async def test_a_store_that_cannot_be_written_does_not_touch_the_episode(
+async def test_unwritable_store_does_not_affect_the_episode(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "store").write_text("a file")
@@ -182,9 +178,7 @@ async def test_a_store_that_cannot_be_written_does_not_touch_the_episode(
 
 
 @pytest.mark.local
-async def test_one_that_takes_too_long_is_cancelled(
-    make: Make, store: SnapshotStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_slow_snapshot_is_cancelled(make: Make, store: SnapshotStore, caplog: pytest.LogCaptureFixture) -> None:
     env = make(timeout_sec=1e-6)
     await execute(env, GREET)
     await env.wait_for_snapshot()
@@ -216,7 +210,7 @@ class Announcing:
 
 @pytest.mark.local
 @pytest.mark.parametrize("turns", [0, 1, 3, 10, 30])
-async def test_cancelled_in_the_middle_it_leaves_nothing(make: Make, store: SnapshotStore, turns: int) -> None:
+async def test_cancelled_snapshot_leaves_no_files(make: Make, store: SnapshotStore, turns: int) -> None:
     announcing = Announcing(code_environment())
     env = make(env=announcing)
 
@@ -240,7 +234,7 @@ async def test_cancelled_in_the_middle_it_leaves_nothing(make: Make, store: Snap
 
 
 @pytest.mark.local
-async def test_a_cancelled_step_does_not_break_the_episode(make: Make, store: SnapshotStore) -> None:
+async def test_cancelled_step_does_not_break_the_episode(make: Make, store: SnapshotStore) -> None:
     announcing = Announcing(code_environment())
     env = make(env=announcing)
     await env.reset()
@@ -256,7 +250,7 @@ async def test_a_cancelled_step_does_not_break_the_episode(make: Make, store: Sn
 
 
 @pytest.mark.local
-async def test_one_that_is_asked_for_is_taken_when_the_environment_waits(make: Make, store: SnapshotStore) -> None:
+async def test_requested_snapshot_is_taken_at_next_wait(make: Make, store: SnapshotStore) -> None:
     env = make(every=None)
     env.request_snapshot()  # before the episode
     await env.reset()
@@ -276,7 +270,7 @@ async def test_one_that_is_asked_for_is_taken_when_the_environment_waits(make: M
 
 
 @pytest.mark.local
-async def test_by_hand_it_goes_where_the_others_go(make: Make, store: SnapshotStore, tmp_path: Path) -> None:
+async def test_manual_export_uses_the_same_store(make: Make, store: SnapshotStore, tmp_path: Path) -> None:
     env = make(every=None)
     await execute(env, LOOK)
     assert (await env.export_state()).snapshot_id == "episode@1"
@@ -286,7 +280,7 @@ async def test_by_hand_it_goes_where_the_others_go(make: Make, store: SnapshotSt
     assert env.snapshots == ["episode@1"]
 
 
-async def test_attributes_of_the_environment_are_to_be_had(make: Make) -> None:
+async def test_wrapper_forwards_attributes(make: Make) -> None:
     env = make()
     assert env.step_count == 0
     assert env.current_task is None
@@ -303,14 +297,14 @@ async def test_attributes_of_the_environment_are_to_be_had(make: Make) -> None:
         {"every": 1, "timeout_sec": 0},
     ],
 )
-def test_a_schedule_that_makes_no_sense(options: dict[str, Any]) -> None:
+def test_invalid_schedule_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SnapshotSchedule(Path("store"), **options)
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("every", [1, None])
-def test_what_cannot_be_captured_is_refused(every: int | None) -> None:
+def test_unsupported_capture_is_refused(every: int | None) -> None:
     schedule, source = SnapshotSchedule(Path("store"), every=every), HarborEnvironments()
     mine = as_container_factory(SimpleNamespace(name="mine"))
 

@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> SnapshotStore:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_what_is_committed_is_there(store: SnapshotStore, sync: bool) -> None:
+def test_committed_snapshot_is_complete(store: SnapshotStore, sync: bool) -> None:
     with store.writing():
         snapshot = store.commit(make(store, step=3), sync=sync)
     assert snapshot.snapshot_dir == store.path / f"{EPISODE}@3"
@@ -31,21 +31,21 @@ def test_what_is_committed_is_there(store: SnapshotStore, sync: bool) -> None:
     assert sorted(path.name for path in store.path.iterdir()) == [".lock", f"{EPISODE}@3", "objects"]
 
 
-def test_naming_a_store_touches_nothing(store: SnapshotStore) -> None:
+def test_opening_a_store_creates_no_files(store: SnapshotStore) -> None:
     assert [*store.ids()] == []
     assert [*store.list()] == []
     assert store.gc().objects == 0
     assert not store.path.parent.exists()
 
 
-def test_an_id_is_given_once(store: SnapshotStore) -> None:
+def test_existing_id_is_refused(store: SnapshotStore) -> None:
     first = add(store, "one", step=1)
     with pytest.raises(SnapshotError, match=f"Expected a new id, but there is {store.path}/one already"):
         add(store, "one", step=2)
     assert store.get("one") == first
 
 
-def test_of_those_who_want_the_same_id_one_gets_it(store: SnapshotStore) -> None:
+def test_one_of_several_writers_gets_the_id(store: SnapshotStore) -> None:
     def commit(step: int) -> int | None:
         other = SnapshotStore(store.path)
         try:
@@ -60,7 +60,7 @@ def test_of_those_who_want_the_same_id_one_gets_it(store: SnapshotStore) -> None
     assert not [*store.path.glob(".tmp-*")]
 
 
-def test_a_snapshot_without_its_objects_is_refused(store: SnapshotStore) -> None:
+def test_snapshot_without_its_objects_is_refused(store: SnapshotStore) -> None:
     snapshot = make(store, step=2)
     store.objects.file(snapshot.journal[0]).unlink()
     with pytest.raises(SnapshotError, match=f"its object {snapshot.journal[0]} is not in the store"):
@@ -68,7 +68,7 @@ def test_a_snapshot_without_its_objects_is_refused(store: SnapshotStore) -> None
     assert [*store.ids()] == []
 
 
-def test_what_could_not_be_read_again_is_refused(store: SnapshotStore) -> None:
+def test_unreadable_metadata_is_not_committed(store: SnapshotStore) -> None:
     with pytest.raises(SnapshotMetadataError, match="`step_count` to be greater than or equal to 0, got -1"):
         add(store, step_count=-1)
     with pytest.raises(SnapshotMetadataError, match="NaN"):
@@ -77,7 +77,7 @@ def test_what_could_not_be_read_again_is_refused(store: SnapshotStore) -> None:
     assert not [*store.path.glob(".tmp-*")]
 
 
-def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_store_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = SnapshotStore(tmp_path / "file" / "store")
     with pytest.raises(SnapshotError, match=f"Cannot write in {tmp_path}/file"), store.writing():
@@ -89,14 +89,14 @@ NO_IDS = ["", ".", "..", ".tmp-1", "a/b", "../a", "/a", "objects", "a\0", "a\n",
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_an_id(store: SnapshotStore, name: str) -> None:
+def test_valid_ids_are_accepted(store: SnapshotStore, name: str) -> None:
     assert store.check_id(name) == name
     add(store, name)
     assert [*store.ids()] == [name]
 
 
 @pytest.mark.parametrize("name", NO_IDS)
-def test_no_id(store: SnapshotStore, name: str) -> None:
+def test_invalid_ids_are_refused(store: SnapshotStore, name: str) -> None:
     for use in (store.check_id, store.get, store.delete, lambda name: add(store, name)):
         with pytest.raises(SnapshotMetadataError, match="the id of a snapshot to be a plain file name") as told:
             use(name)
@@ -104,13 +104,13 @@ def test_no_id(store: SnapshotStore, name: str) -> None:
     assert not store.path.exists() or [*store.ids()] == []
 
 
-def test_new_ids_differ_and_say_when(store: SnapshotStore) -> None:
+def test_new_ids_are_unique_and_contain_the_time(store: SnapshotStore) -> None:
     ids = {store.new_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{8}", store.check_id(name)) for name in ids)
 
 
-def test_a_wrong_id_is_told_with_right_ones(store: SnapshotStore) -> None:
+def test_unknown_id_suggests_existing_ones(store: SnapshotStore) -> None:
     with pytest.raises(SnapshotNotFoundError, match="there are none"):
         store.get("x")
     add(store, step=1)
@@ -119,14 +119,14 @@ def test_a_wrong_id_is_told_with_right_ones(store: SnapshotStore) -> None:
         store.get(f"{EPISODE}@2")
 
 
-def test_a_list_is_in_the_order_of_time(store: SnapshotStore) -> None:
+def test_list_is_in_order_of_time(store: SnapshotStore) -> None:
     times = {"b": "2026-01-31T12:00:00+00:00", "a": "2026-01-31T12:00:00.000001+00:00", "c": "2025-12-31T12:00:00Z"}
     for name, created_at in times.items():
         add(store, name, created_at=created_at)
     assert [snapshot.snapshot_id for snapshot in store.list()] == ["c", "b", "a"]
 
 
-def test_what_is_broken_is_told_and_the_rest_listed(store: SnapshotStore, tmp_path: Path) -> None:
+def test_broken_snapshots_are_reported_and_the_rest_listed(store: SnapshotStore, tmp_path: Path) -> None:
     for step in range(5):
         add(store, step=step)
     names = [*store.ids()]
@@ -144,7 +144,7 @@ def test_what_is_broken_is_told_and_the_rest_listed(store: SnapshotStore, tmp_pa
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_deleting(store: SnapshotStore, broken: bool) -> None:
+def test_delete_removes_a_snapshot(store: SnapshotStore, broken: bool) -> None:
     add(store, step=1)
     kept = add(store, step=2)
     if broken:
@@ -156,7 +156,7 @@ def test_deleting(store: SnapshotStore, broken: bool) -> None:
         store.delete(f"{EPISODE}@1")
 
 
-def test_deleting_a_link_leaves_where_it_leads(store: SnapshotStore, tmp_path: Path) -> None:
+def test_deleting_a_link_preserves_its_target(store: SnapshotStore, tmp_path: Path) -> None:
     add(store, step=1)
     (tmp_path / "precious").mkdir()
     (store.path / "link").symlink_to(tmp_path / "precious")
@@ -175,19 +175,19 @@ def test_beyond_lists_all_but_last_steps(store: SnapshotStore) -> None:
     assert store.beyond(EPISODE, 4) == []
 
 
-def test_files_may_be_read_by_whom_the_umask_allows(store: SnapshotStore) -> None:
+def test_file_permissions_follow_the_umask(store: SnapshotStore) -> None:
     path = add(store).snapshot_dir / "snapshot.json"
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
-def test_what_cannot_be_written_inside_is_not_told_as_the_stores_fault(store: SnapshotStore) -> None:
+def test_foreign_write_error_is_not_blamed_on_store(store: SnapshotStore) -> None:
     with pytest.raises(OSError, match="elsewhere"), store.writing():
         raise OSError("elsewhere")
 
 
-def test_a_lock_that_is_a_link_is_not_followed(store: SnapshotStore, tmp_path: Path) -> None:
+def test_linked_lock_is_not_followed(store: SnapshotStore, tmp_path: Path) -> None:
     store.path.mkdir(parents=True)
     (store.path / ".lock").symlink_to(tmp_path / "made")
     with pytest.raises(SnapshotError, match=r"Cannot write in .*/\.lock"), store.writing():

@@ -21,24 +21,24 @@ def program(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_program_says_why_it_failed(tmp_path: Path) -> None:
+def test_failed_program_reports_its_error(tmp_path: Path) -> None:
     path = program(tmp_path, "import sys\nassert sys.argv[1:] == ['a', 'b']\nraise ValueError('of itself')\n")
     with pytest.raises(ChildFailedError, match="ValueError: of itself"):
         ChildProcess().run_python(path, ["a", "b"], env=dict(os.environ), timeout_sec=60)
 
 
-def test_a_program_has_the_variables_that_it_is_given(tmp_path: Path) -> None:
+def test_program_gets_only_the_given_variables(tmp_path: Path) -> None:
     path = program(tmp_path, "import os\nassert dict(os.environ).keys() <= {'ONLY', 'LC_CTYPE', 'PWD'}\n")
     ChildProcess().run_python(path, [], env={"ONLY": "1"}, timeout_sec=60)
 
 
-def test_a_program_that_never_ends_is_killed(tmp_path: Path) -> None:
+def test_endless_program_is_killed(tmp_path: Path) -> None:
     path = program(tmp_path, "import time\ntime.sleep(1000)\n")
     with pytest.raises(ChildFailedError, match=r"killed after 0\.5 seconds"):
         ChildProcess().run_python(path, [], env={}, timeout_sec=0.5)
 
 
-async def test_a_program_can_be_stopped(tmp_path: Path) -> None:
+async def test_program_can_be_stopped(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "started")
     path = program(tmp_path, f"import time\nopen({str(tmp_path / 'started')!r}, 'w').close()\ntime.sleep(1000)\n")
     child = ChildProcess()
@@ -51,7 +51,7 @@ async def test_a_program_can_be_stopped(tmp_path: Path) -> None:
         child.run_python(path, [], env={}, timeout_sec=100)
 
 
-def test_a_program_ends_with_the_one_who_started_it(tmp_path: Path) -> None:
+def test_program_dies_with_its_parent(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     path = program(
         tmp_path,

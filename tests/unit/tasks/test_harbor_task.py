@@ -31,7 +31,7 @@ STEP = "[[steps]]\nname = 'a'"
 CONVERSATION = '{"agent": {"name": "a", "version": "1"}, "steps": [{"step_id": 1, "source": "user", "message": "Hi."}]}'
 
 
-def test_scan_is_sorted_and_names_what_it_skips(make_task: MakeTask) -> None:
+def test_scan_is_sorted_and_lists_skipped_directories(make_task: MakeTask) -> None:
     for name in ("b", "a", "Z", ".hidden"):
         folder = make_task(name).parent
     make_task("broken", "[agent")
@@ -43,7 +43,7 @@ def test_scan_is_sorted_and_names_what_it_skips(make_task: MakeTask) -> None:
     assert [skip.name for skip in found.skipped] == ["broken", "notes"]
 
 
-def test_a_linked_task_is_called_by_its_own_name_once(make_task: MakeTask) -> None:
+def test_linked_task_is_listed_once_by_its_name(make_task: MakeTask) -> None:
     folder = make_task("zebra").parent
     (folder / "alias").symlink_to("zebra")
     tasks, skipped = scan_tasks(folder)
@@ -52,7 +52,7 @@ def test_a_linked_task_is_called_by_its_own_name_once(make_task: MakeTask) -> No
     assert "is taken" in skipped[0].reason
 
 
-def test_a_path_is_one_task_or_a_folder_of_them(make_task: MakeTask, tmp_path: Path) -> None:
+def test_path_is_a_task_or_directory_of_tasks(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task("one")
     assert [task.path for task in load_task_set(root).tasks] == [root]
     assert [task.path for task in load_task_set(str(root.parent)).tasks] == [root]
@@ -68,7 +68,7 @@ def test_a_path_is_one_task_or_a_folder_of_them(make_task: MakeTask, tmp_path: P
         load_task_set(root)
 
 
-def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_spec_follows_the_task_file(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     toml = """
     [agent]
     user = "1000:1000"
@@ -109,7 +109,7 @@ def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) ->
     assert stage.instruction == "Do it.\n"
 
 
-def test_an_image_without_environment(make_task: MakeTask) -> None:
+def test_image_needs_no_environment_directory(make_task: MakeTask) -> None:
     root = make_task(toml="[environment]\ndocker_image = 'python:3.12-slim'", files={"environment/Dockerfile": None})
     spec = load_task(root).container_spec
     assert (spec.docker_image, spec.context_dir, spec.network) == ("python:3.12-slim", None, PUBLIC)
@@ -130,7 +130,7 @@ LIST = NetworkPolicy("allowlist", frozenset({"a.example"}))
         (f"[environment]\n{NONE}\n[agent]\n{NONE}\n[verifier]\n{NONE}", NO_NETWORK, NO_NETWORK, NO_NETWORK),
     ],
 )
-def test_a_network_for_each_phase(
+def test_each_phase_has_its_network(
     make_task: MakeTask, toml: str, baseline: NetworkPolicy, agent: NetworkPolicy, verifier: NetworkPolicy
 ) -> None:
     task = load_task(make_task(toml=toml))
@@ -157,11 +157,11 @@ def test_unsupported_features_load_but_do_not_run(make_task: MakeTask, toml: str
     task = load_task(make_task(toml=toml, files=files))
     with pytest.raises(UnsupportedTaskError) as caught:
         task.check_runnable()
-    assert f"'a-task' uses what is not supported yet: {feature}. " in str(caught.value)
+    assert f"'a-task' uses unsupported features: {feature}. " in str(caught.value)
     assert "env.exclude=[a-task]" in str(caught.value)
 
 
-def test_all_unsupported_features_are_named_at_once(make_task: MakeTask) -> None:
+def test_all_unsupported_features_are_named_together(make_task: MakeTask) -> None:
     toml = "[environment]\nos = 'Windows'\ntpu = {type = 'a', topology = '2x2'}"
     task = load_task(make_task(toml=toml, files=WINDOWS))
     with pytest.raises(UnsupportedTaskError, match=r'system "windows" .*, TPUs'):
@@ -176,9 +176,7 @@ def test_all_unsupported_features_are_named_at_once(make_task: MakeTask) -> None
         ("", {"trajectory.json": CONVERSATION}, "messages"),
     ],
 )
-def test_what_an_agent_cannot_use_is_refused_for_it_alone(
-    make_task: MakeTask, toml: str, files: Files, need: str
-) -> None:
+def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: str, files: Files, need: str) -> None:
     task = load_task(make_task(toml=toml, files=files))
     task.check_runnable(supported=frozenset({need}))
     task.check_runnable(supported=None)
@@ -202,7 +200,7 @@ def test_services_need_a_compose_file(make_task: MakeTask, toml: str) -> None:
     task.check_runnable()
 
 
-def test_users_of_hooks_are_told_to_the_container(make_task: MakeTask) -> None:
+def test_container_spec_includes_users_of_hooks(make_task: MakeTask) -> None:
     toml = "[[verifier.collect]]\ncommand = 'a'\nuser = 'nobody'\n[[verifier.collect]]\ncommand = 'b'"
     assert load_task(make_task(toml=toml)).container_spec.users == {"nobody"}
 
@@ -215,7 +213,7 @@ def test_extra_instructions_follow_every_instruction(make_task: MakeTask) -> Non
     assert more.describe() == {**task.describe(), "extra_instructions": ["one\n", "two"]}
 
 
-def test_the_solution_is_only_asked_for_where_it_is_needed(make_task: MakeTask) -> None:
+def test_solution_is_required_only_when_needed(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="[solution.env]\nX = '${ARES_EXP_TEST_UNSET}'", files={"solution/solve.sh": None}))
     task.check_runnable()
     with pytest.raises(TaskError, match=r"solution/solve\.sh: expected the task's solution"):
@@ -223,7 +221,7 @@ def test_the_solution_is_only_asked_for_where_it_is_needed(make_task: MakeTask) 
 
 
 @pytest.mark.parametrize("folder", ["tests", "solution"])
-def test_links_stay_inside_the_task(make_task: MakeTask, tmp_path: Path, folder: str) -> None:
+def test_links_must_point_inside_the_task(make_task: MakeTask, tmp_path: Path, folder: str) -> None:
     root = make_task(files={"solution/data/x": ""})
     (root / folder / "sibling").symlink_to("../solution/data/x")
     (root / folder / "dangling").symlink_to("not-there")
@@ -244,7 +242,7 @@ def test_warnings_name_the_task(make_task: MakeTask) -> None:
     )
 
 
-def test_describe(make_task: MakeTask) -> None:
+def test_description_contains_the_metadata(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="[task]\nname = 'org/name'\nversion = '2'"))
     assert task.describe() == {
         "format": "harbor",
@@ -259,7 +257,7 @@ def test_describe(make_task: MakeTask) -> None:
     }
 
 
-def test_the_samples_are_valid_supported_and_without_warnings() -> None:
+def test_samples_are_valid_without_warnings() -> None:
     found = load_task_set(SAMPLES)
     assert len(found.tasks) >= 6
     assert found.skipped == ()
@@ -326,12 +324,12 @@ def document(*steps: dict[str, Any]) -> str:
         ),
     ],
 )
-def test_the_whole_conversation(tmp_path: Path, steps: list[dict[str, Any]], messages: list[Any]) -> None:
+def test_complete_conversation_is_read(tmp_path: Path, steps: list[dict[str, Any]], messages: list[Any]) -> None:
     (tmp_path / "trajectory.json").write_text(document(*steps))
     assert read_prior_context(tmp_path / "trajectory.json") == freeze(messages)
 
 
-def test_one_that_was_recorded_here(tmp_path: Path) -> None:
+def test_exported_conversation_is_read(tmp_path: Path) -> None:
     from ares_exp.llms.request import LLMRequest
     from ares_exp.llms.response import LLMResponse
     from ares_exp.records.results import Outcome
@@ -372,7 +370,7 @@ def test_one_that_was_recorded_here(tmp_path: Path) -> None:
         (document(SYSTEM), "found no message"),
     ],
 )
-def test_documents_that_are_none_are_found_before_the_start(make_task: MakeTask, text: str, said: str) -> None:
+def test_invalid_conversations_are_found_before_the_start(make_task: MakeTask, text: str, said: str) -> None:
     task = load_task(make_task(files={"trajectory.json": text}))
     task.check_runnable()
     with pytest.raises(TaskError, match=rf"a-task/trajectory\.json: .*{said}"):
@@ -381,7 +379,7 @@ def test_documents_that_are_none_are_found_before_the_start(make_task: MakeTask,
 
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_document_with_a_thing_replaced_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_mutated_conversation_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     replaced = copy.deepcopy(counting())
     inner: Any = replaced
     while True:
@@ -396,7 +394,7 @@ def test_a_document_with_a_thing_replaced_is_read_or_refused(tmp_path: Path, dat
         read_prior_context(path)
 
 
-def test_of_several_steps_only_the_first_has_one(make_task: MakeTask) -> None:
+def test_conversation_belongs_to_the_first_step(make_task: MakeTask) -> None:
     toml = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'"
     files = {"steps/one/instruction.md": "", "steps/two/instruction.md": "", "trajectory.json": "broken"}
     assert load_task(make_task(toml=toml, files=files)).context.messages == ()

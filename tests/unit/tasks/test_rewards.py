@@ -17,7 +17,7 @@ from ares_exp.tasks.verification.rewards import (
 
 
 @pytest.mark.parametrize("data", [b"passed", b"-inf"])
-def test_reward_txt_refused(data: bytes) -> None:
+def test_invalid_reward_txt_is_refused(data: bytes) -> None:
     with pytest.raises(VerifierOutputParseError, match=r"reward\.txt: expected one finite number, got"):
         parse_reward_txt(data)
 
@@ -29,13 +29,13 @@ def test_reward_txt_refused(data: bytes) -> None:
         *(b'{"\\ud800": 1}', b'{"a":' * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"),
     ],
 )
-def test_reward_json_refused(data: bytes) -> None:
+def test_invalid_reward_json_is_refused(data: bytes) -> None:
     with pytest.raises(VerifierOutputParseError, match=r"reward\.json: expected a JSON object") as caught:
         parse_reward_json(data)
     assert len(str(caught.value)) < 600
 
 
-def test_which_key_is_the_reward() -> None:
+def test_reward_key_is_selected() -> None:
     assert choose_reward({"reward": 0.5, "speed": 9}) == 0.5
     assert choose_reward({"speed": 9}) == 9
     assert choose_reward({"reward": 0.5, "speed": 9}, "speed") == 9
@@ -47,7 +47,7 @@ def test_which_key_is_the_reward() -> None:
         choose_reward({"reward": 1}, "speed")
 
 
-def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+def test_irregular_reward_file_is_not_read(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("1")
     inside = tmp_path / "verifier"
@@ -60,13 +60,13 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
         read_verdict(inside)
 
 
-def test_size_is_bounded(tmp_path: Path) -> None:
+def test_reward_file_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "reward.txt").write_bytes(b"1" + b" " * MAX_REWARD_BYTES)
     with pytest.raises(VerifierOutputParseError, match="at most 1048576 bytes"):
         read_verdict(tmp_path)
 
 
 @pytest.mark.parametrize("rewards", [[1e308, 1e308], [10**308, 10**308, 1.0]])
-def test_no_mean_that_is_no_number(rewards: list[float]) -> None:
+def test_infinite_mean_is_refused(rewards: list[float]) -> None:
     with pytest.raises(VerifierOutputParseError, match="finite"):
         overall_verdict([Verdict(reward, {"reward": reward}) for reward in rewards])

@@ -34,7 +34,7 @@ async def test_stop_processes_spares_this_machine() -> None:
 
 
 @pytest.mark.parametrize("shell", ["sh: 9: Cannot fork", "sh: can't fork: Resource", "bash: fork: retry: Resource"])
-async def test_fork_bomb_is_named_without_our_script(shell: str) -> None:
+async def test_fork_bomb_is_reported_without_our_script(shell: str) -> None:
     class Full:
         async def exec(self, command: str, **_: Any) -> ExecResult:
             return ExecResult(shell, 2, 0.0)

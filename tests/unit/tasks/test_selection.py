@@ -48,19 +48,19 @@ def test_selected_in_the_order_of_the_set(selector: Entries, expected: list[str]
     assert chosen(selector) == expected
 
 
-def test_exclude_then_limit() -> None:
+def test_exclude_applies_before_limit() -> None:
     assert chosen(None, exclude=["fix-*"], limit=2) == ["write-0", "write-1"]
     assert chosen("fix-*", exclude="fix-0", limit=1) == ["fix-1"]
     assert chosen(None, exclude=["nothing-*"], limit=100) == NAMES
 
 
-def test_a_name_goes_before_a_position() -> None:
+def test_name_takes_precedence_over_position() -> None:
     items = [Item("1"), Item("0")]
     assert select(items, tasks_selector="0") == [Item("0")]
     assert select(items, tasks_selector="0:1") == [Item("1")]
 
 
-def test_case_counts() -> None:
+def test_names_are_case_sensitive() -> None:
     with pytest.raises(ConfigError, match="to match a task, got 'FIX-"):
         chosen("FIX-*")
 
@@ -85,13 +85,13 @@ def test_case_counts() -> None:
         (["zzz", "yyy-*"], "got 'zzz', 'yyy-\\*'"),
     ],
 )
-def test_mistakes_list_what_there_is(selector: Entries, said: str) -> None:
+def test_unknown_selector_lists_the_tasks(selector: Entries, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         chosen(selector)
     assert selector == [] or "env=harbor has 10 tasks: 0 fix-0, 1 fix-1" in str(caught.value)
 
 
-def test_nothing_left() -> None:
+def test_empty_selection_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"`env\.exclude` '\*' leaves none of 10"):
         chosen(None, exclude=["*"])
     with pytest.raises(ConfigError, match="it has none"):
@@ -99,18 +99,18 @@ def test_nothing_left() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_limit_is_at_least_one(limit: int) -> None:
+def test_limit_must_be_positive(limit: int) -> None:
     with pytest.raises(ConfigError, match=r"`env\.limit` to be at least 1"):
         chosen(None, limit=limit)
 
 
-def test_an_entry_that_matches_nothing_among_others_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_partially_unmatched_selector_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert chosen(["fix-0", "write-9"]) == ["fix-0"]
     assert "'write-9' matches no task" in caplog.text
 
 
-def test_what_excludes_nothing_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_unmatched_exclude_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert chosen("fix-*", exclude=["fix-0", "fix0", "none-*", "write-1"]) == NAMES[1:5]
     warned = [record.getMessage() for record in caplog.records]
@@ -118,7 +118,7 @@ def test_what_excludes_nothing_is_warned_about(caplog: pytest.LogCaptureFixture)
     assert warned[1:] == ["env.exclude: 'none-*' matches no task of env=harbor."]
 
 
-def test_a_long_list_is_cut() -> None:
+def test_long_list_is_cut() -> None:
     with pytest.raises(ConfigError, match=r"19 task-19, and 80 more\."):
         select([Item(f"task-{i}") for i in range(100)], tasks_selector="nope")
 
@@ -131,7 +131,7 @@ def test_shards_are_a_partition_of_even_sizes(count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "1.5", "@1", "-1", "+1", "1:a", "１"])
-def test_positions_that_are_none(text: str) -> None:
+def test_invalid_positions_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected an index 5"):
         parse_position(text)
 

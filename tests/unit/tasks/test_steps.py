@@ -34,7 +34,7 @@ def load(make_task: MakeTask, *, one: str = "", **files: str) -> HarborTask:
     return load_task(make_task(toml=STEPS.format(one=one), files={**INSTRUCTIONS, **files}))
 
 
-async def test_a_script_that_fails(make_task: MakeTask) -> None:
+async def test_failing_setup_script_stops_the_step(make_task: MakeTask) -> None:
     task = load(make_task, one="healthcheck.command = 'touch /checked'",
                 **{"steps/one/workdir/setup.sh": "echo no luck >&2; exit 9"})  # fmt: skip
     async with set_up(task) as box:
@@ -54,7 +54,9 @@ async def test_a_script_that_fails(make_task: MakeTask) -> None:
         ("min_reward = {a = 1, b = 0}", {"a": 1}, False),
     ],
 )
-def test_min_reward(make_task: MakeTask, least: str, rewards: dict[str, float], goes_on: bool) -> None:
+def test_min_reward_decides_whether_to_continue(
+    make_task: MakeTask, least: str, rewards: dict[str, float], goes_on: bool
+) -> None:
     assert load(make_task, one=least).stages[0].goes_on(Verdict(1.0, rewards)) is goes_on
 
 
@@ -76,18 +78,18 @@ def check(command: str, **more: object) -> HealthCheck:
 
 
 @pytest.mark.parametrize(("retries", "times"), [(3, 3), (-2, 1)])
-async def test_so_many_failures_are_too_many(container: Container, retries: int, times: int) -> None:
+async def test_health_check_fails_after_its_retries(container: Container, retries: int, times: int) -> None:
     with pytest.raises(HealthcheckError, match=rf"failed {times} times, the last time with exit code 7: not yet"):
         await await_health(check(f"{COUNT} echo not yet; exit 7", retries=retries), container)
     assert await runs(container) == times
 
 
-async def test_a_command_that_takes_too_long_is_no_failed_attempt(container: Container) -> None:
+async def test_health_check_timeout_is_not_retried(container: Container) -> None:
     with pytest.raises(HealthcheckError, match=r"did not end within its limit of 1\.9 s"):
         await await_health(check(f"{COUNT} sleep 60", timeout_sec=1.9, retries=5), container)
     assert await runs(container) == 1
 
 
-def test_time_limits_are_whole_seconds() -> None:
+def test_time_limits_are_rounded_to_seconds() -> None:
     limits = {1.9: 1.0, 30.0: 30.0, 1.0: 1.0, 0.9: None, 0.0: None, -5.0: None, float("inf"): None}
     assert {limit: whole_seconds(limit) for limit in limits} == limits

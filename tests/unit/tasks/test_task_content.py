@@ -25,26 +25,26 @@ Files = Mapping[str, str]
 PATHS = ("tests/a.log", "tests/keep.log", "tests/data/b.log", "tests/data/c.txt", "tests/data/deep/d.txt")
 RULES: list[tuple[str, Files, set[str]]] = [
     ("none", {}, set()),
-    ("a glob, at every depth", {"tests/.harborignore": "*.log"}, {"tests/a.log", "tests/keep.log", "tests/data/b.log"}),
+    ("a glob at any depth", {"tests/.harborignore": "*.log"}, {"tests/a.log", "tests/keep.log", "tests/data/b.log"}),
     ("a comment and a blank line", {"tests/.harborignore": "# a.log\n\n"}, set()),
     ("negation", {"tests/.harborignore": "*.log\n!keep.log"}, {"tests/a.log", "tests/data/b.log"}),
     ("the last line wins", {"tests/.harborignore": "!keep.log\nkeep.log"}, {"tests/keep.log"}),
     ("anchored", {"tests/.harborignore": "/b.log\n/a.log"}, {"tests/a.log"}),
     ("a directory", {"tests/.harborignore": "data/"}, set(PATHS[2:])),
-    ("what is in a directory that is out stays out", {"tests/.harborignore": "data/\n!data/b.log"}, set(PATHS[2:])),
-    ("all but one in a directory", {"tests/.harborignore": "data/*\n!data/b.log"}, set(PATHS[3:])),
+    ("excluded directories cannot be re-included", {"tests/.harborignore": "data/\n!data/b.log"}, set(PATHS[2:])),
+    ("all files except one", {"tests/.harborignore": "data/*\n!data/b.log"}, set(PATHS[3:])),
     ("the nearer file wins", {"tests/.harborignore": "*.log", "tests/data/.harborignore": "!b.log"},
      {"tests/a.log", "tests/keep.log"}),
     ("the nearer file adds", {"tests/data/.harborignore": "*.txt"}, {"tests/data/c.txt", "tests/data/deep/d.txt"}),
-    ("rules of a directory hold below it only", {"tests/data/.harborignore": "*.log"}, {"tests/data/b.log"}),
-    ("at the root of the task", {".harborignore": "*.log"}, set()),
-    ("in the environment", {"environment/.harborignore": "*"}, set()),
-    ("a directory's name for a file", {"tests/.harborignore": "a.log/"}, set()),
+    ("rules of a directory apply only below it", {"tests/data/.harborignore": "*.log"}, {"tests/data/b.log"}),
+    ("rules at the root of the task", {".harborignore": "*.log"}, set()),
+    ("rules in the environment", {"environment/.harborignore": "*"}, set()),
+    ("a directory pattern does not match a file", {"tests/.harborignore": "a.log/"}, set()),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RULES, ids=[case[0] for case in RULES])
-def test_rules(make_task: MakeTask, case: tuple[str, Files, set[str]]) -> None:
+def test_ignore_rules_exclude_files(make_task: MakeTask, case: tuple[str, Files, set[str]]) -> None:
     _, ignores, left_out = case
     root = make_task(files={**dict.fromkeys(PATHS, ""), **ignores})
     chosen = UploadFilter(root)
@@ -57,18 +57,18 @@ def test_rules(make_task: MakeTask, case: tuple[str, Files, set[str]]) -> None:
 
 
 @pytest.mark.parametrize("folder", ["solution", "steps/one/tests", "steps/two/solution/sub"])
-def test_wherever_uploads_come_from(make_task: MakeTask, folder: str) -> None:
+def test_ignore_rules_apply_to_every_upload(make_task: MakeTask, folder: str) -> None:
     root = make_task(files={f"{folder}/.harborignore": "x", f"{folder}/x": "", f"{folder}/y": ""})
     chosen = UploadFilter(root)
     assert (chosen.excludes(root / folder / "x"), chosen.excludes(root / folder / "y")) == (True, False)
 
 
-def test_not_in_the_working_directory_of_a_step(make_task: MakeTask) -> None:
+def test_harborignore_in_a_step_workdir_is_ignored(make_task: MakeTask) -> None:
     root = make_task(files={"steps/one/workdir/.harborignore": "x", "steps/one/workdir/x": ""})
     assert not UploadFilter(root).excludes(root / "steps/one/workdir/x")
 
 
-def test_a_link_to_what_is_left_out_is_left_out(make_task: MakeTask) -> None:
+def test_link_to_an_excluded_file_is_excluded(make_task: MakeTask) -> None:
     root = make_task(files={"solution/.harborignore": "secret", "solution/secret": "", "solution/known": ""})
     (root / "tests" / "to-secret").symlink_to("../solution/secret")
     (root / "tests" / "to-known").symlink_to("../solution/known")
@@ -76,7 +76,7 @@ def test_a_link_to_what_is_left_out_is_left_out(make_task: MakeTask) -> None:
     assert [chosen.excludes(root / "tests" / name) for name in ("to-secret", "to-known")] == [True, False]
 
 
-async def test_uploads_are_a_copy_only_where_something_is_left_out(make_task: MakeTask) -> None:
+async def test_uploads_are_copied_only_with_exclusions(make_task: MakeTask) -> None:
     root = make_task(files={"tests/sub/x.log": "", "tests/sub/y": "y", "tests/gone/z.log": "", "solution/a": ""})
     (root / "tests" / "sub" / "link").symlink_to("y")
     (root / "tests" / "test.sh").chmod(0o750)
@@ -92,9 +92,7 @@ async def test_uploads_are_a_copy_only_where_something_is_left_out(make_task: Ma
     assert not folder.exists()
 
 
-async def test_a_copy_that_cannot_be_made_is_not_left_behind(
-    make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_copy_is_removed(make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     root = make_task(files={"tests/.harborignore": "x"})
@@ -108,21 +106,21 @@ async def test_a_copy_that_cannot_be_made_is_not_left_behind(
 
 
 @pytest.mark.parametrize("folder", ["tests", "steps/a/tests"])
-def test_the_test_script_cannot_be_left_out(make_task: MakeTask, folder: str) -> None:
+def test_script_cannot_be_excluded(make_task: MakeTask, folder: str) -> None:
     files = {f"{folder}/.harborignore": "*.sh", "steps/a/instruction.md": "", f"{folder}/test.sh": ""}
     root = make_task(toml="" if folder == "tests" else "[[steps]]\nname = 'a'", files=files)
     with pytest.raises(TaskError, match=rf"{folder}/test\.sh: expected this script to be uploaded, a \.harborignore"):
         load_task(root)
 
 
-def test_the_solution_script_cannot_be_left_out_where_it_is_needed(make_task: MakeTask) -> None:
+def test_required_solution_script_cannot_be_excluded(make_task: MakeTask) -> None:
     task = load_task(make_task(files={"solution/.harborignore": "solve.sh"}))
     task.check_runnable()
     with pytest.raises(TaskError, match=r"solution/solve\.sh: expected this script to be uploaded"):
         task.check_runnable(needs_solution=True)
 
 
-def test_links_that_are_left_out_may_lead_anywhere(make_task: MakeTask, tmp_path: Path) -> None:
+def test_excluded_links_may_point_anywhere(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task()
     (root / "tests" / "outside").symlink_to(tmp_path)
     with pytest.raises(TaskError, match="tests/outside"):
@@ -131,7 +129,7 @@ def test_links_that_are_left_out_may_lead_anywhere(make_task: MakeTask, tmp_path
     assert load_task(root).name == "a-task"
 
 
-def test_an_ignore_file_that_cannot_be_read(make_task: MakeTask, tmp_path: Path) -> None:
+def test_unreadable_ignore_file_is_refused(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task(files={"tests/.harborignore/x": ""})
     with pytest.raises(TaskError, match=r"tests/\.harborignore: expected lines as in a \.gitignore"):
         load_task(root)
@@ -182,12 +180,12 @@ def test_digest_follows_the_tasks_gitignore(make_task: MakeTask) -> None:
     assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in counted + tests})
 
 
-def test_a_task_without_files_beside_it() -> None:
+def test_digest_without_instruction_files_is_unchanged() -> None:
     assert with_files("sha256:a", {}) == "sha256:a" == content_of("sha256:a")
     assert content_of(None) is None
 
 
-def test_changed_files_are_named_and_the_content_is_told_apart() -> None:
+def test_changed_instruction_files_are_named() -> None:
     before, now = (with_files("sha256:a", {"/a hint": text, "/b": "same"}) for text in ("one", "two"))
     assert before != now
     assert content_of(before) == content_of(now) == "sha256:a"
@@ -196,7 +194,7 @@ def test_changed_files_are_named_and_the_content_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("recorded", [None, "sha256:a", "sha256:a {", "sha256:a []", 'sha256:a {"/c": 1}', 5])
-def test_what_an_older_or_broken_record_does_not_tell_has_not_changed(recorded: str | None) -> None:
+def test_old_or_broken_records_report_no_changes(recorded: str | None) -> None:
     assert changed_files(recorded, with_files("sha256:a", {"/b": "x"})) == []
 
 
@@ -272,7 +270,7 @@ def test_links_out_of_a_task_are_rejected(
 
 @pytest.mark.parametrize("name", ["instruction.md", "environment", "environment/Dockerfile"])
 @pytest.mark.parametrize("named", ["real", "link", "behind a link"])
-def test_tasks_may_share_files_inside_the_named_folder(
+def test_tasks_may_share_files_inside_the_named_directory(
     make_task: MakeTask, tmp_path: Path, name: str, named: str
 ) -> None:
     root, shared = make_task(), tmp_path / "tasks" / "shared"
@@ -293,7 +291,7 @@ def test_tasks_may_share_files_inside_the_named_folder(
         load_task_set(root)
 
 
-def test_tasks_of_a_registry_share_files_inside_the_named_folder(make_task: MakeTask, tmp_path: Path) -> None:
+def test_registry_tasks_may_share_files_below_path(make_task: MakeTask, tmp_path: Path) -> None:
     root, registry = make_task(), tmp_path / "registry.json"
     (root / "instruction.md").rename(root.parent / "shared.md")
     (root / "instruction.md").symlink_to("../shared.md")
@@ -304,7 +302,7 @@ def test_tasks_of_a_registry_share_files_inside_the_named_folder(make_task: Make
     assert HarborEnvironments(registry=registry, dataset="d", path=root.parent).load(print) == ["a-task"]
 
 
-def test_a_task_behind_a_link_loads(make_task: MakeTask, tmp_path: Path) -> None:
+def test_linked_task_directory_is_loaded(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task()
     (root / "instruction.md").rename(root / "text.md")
     (root / "instruction.md").symlink_to("text.md")
@@ -312,7 +310,7 @@ def test_a_task_behind_a_link_loads(make_task: MakeTask, tmp_path: Path) -> None
     assert load_task_set(tmp_path / "link").tasks[0].stages[0].instruction == "Do it.\n"
 
 
-def test_the_digest_reads_no_file_outside(make_task: MakeTask, outside: Path) -> None:
+def test_digest_excludes_files_outside_the_task(make_task: MakeTask, outside: Path) -> None:
     root = make_task()
     (root / "environment" / "data").symlink_to(outside / "secret")
     before = load_task(root).digest
@@ -322,7 +320,7 @@ def test_the_digest_reads_no_file_outside(make_task: MakeTask, outside: Path) ->
 
 
 @pytest.mark.parametrize("swapped", ["instruction.md", "texts"])
-def test_a_link_put_in_place_later_is_not_followed(
+def test_link_swapped_after_the_check_is_refused(
     make_task: MakeTask, outside: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
     root = make_task(files={"instruction.md": None, "texts/secret": "Do it.\n"})

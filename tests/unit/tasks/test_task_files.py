@@ -49,7 +49,7 @@ ACCEPTED = [  # only what is not among the cases of tests/compatibility
 
 
 @pytest.mark.parametrize(("text", "field", "expected"), ACCEPTED)
-def test_accepted(text: str, field: str, expected: object) -> None:
+def test_valid_values_are_accepted(text: str, field: str, expected: object) -> None:
     found = value_of(parse(text), field)
     assert found == expected
     assert type(found) is type(expected)
@@ -100,7 +100,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "said"), REFUSED)
-def test_refused_by_name(text: str, said: str) -> None:
+def test_invalid_values_are_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(TaskError) as caught:
         parse(text)
     message = str(caught.value)
@@ -109,7 +109,7 @@ def test_refused_by_name(text: str, said: str) -> None:
     assert "Correct" in message
 
 
-def test_the_message_says_what_was_found() -> None:
+def test_message_contains_the_invalid_value() -> None:
     with pytest.raises(TaskError, match=r"environment.memory_mb: expected a valid integer.*'lots' \(str\)"):
         parse('[environment]\nmemory_mb = "lots"')
 
@@ -120,7 +120,7 @@ def test_every_wrong_field_is_named() -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b'a = "\xe9"'])
-def test_a_file_that_is_not_utf8(tmp_path: Path, content: bytes) -> None:
+def test_invalid_utf8_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "task.toml").write_bytes(content)
     with pytest.raises(TaskError, match="UTF-8"):
         read_task_toml(tmp_path / "task.toml", LinkBounds(tmp_path))
@@ -139,28 +139,25 @@ WARNED = [
     ('schema_version = "9.9"', ['schema_version "9.9" is unknown, expected 1.0 to 1.4']),
     (
         "[environment]\nmemory = 2048",
-        ["environment.memory = 2048 is no size string and sets no limit; write memory_mb = 2048"],
+        ["environment.memory = 2048 is not a size string and sets no limit; write memory_mb = 2048"],
     ),
     ('[environment]\nmemory = "2G"', ["environment.memory is the old name of memory_mb"]),
     ('[verifier.environment]\nstorage = "2G"', ["verifier.environment.storage is the old name of storage_mb"]),
     ("[environment]\nallow_internet = true", ["environment.allow_internet is the old spelling of network_mode"]),
     (
         "[environment]\nallow_internet = false\nallowed_hosts = []",
-        [
-            "environment.allow_internet = false does nothing beside allowed_hosts = []; "
-            'write network_mode = "no-network"'
-        ],
+        ['environment.allow_internet = false has no effect with allowed_hosts = []; write network_mode = "no-network"'],
     ),
     (
         "[environment]\nallow_internet = false\nnetwork_mode = 'public'",
-        ["environment.allow_internet is ignored beside network_mode"],
+        ["environment.allow_internet is ignored because network_mode is set"],
     ),
     ("[environment]\ngpu_types = ['H100']", ["environment.gpu_types is not enforced"]),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), WARNED)
-def test_warnings(text: str, expected: list[str]) -> None:
+def test_warnings_name_ignored_keys(text: str, expected: list[str]) -> None:
     assert warnings_of(parse_task_toml(text, path=PATH)) == expected
 
 
@@ -168,29 +165,29 @@ HOST = {"A": "va", "E": "", "API_KEY": "sk-12345678", "MAX_TOKENS": "1234567890"
 
 
 @pytest.mark.parametrize(("value", "expected"), [("${M:-${A}}", "${A}"), ("${A}\n", "${A}\n")])
-def test_resolved(value: str, expected: str) -> None:
+def test_defaults_are_not_resolved_recursively(value: str, expected: str) -> None:
     assert resolve(value, HOST) == expected
 
 
 @pytest.mark.parametrize(("value", "name"), [("${M}", "M"), ("${ A }", " A "), ("${A-d}", "A-d")])
-def test_a_missing_variable_is_named(value: str, name: str) -> None:
+def test_missing_variable_is_named(value: str, name: str) -> None:
     with pytest.raises(TaskError, match=r"task\.toml: \[verifier\.env\] KEY: .*not\. Set it") as caught:
         resolve_env({"KEY": value}, where="task.toml: [verifier.env]", host=HOST)
     assert repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize(("key", "value"), [("A-B", "x"), ("", "x"), ("1A", "x"), ("A", "x\0y")])
-def test_what_cannot_be_a_variable_is_refused(key: str, value: str) -> None:
+def test_invalid_variable_names_are_refused(key: str, value: str) -> None:
     with pytest.raises(TaskError, match="expected a variable name"):
         resolve_env({key: value}, where="here", host=HOST)
 
 
-def test_the_host_is_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_come_from_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARES_EXP_TEST_VALUE", "seen")
     assert resolve_env({"X": "${ARES_EXP_TEST_VALUE}"}, where="here") == {"X": "seen"}
 
 
-def test_secrets_are_host_values_with_a_telling_name() -> None:
+def test_secrets_are_recognized_by_name() -> None:
     tables = [
         {"JUDGE": "${API_KEY}", "LIMIT": "${MAX_TOKENS}", "PLAIN": "${A}", "OTHER_KEY": "literal-value"},
         {"SECRET_THING": "${MAX_TOKENS}", "B": "${SHORT_KEY}"},
@@ -213,7 +210,7 @@ def test_canary_lines_are_dropped(text: str, expected: str) -> None:
     assert strip_canary(text) == expected
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_binary_instruction_is_refused(tmp_path: Path) -> None:
     (tmp_path / "instruction.md").write_bytes(b"\xff")
     with pytest.raises(TaskError, match="UTF-8"):
         read_instruction(tmp_path / "instruction.md", LinkBounds(tmp_path))
@@ -229,7 +226,7 @@ def told(*warnings: tuple[str, str]) -> list[str]:
     return sentences
 
 
-def test_one_kind_is_one_sentence_with_the_number_of_tasks(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_warnings_are_merged_with_task_count(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     many = [(f"task-{n}", f"task-{n}: task.toml: unknown key colour is ignored") for n in range(28)]
     [said] = told(*many)
@@ -237,7 +234,7 @@ def test_one_kind_is_one_sentence_with_the_number_of_tasks(caplog: pytest.LogCap
     assert all(f"task-{n}" in caplog.text for n in range(28)), "the log has them all"
 
 
-def test_numbers_are_no_kinds_of_their_own() -> None:
+def test_warnings_with_different_numbers_are_merged() -> None:
     limits = [("a", "cpus=1: not enforced"), ("b", "b: cpus=1: not enforced"), ("c", "Task c: cpus=0.5: not enforced")]
     assert told(*limits) == ["3 tasks: cpus=1/0.5: not enforced (a, b, c)"]
     assert told(*((f"t{n}", f"memory_mb={n}: no") for n in range(1, 6))) == [
@@ -245,12 +242,12 @@ def test_numbers_are_no_kinds_of_their_own() -> None:
     ]
 
 
-def test_names_inside_of_a_sentence_are_no_kinds_either() -> None:
+def test_warnings_with_different_names_are_merged() -> None:
     paths = [(name, f"skipped: /set/{name}/task.toml: no table") for name in ("a", "b-1", "c(2)")]
     assert told(*paths) == ["3 tasks: skipped: /set/…/task.toml: no table (a, b-1, c(2))"]
 
 
-def test_another_kind_is_another_sentence_and_a_single_task_keeps_its_own() -> None:
+def test_different_warnings_are_separate() -> None:
     assert told(("a", "one"), ("b", "two"), ("a", "two"), ("c", "step 3 of c")) == [
         "a: one", "2 tasks: two (b, a)", "c: step 3 of c",
     ]  # fmt: skip

@@ -26,7 +26,9 @@ CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
 
 
 @pytest.mark.parametrize(("limits", "toml", "phase", "expected"), CASES)
-def test_limit_in_force(make_task: Any, limits: dict[str, Any], toml: str, phase: str, expected: float | None) -> None:
+def test_effective_limit_is_computed(
+    make_task: Any, limits: dict[str, Any], toml: str, phase: str, expected: float | None
+) -> None:
     task = load_task(make_task(toml=toml))
     limited = task if phase == "start" else task.stages[0]
     assert getattr(TimeLimits(**limits), phase)(limited) == expected
@@ -42,12 +44,12 @@ def test_limit_in_force(make_task: Any, limits: dict[str, Any], toml: str, phase
         ({"timeout_multiplier": math.inf}, "`timeout_multiplier`.*got inf"),
     ],
 )
-def test_impossible_limits(limits: dict[str, Any], said: str) -> None:
+def test_impossible_limits_are_rejected(limits: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TimeLimits(**limits)
 
 
-def test_a_time_limit_may_be_infinite(tmp_path: Path) -> None:
+def test_time_limit_may_be_infinite(tmp_path: Path) -> None:
     assert TimeLimits(agent_timeout_sec=math.inf).agent_timeout_sec == math.inf
 
 
@@ -70,12 +72,12 @@ def test_a_time_limit_may_be_infinite(tmp_path: Path) -> None:
         ("[agent]\ntimeout_sec = 100\n[environment]\nbuild_timeout_sec = inf", None),
     ],
 )
-def test_what_a_container_is_told_of_its_life(make_task: Any, toml: str, expected: float | None) -> None:
+def test_container_lifetime_covers_all_limits(make_task: Any, toml: str, expected: float | None) -> None:
     task = load_task(make_task(toml=toml))
     assert TimeLimits(timeout_multiplier=2).container_spec(task).lifetime_sec == expected
 
 
-def test_the_steps_of_a_task_are_set_up_and_collected_one_after_the_other(make_task: Any) -> None:
+def test_container_lifetime_adds_up_all_steps(make_task: Any) -> None:
     steps = "".join(f"[[steps]]\nname = '{name}'\n[steps.agent]\ntimeout_sec = 10\n" for name in ("one", "two"))
     files = {f"steps/{name}/instruction.md": "Do it." for name in ("one", "two")}
     task = load_task(make_task(toml=steps, files={**files, "steps/two/workdir/setup.sh": "true"}))

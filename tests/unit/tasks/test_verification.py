@@ -63,9 +63,7 @@ async def episode(task: HarborTask, factory: ContainerFactory) -> AsyncIterator[
 
 
 @pytest.mark.parametrize("task", SAMPLE_TASKS, ids=lambda task: task.name)
-async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
-    task: HarborTask, factory: ContainerFactory
-) -> None:
+async def test_only_the_solution_solves_the_samples(task: HarborTask, factory: ContainerFactory) -> None:
     async with episode(task, factory) as container:
         untouched = await task.stages[0].verify(container, None)
         env = await task.stages[0].upload_solution(container)
@@ -77,7 +75,9 @@ async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
 @pytest.mark.parametrize(
     ("name", "command", "reward"), RESPONSES, ids=[f"{response[0]}-{index}" for index, response in enumerate(RESPONSES)]
 )
-async def test_samples_tell_right_from_wrong(factory: ContainerFactory, name: str, command: str, reward: float) -> None:
+async def test_samples_distinguish_right_from_wrong(
+    factory: ContainerFactory, name: str, command: str, reward: float
+) -> None:
     task = load_task(SAMPLES / name)
     async with episode(task, factory) as container:
         env = await task.stages[0].upload_solution(container)
@@ -85,7 +85,7 @@ async def test_samples_tell_right_from_wrong(factory: ContainerFactory, name: st
         assert (await task.stages[0].verify(container, None)).reward == reward
 
 
-async def test_rewards_that_the_agent_left_do_not_count(
+async def test_rewards_left_by_the_agent_are_ignored(
     make_task: MakeTask, factory: ContainerFactory, tmp_path: Path
 ) -> None:
     task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\necho no reward today\n"}))
@@ -100,7 +100,7 @@ async def test_rewards_that_the_agent_left_do_not_count(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test-stdout.txt", "x"]
 
 
-async def test_profile_files_of_the_agent_have_no_part_in_it(
+async def test_agent_profile_files_do_not_affect_verification(
     make_task: MakeTask, factory: ContainerFactory, tmp_path: Path
 ) -> None:
     task = load_task(
@@ -128,7 +128,7 @@ async def test_profile_files_of_the_agent_have_no_part_in_it(
     ],
     ids=["link", "no interpreter"],
 )
-async def test_bad_verifiers(
+async def test_broken_verifiers_are_an_error(
     make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str
 ) -> None:
     task = load_task(make_task(files={"tests/test.sh": script}))
@@ -137,7 +137,7 @@ async def test_bad_verifiers(
             await task.stages[0].verify(container, None)
 
 
-async def test_a_failed_verification_leaves_no_files_on_the_host(
+async def test_failed_verification_leaves_no_host_files(
     make_task: MakeTask, factory: ContainerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\n"}))
@@ -149,7 +149,7 @@ async def test_a_failed_verification_leaves_no_files_on_the_host(
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
-async def test_environment_of_the_test_script(
+async def test_script_gets_the_task_environment(
     make_task: MakeTask, factory: ContainerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toml = """
@@ -177,7 +177,7 @@ async def test_environment_of_the_test_script(
     assert env == {"DEBIAN_FRONTEND": "noninteractive", "SOLUTION_ONLY": "yes"}
 
 
-async def test_tests_that_are_gone(make_task: MakeTask, factory: ContainerFactory) -> None:
+async def test_deleted_tests_are_an_error(make_task: MakeTask, factory: ContainerFactory) -> None:
     task = load_task(make_task())
     (task.path / "tests" / "test.sh").unlink()
     (task.path / "tests").rmdir()
@@ -186,7 +186,7 @@ async def test_tests_that_are_gone(make_task: MakeTask, factory: ContainerFactor
             await task.stages[0].verify(container, None)
 
 
-async def test_verification_is_bounded_by_its_caller(make_task: MakeTask, factory: ContainerFactory) -> None:
+async def test_caller_can_time_out_verification(make_task: MakeTask, factory: ContainerFactory) -> None:
     task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\nsleep 61\necho 1 > /logs/verifier/reward.txt\n"}))
     async with episode(task, factory) as container:
         with pytest.raises(TimeoutError):
@@ -209,7 +209,7 @@ TASK_IMAGE, STEP_IMAGE = (
 
 # What; task.toml; files; the image, or the directory with its definition; whether the tests are uploaded.
 IMAGES: list[tuple[str, str, Files, str, bool]] = [
-    ("the agent's, which is prebuilt", f"[environment]\ndocker_image = 'x'\n[verifier]\n{SEPARATE}", {}, "x", True),
+    ("the prebuilt image of the agent", f"[environment]\ndocker_image = 'x'\n[verifier]\n{SEPARATE}", {}, "x", True),
     ("an empty table", "[verifier.environment]", {}, "environment", True),
     ("an image, no tests", TASK_IMAGE, {"tests/test.sh": None}, "of-task", False),
     ("a step's: its own image", TASK_IMAGE + STEP + STEP_IMAGE, STEPS_DEFINITION, "of-step", False),
@@ -217,7 +217,7 @@ IMAGES: list[tuple[str, str, Files, str, bool]] = [
 
 
 @pytest.mark.parametrize("case", IMAGES, ids=[case[0] for case in IMAGES])
-def test_what_it_is_made_from(make_task: MakeTask, case: tuple[str, str, Files, str, bool]) -> None:
+def test_separate_verifier_image_is_selected(make_task: MakeTask, case: tuple[str, str, Files, str, bool]) -> None:
     _, toml, files, origin, uploads = case
     task = load_task(make_task(toml=toml, files={**STEP_FILES, **files}))
     (stage,) = task.stages
@@ -227,7 +227,7 @@ def test_what_it_is_made_from(make_task: MakeTask, case: tuple[str, str, Files, 
     assert spec.docker_image == origin or spec.context_dir == task.path / origin
 
 
-def test_what_it_has_is_said_by_the_nearest_table(make_task: MakeTask) -> None:
+def test_separate_verifier_uses_the_nearest_table(make_task: MakeTask) -> None:
     toml = """
     [environment]
     cpus = 1
@@ -265,7 +265,9 @@ NONE = "network_mode = 'no-network'\n"
         (f"[verifier.environment]\n{NONE}{STEP}verifier.network_mode = 'public'", NO_NETWORK, PUBLIC),
     ],
 )
-def test_its_network(make_task: MakeTask, toml: str, start: NetworkPolicy, tests: NetworkPolicy) -> None:
+def test_separate_verifier_has_its_network(
+    make_task: MakeTask, toml: str, start: NetworkPolicy, tests: NetworkPolicy
+) -> None:
     (stage,) = load_task(make_task(toml=toml, files=STEP_FILES)).stages
     spec = stage.verifier_spec
     assert spec is not None
@@ -286,7 +288,7 @@ async def verified(task: HarborTask, folder: Path, *, factory: object = None) ->
 
 @pytest.mark.docker
 @pytest.mark.once
-async def test_files_beside_a_prebuilt_image_go_there_too(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_files_next_to_prebuilt_image_are_uploaded(make_task: MakeTask, tmp_path: Path) -> None:
     from ares_exp.containers.docker import DockerContainerFactory
 
     toml = f"[environment]\ndocker_image = 'debian:bookworm-slim'\n[verifier]\n{SEPARATE}"

@@ -151,18 +151,18 @@ OtherTasks = changed(Rooms, "OtherTasks", tasks=[SimpleNamespace(name="c")])
 KeepsAll = changed(Rooms, "KeepsAll", tasks=[SimpleNamespace(name="a"), SimpleNamespace(name="b")])
 
 SOURCES = [
-    case("test_it_has_the_members_that_are_needed", NoMake),
-    case("test_it_names_its_tasks", TwiceTheSame),
-    case("test_the_tasks_are_the_same_when_they_are_loaded_again", OtherEachTime),
-    case("test_its_tasks_can_be_run_with_these_parts", Refuses),
-    case("test_each_episode_has_an_environment_of_its_own", OneRoom),
-    case("test_what_was_never_reset_can_be_closed", ClosesOnce),
-    case("test_an_episode_starts", StartsInTheMiddle),
-    case("test_a_digest_stays_the_same", ForgetfulDigest),
-    case("test_its_tasks_and_origins_are_those_that_it_names", OtherTasks),
-    case("test_tasks_that_are_not_kept_are_left_out", KeepsAll),
-    case("test_it_says_what_its_environments_can_do", Promises),
-    case("test_it_can_be_closed_twice", ClosesOnce),
+    case("test_required_members_exist", NoMake),
+    case("test_task_names_are_unique", TwiceTheSame),
+    case("test_reload_gives_the_same_tasks", OtherEachTime),
+    case("test_tasks_pass_their_checks", Refuses),
+    case("test_each_episode_has_a_separate_environment", OneRoom),
+    case("test_environment_without_reset_can_be_closed", ClosesOnce),
+    case("test_episode_starts", StartsInTheMiddle),
+    case("test_digest_is_stable", ForgetfulDigest),
+    case("test_tasks_and_origins_match_the_names", OtherTasks),
+    case("test_dropped_tasks_are_omitted", KeepsAll),
+    case("test_declared_abilities_match_the_environment", Promises),
+    case("test_close_is_idempotent", ClosesOnce),
 ]
 
 
@@ -179,7 +179,7 @@ def of_source(made: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("test", "broken"), SOURCES)
-def test_a_broken_source_is_found(test: str, broken: type) -> None:
+def test_broken_source_is_found(test: str, broken: type) -> None:
     if broken is not NoMake:
         run(SourceContract, test, of_source(Rooms()))
     with pytest.raises(FAILURES):
@@ -350,35 +350,33 @@ KeepsTime = changed(Whole, "KeepsTime", time_left_sec=100.0)
 NoLimitNamed = changed(Whole, "NoLimitNamed", report=lambda _: EpisodeReport(truncated_by="steps"))
 
 ENVIRONMENTS = [
-    case("test_an_episode_starts_with_first", FirstIsMid),
-    case("test_the_steps_of_an_episode", NoDiscount),
-    case("test_the_steps_of_an_episode", InfiniteReward),
-    case("test_a_reset_in_mid_episode_starts_another", NeverAnew),
-    case("test_a_reset_after_the_end_starts_another", NeverAnew),
-    case("test_no_step_before_the_first_reset", StepsAlways),
-    case("test_no_step_after_the_end", StepsAlways),
-    case("test_it_can_be_closed_at_any_time", ClosedForever),
-    case("test_nothing_runs_on_when_it_is_closed", LeavesTask),
-    case("test_it_can_be_entered_and_left", WithoutPorts),
-    case("test_the_same_seed_gives_the_same_task", Unseeded),
-    case("test_options_that_mean_nothing_are_refused", AnyOption),
-    case("test_its_episodes_are_recorded", NotRecorded),
-    case("test_reporting", NoLimitNamed),
-    case("test_inspectable", CountsFromOne),
-    case("test_timed", KeepsTime),
-    case("test_truncating", NotTruncated),
-    case("test_recordable", WrongPast),
-    case("test_exportable", NoFile),
-    case("test_concurrent", OtherRequest),
-    case("test_concurrent", LastFirst),
-    case("test_announcing", AlwaysChanged),
+    case("test_episode_starts_with_first", FirstIsMid),
+    case("test_episode_steps_are_valid", NoDiscount),
+    case("test_episode_steps_are_valid", InfiniteReward),
+    case("test_reset_mid_episode_starts_another", NeverAnew),
+    case("test_reset_after_the_end_starts_another", NeverAnew),
+    case("test_step_before_the_first_reset_is_refused", StepsAlways),
+    case("test_step_after_the_end_is_refused", StepsAlways),
+    case("test_close_works_at_any_time", ClosedForever),
+    case("test_close_ends_all_tasks", LeavesTask),
+    case("test_context_manager_works", WithoutPorts),
+    case("test_same_seed_gives_the_same_task", Unseeded),
+    case("test_unknown_options_are_refused", AnyOption),
+    case("test_episodes_are_recorded", NotRecorded),
+    case("test_report_follows_the_episode", NoLimitNamed),
+    case("test_inspection_follows_the_episode", CountsFromOne),
+    case("test_time_limit_can_be_extended", KeepsTime),
+    case("test_truncate_ends_the_episode", NotTruncated),
+    case("test_past_steps_are_available", WrongPast),
+    case("test_state_can_be_exported_and_forked", NoFile),
+    case("test_pending_requests_are_ordered", OtherRequest),
+    case("test_pending_requests_are_ordered", LastFirst),
+    case("test_changed_requests_are_announced", AlwaysChanged),
 ]
 
 
 @pytest.mark.parametrize(("test", "broken"), ENVIRONMENTS)
-def test_a_broken_environment_is_found(
-    test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_environment_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.testing.environment_contract.GRACE_SEC", 0.2)
     run(EnvironmentContract, test, {"environment": Whole(), "tmp_path": tmp_path / "good"})
     with pytest.raises((*FAILURES, RuntimeError, TimeoutError)):
@@ -457,22 +455,22 @@ BadSeed = changed(Talker, "BadSeed", seed_of=lambda *_: -1)
 Speechless = changed(Talker, "Speechless", report=lambda *_: object())
 
 POLICIES = [
-    case("test_it_answers", SaysText),
-    case("test_it_answers", Pays),
-    case("test_the_request_stays_as_it_was", Scribbles),
-    case("test_concurrent_episodes_are_each_answered", OneEpisode),
-    case("test_one_that_may_be_asked_several_at_once_answers_each", SaysThatItMay),
-    case("test_a_client_with_a_place_of_its_own_goes_past_responses", Counts),
-    case("test_it_says_whether_it_needs_the_solution", Undecided),
-    case("test_the_seed_of_an_episode", BadSeed),
-    case("test_what_it_has_to_say_of_a_run", Speechless),
-    case("test_one_that_can_be_updated_says_which_version_answers", LateVersion),
-    case("test_it_can_be_closed_twice", ClosedOnce),
+    case("test_policy_returns_a_response", SaysText),
+    case("test_policy_returns_a_response", Pays),
+    case("test_request_is_unchanged", Scribbles),
+    case("test_concurrent_episodes_get_responses", OneEpisode),
+    case("test_concurrent_requests_get_responses", SaysThatItMay),
+    case("test_advancing_client_skips_responses", Counts),
+    case("test_needs_solution_is_a_bool", Undecided),
+    case("test_episode_seed_is_valid", BadSeed),
+    case("test_report_is_json_and_renders", Speechless),
+    case("test_updated_policy_reports_its_version", LateVersion),
+    case("test_close_is_idempotent", ClosedOnce),
 ]
 
 
 @pytest.mark.parametrize(("test", "broken"), POLICIES)
-def test_a_broken_policy_is_found(test: str, broken: type) -> None:
+def test_broken_policy_is_found(test: str, broken: type) -> None:
     given = {"question": LLMRequest([{"role": "user", "content": "?"}])}
     if broken is not Counts:
         run(PolicyContract, test, {"policy": Talker(), **given}, may_skip=True)
@@ -539,23 +537,23 @@ class ClosedForGood(EpisodeCollector):
 
 
 COLLECTORS = [
-    case("test_it_has_the_members_that_are_needed", NoEnd),
-    case("test_an_episode_has_its_steps", LosesSteps),
-    case("test_truncation", NeverTruncated),
-    case("test_a_missing_reward_is_none", ZeroReward),
-    case("test_one_episode_after_the_other", OneId),
-    case("test_no_step_without_an_episode", Silent),
-    case("test_no_end_without_an_episode", Silent),
-    case("test_no_step_after_the_end", Silent),
-    case("test_what_is_known_of_an_episode_is_kept", OwnId),
-    case("test_concurrent_episodes_are_kept_apart", LastOpened),
-    case("test_with_several_open_one_must_be_named", LastOpened),
-    case("test_it_can_be_closed_twice", ClosedForGood),
+    case("test_required_members_exist", NoEnd),
+    case("test_episode_has_its_steps", LosesSteps),
+    case("test_truncation_is_recorded", NeverTruncated),
+    case("test_missing_reward_is_none", ZeroReward),
+    case("test_consecutive_episodes_are_recorded", OneId),
+    case("test_step_without_an_episode_is_refused", Silent),
+    case("test_end_without_an_episode_is_refused", Silent),
+    case("test_step_after_the_end_is_refused", Silent),
+    case("test_episode_metadata_is_recorded", OwnId),
+    case("test_concurrent_episodes_are_separate", LastOpened),
+    case("test_concurrent_episodes_need_a_handle", LastOpened),
+    case("test_close_is_idempotent", ClosedForGood),
 ]
 
 
 @pytest.mark.parametrize(("test", "broken"), COLLECTORS)
-def test_a_broken_collector_is_found(test: str, broken: type) -> None:
+def test_broken_collector_is_found(test: str, broken: type) -> None:
     good = MemoryTrajectoryCollector()
     run(CollectorContract, test, {"collector": good, "complete": good})
     made = broken()
@@ -599,18 +597,18 @@ OnlyFinite = changed(Notes, "OnlyFinite", log_episode=lambda _, result, *more: i
 Writes = changed(Notes, "Writes", start=lambda _, run: (run.run_dir / "notes").write_text(""))
 
 TRACKERS = [
-    case("test_it_has_the_members_that_are_needed", NoFinish),
-    case("test_it_records_a_run", FailsOnRows),
-    case("test_only_finish_takes_its_time", Slow),
-    case("test_a_run_without_episodes", NeedsEpisodes),
-    case("test_a_resumed_run", OnlyNew),
-    case("test_numbers_that_are_not_finite", OnlyFinite),
-    case("test_a_run_directory_that_cannot_be_written", Writes),
+    case("test_required_members_exist", NoFinish),
+    case("test_run_is_recorded", FailsOnRows),
+    case("test_only_finish_may_be_slow", Slow),
+    case("test_run_without_episodes_is_recorded", NeedsEpisodes),
+    case("test_resumed_run_is_recorded", OnlyNew),
+    case("test_infinite_numbers_are_accepted", OnlyFinite),
+    case("test_unwritable_run_directory_is_tolerated", Writes),
 ]
 
 
 @pytest.mark.parametrize(("test", "broken"), TRACKERS)
-def test_a_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.testing.tracker_contract.AT_ONCE_SEC", 0.5)
 
     def execute(tracker: Any, run_dir: Path) -> None:
@@ -659,17 +657,17 @@ Nameless = changed(ShellAgentFactory, "Nameless", name="")
 
 AGENTS = [
     case("test_preflight_passes", NotReady),
-    case("test_each_episode_has_an_agent_of_its_own", OneAgent),
-    case("test_it_works_on_a_task_and_can_be_run_again", careless.Now),
-    case("test_what_it_takes_besides_its_instruction", TakesContext),
-    case("test_its_options_make_the_same_factory_again", PathOptions),
-    case("test_its_options_make_the_same_factory_again", OtherOptions),
-    case("test_it_has_a_name", Nameless),
+    case("test_each_episode_has_a_separate_agent", OneAgent),
+    case("test_agent_runs_and_replays", careless.Now),
+    case("test_supported_context_is_accepted", TakesContext),
+    case("test_options_recreate_the_factory", PathOptions),
+    case("test_options_recreate_the_factory", OtherOptions),
+    case("test_factory_has_a_name", Nameless),
 ]
 
 
 @pytest.mark.parametrize(("test", "broken"), AGENTS)
-def test_a_broken_agent_is_found(test: str, broken: type) -> None:
+def test_broken_agent_is_found(test: str, broken: type) -> None:
     def given(factory: Any) -> dict[str, Any]:
         return {"factory": factory, "container": RehearsalContainer(lambda command: command.removeprefix("echo "))}
 
@@ -696,16 +694,16 @@ class Mute:
 @pytest.mark.parametrize(
     ("suite", "test"),
     [
-        (ContainerContract, "test_result_of_a_command"),
-        (ContainerContract, "test_commands_share_files_but_no_shell_state"),
+        (ContainerContract, "test_command_has_a_result"),
+        (ContainerContract, "test_commands_share_files_but_not_shell_state"),
         (ContainerContract, "test_stdin_is_empty"),
-        (ContainerContract, "test_user"),
-        (ContainerContract, "test_unknown_user"),
-        (ContainerContract, "test_weird_names"),
-        (ChangesContract, "test_a_new_box_has_no_changes"),
+        (ContainerContract, "test_command_runs_as_the_user"),
+        (ContainerContract, "test_unknown_user_is_refused"),
+        (ContainerContract, "test_unusual_directory_names_are_supported"),
+        (ChangesContract, "test_new_container_has_no_changes"),
     ],
 )
-async def test_a_broken_container_is_found(suite: type, test: str) -> None:
+async def test_broken_container_is_found(suite: type, test: str) -> None:
     given = {"box": Mute(), "objects": None}
     with pytest.raises(FAILURES):
         await call(suite, test, given)
@@ -737,5 +735,5 @@ def run(suite: type, test: str, fixtures: dict[str, Any], *, may_skip: bool = Fa
         (AgentContract, AGENTS),
     ],
 )
-def test_no_test_of_a_suite_is_left_out(suite: type, cases: list[Any]) -> None:
+def test_every_test_of_a_suite_is_covered(suite: type, cases: list[Any]) -> None:
     assert {name for name in vars(suite) if name.startswith("test_")} == {one.values[0] for one in cases}

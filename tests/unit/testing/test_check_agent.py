@@ -31,13 +31,13 @@ def shell_response(command: str) -> str:
     return command.removeprefix("echo ")
 
 
-async def test_the_shell_agent_passes() -> None:
+async def test_shell_agent_passes() -> None:
     container = RehearsalContainer(shell_response)
     assert await check_agent(ShellAgentFactory(), replies=SHELL_REPLIES, container=container) == 3
     assert container.commands == 2
 
 
-async def test_the_thorough_agent_passes() -> None:
+async def test_thorough_agent_passes() -> None:
     replies = ["fine", "true", "fine", "true", "fine", "done"]
     assert await check_agent(ThoroughAgentFactory(), replies=replies, container=RehearsalContainer(respond)) == 6
 
@@ -53,11 +53,11 @@ async def test_replies_may_depend_on_the_request() -> None:
     assert steps == len(asked) == 3
 
 
-async def test_no_more_than_so_many_replies_are_given() -> None:
+async def test_number_of_replies_is_bounded() -> None:
     assert await check_agent(ShellAgentFactory(), replies=lambda _: "hm", max_steps=2) == 2
 
 
-FOUND_AT = r"^Step 2: |^The agent, run again, did not do what was recorded, after 2 LLM responses"
+FOUND_AT = r"^Step 2: |^The replayed agent differs from its recording after 2 LLM responses"
 """While it runs, or when it is run again."""
 
 MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
@@ -82,7 +82,7 @@ MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
 
 
 @pytest.mark.parametrize(("agent", "kind", "told"), MUTANTS, ids=[mutant[0].__name__ for mutant in MUTANTS])
-async def test_a_careless_agent_is_found(
+async def test_careless_agent_is_found(
     agent: type[careless.CarelessAgent], kind: type[AresExpError], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hasattr(agent, "made"):
@@ -95,31 +95,31 @@ async def test_a_careless_agent_is_found(
     assert re.search(told, message), message
 
 
-async def test_other_settings_of_a_request_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changed_request_settings_are_found_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.OtherSettings, "made", 0)
     told = r"after 0 LLM responses.*settings of an LLM request .* are not the recorded ones"
     with pytest.raises(DivergenceError, match=told):
         await check_agent(careless.OtherSettings, replies=["yes"])
 
 
-async def test_what_no_file_can_hold_is_found() -> None:
+async def test_unrecordable_error_is_found() -> None:
     container = RehearsalContainer(careless.fails_in_its_own_way)
     with pytest.raises(SnapshotUnsupportedError, match=r"OwnError \(fail\)"):
         await check_agent(careless.ToldOfAnOwnError, replies=["yes"] * 4, container=container)
 
 
-async def test_an_agent_that_waits_where_it_had_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_that_waits_instead_of_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.NeverReturns, "made", 0)
     with pytest.raises(DivergenceError, match=r"where it had ended the first time"):
         await check_agent(careless.NeverReturns, replies=["yes"] * 4)
 
 
-async def test_an_agent_that_asks_its_llm_for_nothing_is_refused() -> None:
+async def test_agent_without_requests_is_refused() -> None:
     with pytest.raises(AgentError, match=r"^Step 0: .*without a single LLM request"):
         await check_agent(careless.AsksNothing, replies=["yes"])
 
 
-async def test_a_factory_may_be_a_local_class() -> None:
+async def test_factory_may_be_a_local_class() -> None:
     class Local(careless.CarelessAgent):
         async def work(self, number: int) -> str:
             return "Hello."
@@ -127,13 +127,13 @@ async def test_a_factory_may_be_a_local_class() -> None:
     assert await check_agent(Local, replies=["yes"] * 9) == 4
 
 
-async def test_an_agent_that_gives_its_state_is_checked_by_that() -> None:
+async def test_stateful_agent_is_checked_by_its_state() -> None:
     assert await check_agent(StatefulAgentFactory(), replies=["a", "b", "done"]) == 3
     with pytest.raises(DivergenceError, match=r"^Step 1: .*asks its LLM something else"):
         await check_agent(ForgetfulAgentFactory(), replies=["a", "b", "done"])
 
 
-async def test_an_agent_that_is_not_deterministic_and_gives_no_state_cannot_be_checked() -> None:
+async def test_nondeterministic_agent_without_state_cannot_be_checked() -> None:
     def factory(**given: Any) -> Any:
         return careless.Now(**given)
 
@@ -142,7 +142,7 @@ async def test_an_agent_that_is_not_deterministic_and_gives_no_state_cannot_be_c
         await check_agent(factory, replies=["yes"])
 
 
-async def test_checks_run_side_by_side() -> None:
+async def test_checks_run_concurrently() -> None:
     async def one(number: int) -> int:
         return await check_agent(
             ThoroughAgentFactory(),
@@ -154,7 +154,7 @@ async def test_checks_run_side_by_side() -> None:
     assert await asyncio.gather(*(one(number) for number in range(8))) == [4] * 8
 
 
-async def test_files_go_in_and_out_of_the_rehearsal_container(tmp_path: Any) -> None:
+async def test_rehearsal_container_copies_files(tmp_path: Any) -> None:
     container = RehearsalContainer()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text(json.dumps(1))

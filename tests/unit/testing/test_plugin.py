@@ -74,31 +74,31 @@ def test_installed_packages_have_the_plugin() -> None:
     assert project["entry-points"]["pytest11"] == {"ares_exp": PLUGIN}
 
 
-def test_it_costs_next_to_nothing_where_no_part_is_given() -> None:
+def test_plugin_without_a_part_imports_little() -> None:
     code = f"import {PLUGIN}, sys; print(sorted(one for one in sys.modules if one.startswith('ares_exp')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{['ares_exp', 'ares_exp.testing', PLUGIN]}\n"
 
 
-def test_two_parts_and_why_one_fails(run: Run) -> None:
+def test_several_parts_are_tested_with_their_failures(run: Run) -> None:
     done = run("--ares-exp-part=my_parts:Fails", "--ares-exp-part=ares_exp.trackers.tracker:NullTracker")
     assert done.returncode == 1, done.stdout + done.stderr
     outcomes = rows(done)
-    assert outcomes["TestFails::test_it_records_a_run"] == "PASSED"
+    assert outcomes["TestFails::test_run_is_recorded"] == "PASSED"
     assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {
-        "TestFails::test_a_run_without_episodes"
+        "TestFails::test_run_without_episodes_is_recorded"
     }
-    assert outcomes["TestNullTracker::test_a_run_without_episodes"] == "PASSED"
+    assert outcomes["TestNullTracker::test_run_without_episodes_is_recorded"] == "PASSED"
     assert "my_parts.py:8: ZeroDivisionError" in done.stdout
     assert "test_mine" not in done.stdout
 
 
 @pytest.mark.nightly
-def test_options_of_the_part(run: Run) -> None:
+def test_part_gets_its_options(run: Run) -> None:
     options = ("--ares-exp-option=folder={tmp}/x", "--ares-exp-option", "number=3")
     done = run("--ares-exp-part=my_parts:Kept", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows(done)["TestKept::test_concurrent_episodes_are_kept_apart"] == "PASSED"
+    assert rows(done)["TestKept::test_concurrent_episodes_are_separate"] == "PASSED"
 
 
 @pytest.mark.parametrize(
@@ -111,41 +111,41 @@ def test_options_of_the_part(run: Run) -> None:
         ),
     ],
 )
-def test_a_part_that_has_no_suite_is_a_mistake(run: Run, part: str, message: str) -> None:
+def test_part_without_a_suite_is_an_error(run: Run, part: str, message: str) -> None:
     done = run(f"--ares-exp-part={part}")
     assert done.returncode != 0
     assert (done.stdout + done.stderr).count(message) == 1
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_suites, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install pytest-asyncio"):
         part_suites.suites_of(["ares_exp.containers.local:LocalContainerFactory"], [])
 
 
 @pytest.mark.nightly
-def test_an_agent_and_a_source(run: Run, stub: Path) -> None:
+def test_agent_and_source_are_tested(run: Run, stub: Path) -> None:
     done = run("--ares-exp-part=ares_exp.agents.shell_agent:ShellAgentFactory")
     assert done.returncode == 0, done.stdout
     source = "--ares-exp-part=ares_exp.environments.ares_adapter:AresEnvironments"
     done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
     assert done.returncode == 0, done.stdout
-    assert rows(done)["TestAresEnvironments::test_an_episode_starts"] == "PASSED"
+    assert rows(done)["TestAresEnvironments::test_episode_starts"] == "PASSED"
 
 
 @pytest.mark.nightly
-def test_an_environment_of_another_package(run: Run) -> None:
+def test_environment_of_another_package_is_tested(run: Run) -> None:
     path = ROOT / "tests" / "e2e" / "ares_nim"
     done = run("--ares-exp-part=ares_nim.environment:Nim", "--ares-exp-option=matches=6", path=path)
     assert done.returncode == 0, done.stdout
-    assert rows(done)["TestNim::test_no_step_before_the_first_reset"] == "PASSED"
-    assert rows(done)["TestNim::test_truncating"] == "SKIPPED"
+    assert rows(done)["TestNim::test_step_before_the_first_reset_is_refused"] == "PASSED"
+    assert rows(done)["TestNim::test_truncate_ends_the_episode"] == "SKIPPED"
 
 
 @pytest.mark.slow
 @pytest.mark.local
-def test_a_container_backend(run: Run) -> None:
+def test_container_backend_is_tested(run: Run) -> None:
     done = run("--ares-exp-part=ares_exp.containers.local:LocalContainerFactory", "-k", "exit_code or protocols")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert rows(done)["TestLocalContainerFactory::test_follows_the_protocols"] == "PASSED"
+    assert rows(done)["TestLocalContainerFactory::test_factory_follows_the_protocols"] == "PASSED"

@@ -33,7 +33,7 @@ def execute(tracker: JsonlTracker, run_dir: Path) -> None:
     tracker.finish(RunSummary(3, RESULTS, wall_sec=4.0))
 
 
-def test_a_line_for_each_event(tmp_path: Path) -> None:
+def test_each_event_is_a_line(tmp_path: Path) -> None:
     ticks = count(100)
     tracker = JsonlTracker(clock=lambda: float(next(ticks)))
     execute(tracker, tmp_path)
@@ -57,7 +57,7 @@ def test_a_line_for_each_event(tmp_path: Path) -> None:
     assert [line["time"] for line in lines(tmp_path)] == [100, 101, 102, 103, 104, 105, 106]
 
 
-def test_a_resumed_run_appends_with_running_totals(tmp_path: Path) -> None:
+def test_resumed_run_appends_with_running_totals(tmp_path: Path) -> None:
     tracker = JsonlTracker()
     tracker.start(run_info(tmp_path))
     tracker.log_episode(RESULTS[0])
@@ -78,7 +78,7 @@ def test_a_resumed_run_appends_with_running_totals(tmp_path: Path) -> None:
     assert finish["run/finished"] == 3
 
 
-def test_a_non_finite_number_is_null(tmp_path: Path) -> None:
+def test_non_finite_number_is_null(tmp_path: Path) -> None:
     tracker = JsonlTracker()
     tracker.start(run_info(tmp_path))
     tracker.log_episode(episode(1, math.nan))
@@ -89,7 +89,7 @@ def test_a_non_finite_number_is_null(tmp_path: Path) -> None:
     assert (system["system/a"], system["system/b"]) == (None, 1.0)
 
 
-def test_no_secret_reaches_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_do_not_reach_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-the-environment")
     tracker = JsonlTracker()
     tracker.start(run_info(tmp_path, name="named a-key-of-the-environment"))

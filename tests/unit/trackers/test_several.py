@@ -92,7 +92,7 @@ def execute(tracker: TrackerBase, run_dir: Path) -> None:
     tracker.finish(RunSummary(3, RESULTS))
 
 
-def test_a_tracker_error_does_not_affect_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_error_does_not_affect_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, last = Notes(), Notes()
     trackers = SeveralTrackers({"first": first, "broken": Raises(), "jsonl": JsonlTracker(), "last": last})
     execute(trackers, tmp_path)
@@ -102,7 +102,7 @@ def test_a_tracker_error_does_not_affect_others(tmp_path: Path, caplog: pytest.L
     assert caplog.messages == ["The tracker broken failed: OSError: start"]
 
 
-def test_an_older_tracker_gets_only_known_calls(tmp_path: Path) -> None:
+def test_older_tracker_gets_only_known_calls(tmp_path: Path) -> None:
     older: Any = Older()
     trackers = SeveralTrackers({"older": older})
     execute(trackers, tmp_path)
@@ -129,7 +129,7 @@ def test_all_finish_at_the_same_time(tmp_path: Path) -> None:
     assert trackers.failures == 0
 
 
-def test_a_hanging_tracker_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_tracker_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "FINISH_TIMEOUT_SEC", 0.05)
     go_on = threading.Event()
 
@@ -154,7 +154,7 @@ def test_a_hanging_tracker_is_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_an_unwritable_folder_is_a_warning(
+def test_unwritable_folder_is_a_warning(
     kind: Callable[[], TrackerBase], in_the_way: str, failures: int, warning: str, no_account: None, tmp_path: Path,
     log: list[str],
 ) -> None:  # fmt: skip
@@ -168,7 +168,7 @@ def test_an_unwritable_folder_is_a_warning(
 
 
 @pytest.mark.parametrize("kind", [JsonlTracker, TensorboardTracker, pytest.param(patient_tracker, marks=WITH_WANDB)])
-def test_a_tracker_records_from_start_to_finish(
+def test_tracker_records_from_start_to_finish(
     kind: Callable[[], TrackerBase], no_account: None, tmp_path: Path
 ) -> None:
     tracker = kind()

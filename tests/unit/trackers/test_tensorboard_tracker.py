@@ -60,7 +60,7 @@ def test_config_and_provenance_are_texts_without_secrets(tmp_path: Path) -> None
     assert SECRET.encode() not in recorded.files[0].read_bytes()
 
 
-def test_a_resumed_run_continues_at_the_right_step(tmp_path: Path) -> None:
+def test_resumed_run_continues_at_the_right_step(tmp_path: Path) -> None:
     first = TensorboardTracker(clock=lambda: 15.0)
     first.start(run_info(tmp_path))
     first.log_episode(RESULTS[0])
@@ -83,7 +83,7 @@ def test_a_resumed_run_continues_at_the_right_step(tmp_path: Path) -> None:
     assert sorted(set(recorded.times)) == [15.0, 110.0]
 
 
-def test_a_missing_package_is_reported_at_creation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_at_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         "ares_exp.trackers.tensorboard_tracker.find_spec",

@@ -48,7 +48,7 @@ def test_every_panel_shows_logged_keys(service: WandbService, tmp_path: Path) ->
 
 @pytest.mark.once
 @pytest.mark.nightly
-def test_a_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = dashboard("--entity", "me", "--group", "a/sweep")
     assert (done.returncode, done.stderr) == (0, "")
@@ -64,10 +64,8 @@ def test_a_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monke
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("key", "cause"), [("", "WANDB_API_KEY"), ("0" * 40, "W&B did not take the view for me/ares_exp")]
-)
-def test_a_rejected_view_gives_a_one_line_error(
+@pytest.mark.parametrize(("key", "cause"), [("", "WANDB_API_KEY"), ("0" * 40, "W&B rejected the view for me/ares_exp")])
+def test_rejected_view_gives_a_one_line_error(
     key: str, cause: str, service: WandbService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.mood = "refusing"

@@ -28,7 +28,7 @@ SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
 pytestmark = LEAVES_FOLDERS
 
 
-def test_an_online_run_arrives_complete(service: WandbService, tmp_path: Path) -> None:
+def test_online_run_arrives_complete(service: WandbService, tmp_path: Path) -> None:
     write_results(tmp_path)
     tracker = patient_tracker(project="a-project")
     tracker.start(run_info(tmp_path, group="a sweep", task_set=SAMPLES, tasks=("write-greeting",)))
@@ -56,7 +56,7 @@ def test_an_online_run_arrives_complete(service: WandbService, tmp_path: Path) -
     assert len(service.asked) == requests, "the service has all of it"
 
 
-def test_a_branch_uses_the_version_of_its_parent(service: WandbService, tmp_path: Path) -> None:
+def test_branch_uses_the_version_of_its_parent(service: WandbService, tmp_path: Path) -> None:
     parent, branch = tmp_path / "parent", tmp_path / "branch"
     write_results(parent)
     for info in (run_info(parent, run_id="parent"), run_info(branch, run_id="branch", parents=(parent,))):
@@ -95,7 +95,7 @@ print("counted:", tracker.failures > 0)
 @pytest.mark.once
 @pytest.mark.timeout(600)
 @pytest.mark.nightly  # the daily run has `test_without_the_service_a_run_is_recorded_offline`
-def test_a_service_failure_gives_only_a_warning(no_account: None, tmp_path: Path) -> None:
+def test_service_failure_gives_only_a_warning(no_account: None, tmp_path: Path) -> None:
     with ExitStack() as stack:  # all at the same time: each takes as long as a run waits for its end
         services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in FATES}
         runs = {fate: stack.enter_context(running(service, tmp_path / fate)) for fate, service in services.items()}

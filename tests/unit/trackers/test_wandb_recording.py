@@ -113,7 +113,7 @@ def test_tries_are_rows_by_number_and_time(service: WandbService, tmp_path: Path
         assert recorded.step_metrics[key] == "progress/wall_sec"
 
 
-def test_the_table_has_every_try_once(service: WandbService, tmp_path: Path) -> None:
+def test_table_contains_every_try_once(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path))
     recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
@@ -128,7 +128,7 @@ def test_the_table_has_every_try_once(service: WandbService, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_a_long_table_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
+def test_long_table_has_no_duplicate_rows(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
     results[299] = replace(results[299], rewards={"reward": 0.5, "style": 0.75})
     record(run_info(tmp_path), results, log_trajectories=False, log_artifacts=False)
@@ -170,7 +170,7 @@ def test_tasks_without_folder_have_digests_and_origins(service: WandbService, tm
         pytest.param({}, SAMPLES, "task-set-samples", marks=pytest.mark.nightly),
     ],
 )
-def test_a_large_task_set_has_only_digests(
+def test_large_task_set_has_only_digests(
     env: dict[str, Any], task_set: Path | None, name: str, service: WandbService, tmp_path: Path
 ) -> None:
     tasks = {"tasks": ("write-greeting",), "task_digests": {"write-greeting": "sha256:1"}}
@@ -182,7 +182,7 @@ def test_a_large_task_set_has_only_digests(
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, {"store.json", "objects/ab/cd", "e1@1/snapshot.json"}),
                                                  (0.0, {"store.json"})])  # fmt: skip
-def test_a_small_snapshot_store_is_an_artifact(
+def test_small_snapshot_store_is_an_artifact(
     service: WandbService, tmp_path: Path, limit: float, expected: set[str]
 ) -> None:
     store = tmp_path / "snapshots"
@@ -200,7 +200,7 @@ def test_a_small_snapshot_store_is_an_artifact(
 
 
 @pytest.mark.parametrize("logged", [3, 1, 0], ids=["resumed", "killed", "not tracked"])
-def test_a_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
+def test_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path: Path, logged: int) -> None:
     if logged:
         record(run_info(tmp_path), RESULTS[:logged])
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0), episode(5, 1.0)))
@@ -217,7 +217,7 @@ def test_a_resumed_run_has_rows_of_all_sessions(service: WandbService, tmp_path:
 
 
 @pytest.mark.nightly
-def test_a_wandb_sweep_run_uses_the_agent_id(
+def test_wandb_sweep_run_uses_the_agent_id(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
@@ -233,7 +233,7 @@ def test_a_wandb_sweep_run_uses_the_agent_id(
     assert [row["progress/finished"] for row in ServedRun(service, "wanted").rows] == [1, 2, 3, 4]
 
 
-def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_recorded(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "tok<en>&\"very'secret"
     monkeypatch.setenv("MY_API_KEY", secret)
     tasks = tmp_path / "tasks"
@@ -241,10 +241,12 @@ def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatc
         (tasks / name).mkdir(parents=True)
         (tasks / name / "task.toml").write_text(f"# {name}")
     (tasks / "leaky" / "instruction.md").write_text(f"use {secret}")
+    (tasks / "linked").symlink_to(tasks / "fine")
+    monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "run"
     tracker = patient_tracker()
-    tracker.start(run_info(run_dir, config={"note": f"it is {secret}", "key": SECRET}, task_set=tasks,
-                           tasks=("leaky", "fine")))  # fmt: skip
+    tracker.start(run_info(run_dir, config={"note": f"it is {secret}", "key": SECRET}, task_set=Path("tasks"),
+                           tasks=("leaky", "fine", "linked")))  # fmt: skip
     error = ErrorInfo("PolicyError", f"refused {secret}")
     tracker.log_episode(
         replace(RESULTS[1], error=error), replace(chat("e2", f"say {secret}", outcome=Outcome.ERRORED), error=error)
@@ -253,7 +255,7 @@ def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatc
     assert tracker.failures == 0
     recorded = ServedRun(service)
     assert "say ***" in recorded.page(recorded.table[0]["trajectory"])
-    assert {path.partition("/")[0] for path in paths(recorded.artifacts("task-set")[0])} >= {"fine"}
+    assert {path.partition("/")[0] for path in paths(recorded.artifacts("task-set")[0])} >= {"fine", "linked"}
     files = [file for file in run_dir.rglob("*") if file.is_file()]
     spellings = (secret, json.dumps(secret)[1:-1], "tok&lt;en&gt;", SECRET)
     assert [file for file in files if any(one.encode() in file.read_bytes() for one in spellings)] == []

@@ -38,7 +38,7 @@ def agent_command(sweep: str, **values: object) -> list[str]:
     return [part for word in command for part in (known[word[2:-1]] if word.startswith("${") else [word])]
 
 
-def test_a_sweep_run_logs_its_objective(service: WandbService, tmp_path: Path) -> None:
+def test_sweep_run_logs_its_objective(service: WandbService, tmp_path: Path) -> None:
     command = agent_command(SWEEP, experiment="smoke", seed=2, **{"timeouts.agent": 30.5})
     assert command[2:] == ["-m", "ares_exp", "experiment=smoke", "seed=2", "timeouts.agent=30.5"]
     told = {"WANDB_SWEEP_ID": "the-sweep", "WANDB_RUN_ID": "the-run"}

@@ -78,7 +78,7 @@ def test_plain_wandb_sync_uploads_all_but_the_links(service: WandbService, tmp_p
     }
     assert files["trajectories"] >= {"episodes.jsonl", "trajectories/e1.json", "trajectories/e3.json"}
     assert (files["snapshots"], files["report"]) == ({"store.json", "objects/ab"}, {"report.html"})
-    assert "ares_exp/rollout.py" in files["code"]
+    assert {"rollout.py", "trackers/tracker.py"} <= files["code"]
     payload, episodes = data_in(recorded.artifacts("report")[-1].files["report.html"].decode())
     assert (payload["runs"][0]["results"]["totals"]["tries"], len(episodes)) == (3, 3)
     assert recorded.summary["report"]["_type"] == "html-file"
@@ -119,7 +119,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_offline_run_keeps_all_finished_episodes(service: WandbService, tmp_path: Path) -> None:
+def test_killed_offline_run_keeps_all_finished_episodes(service: WandbService, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with subprocess.Popen([sys.executable, "-c", KILLED, str(run_dir)], stdin=subprocess.PIPE) as process:
         assert wait_until(lambda: is_on_disk(run_dir), 200)
@@ -145,7 +145,7 @@ def is_on_disk(run_dir: Path) -> bool:
     return written.count(b"episode/num_steps") >= 3 and b"trajectories/e3.json" in written
 
 
-def test_a_moved_run_is_uploaded_as_one_run(
+def test_moved_run_is_uploaded_as_one_run(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also a session that is recorded after the upload of the earlier ones."""
@@ -188,8 +188,8 @@ def test_a_moved_run_is_uploaded_as_one_run(
     assert len(service.asked) == requests
 
 
-@pytest.mark.nightly  # `test_a_branch_uses_the_version_of_its_parent` covers a running service
-def test_a_branch_uses_unchanged_trajectories_of_its_parent(
+@pytest.mark.nightly  # `test_branch_uses_the_version_of_its_parent` covers a running service
+def test_branch_uses_unchanged_trajectories_of_its_parent(
     service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run directory may come from a stranger, who knows the digest only of files that they have."""
@@ -222,7 +222,7 @@ def test_links_in_a_moved_run_are_not_followed(service: WandbService, tmp_path: 
     assert not [one for one in service.everything if b"5f2c19d07a" in one]
 
 
-def test_an_unavailable_service_exits_with_1(
+def test_unavailable_service_exits_with_1(
     service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     execute(tmp_path)
@@ -239,7 +239,7 @@ BROKEN_RECORDS = ("", "[]", '{"id": "../x", "project": "p"}', '{"id": 3}', "{" *
     [(b"", [None]), pytest.param(b"nonsense", [None], marks=pytest.mark.nightly), (None, BROKEN_RECORDS)],
     ids=["an empty session", "a broken session", "a broken record"],
 )
-def test_a_broken_run_is_named(
+def test_broken_run_is_named(
     content: bytes | None, records: Sequence[str | None], service: WandbService, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -254,6 +254,6 @@ def test_a_broken_run_is_named(
         assert expected in capfd.readouterr().err
 
 
-def test_a_folder_without_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wandb", "sync", str(tmp_path)]) == 2
     assert "tracker=wandb" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def _files_below(path: Path) -> set[Path]:
     return {file for file in path.rglob("*") if file.is_file()}
 
 
-def test_an_offline_run_writes_only_to_its_directory(
+def test_offline_run_writes_only_to_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], log: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ares_exp", f"policy.api_key={SECRET}"])
@@ -74,7 +74,7 @@ def test_two_runs_in_one_process_do_not_interfere(service: WandbService, tmp_pat
     assert "WANDB_DATA_DIR" not in os.environ
 
 
-def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -> None:
+def test_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker(log_artifacts=False)
     tracker.start(run_info(tmp_path / "run", run_id="a/b:c d"))
     tracker.finish(RunSummary(1, (RESULTS[0],)))
@@ -112,7 +112,7 @@ def test_without_the_service_a_run_is_recorded_offline(
         assert len(ServedRun(service).rows) == 3
 
 
-def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
+def test_slow_finish_is_abandoned(tmp_path: Path, log: list[str]) -> None:
     tracker = WandbTracker(finish_timeout_sec=0.001)
     _execute(tracker, tmp_path / "run")
     assert tracker.failures == len(log) == 2
@@ -161,7 +161,7 @@ KEY = {"WANDB_API_KEY": "0" * 40}
         ("disabled", None, KEY, None),
     ],
 )
-def test_the_mode_follows_keys_and_settings(
+def test_mode_follows_keys_and_settings(
     mode: str, netrc: str | None, environment: dict[str, str], recorded: str | None, service: WandbService,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str],
 ) -> None:  # fmt: skip

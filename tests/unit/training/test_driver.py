@@ -71,7 +71,7 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
 
 
-async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Responses) -> None:
+async def test_attempts_are_numbered_per_task(policy: Responses) -> None:
     async with driver(policy) as driving:
         first = [episode async for episode in driving.submit(["apple", "bread"], n=2)]
         second = [episode async for episode in driving.submit(["apple"], n=1)]
@@ -84,7 +84,7 @@ async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Responses) -
     assert (summary["planned"], summary["scored"], summary["mean_reward"]) == (5, 5, 1.0)
 
 
-async def test_it_gets_no_further_ahead_than_its_episodes_are_taken(policy: Responses) -> None:
+async def test_driver_does_not_run_ahead_of_consumer(policy: Responses) -> None:
     async with driver(policy) as driving:
         held, other = driving.submit(["apple"], n=8), driving.submit(["bread"], n=3)
         assert len([episode async for episode in other]) == 3  # what the first holds back delays no other
@@ -92,7 +92,7 @@ async def test_it_gets_no_further_ahead_than_its_episodes_are_taken(policy: Resp
         assert len([episode async for episode in held]) == 8
 
 
-async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Responses) -> None:
+async def test_cancelled_submission_does_not_affect_others(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         first, second = driving.submit(["apple"], n=4), driving.submit(["bread"], n=1)
@@ -107,9 +107,7 @@ async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Responses) ->
     assert (summary["planned"], summary["scored"]) == (1, 1)  # nothing is owed that the trainer does not want
 
 
-async def test_another_attempt_is_run_for_one_that_an_order_takes_off_the_queue(
-    policy: Responses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_queued_attempt_is_replaced(policy: Responses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_control, "LOOK_SEC", 0.01)
     policy.gate.clear()
     async with driver(policy) as driving:
@@ -124,7 +122,7 @@ async def test_another_attempt_is_run_for_one_that_an_order_takes_off_the_queue(
             assert len([episode async for episode in running]) == 2
 
 
-async def test_what_has_not_started_is_cancelled_at_the_end(policy: Responses) -> None:
+async def test_queued_attempts_are_cancelled_at_the_end(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         driving.submit(["apple"], n=2)
@@ -133,9 +131,7 @@ async def test_what_has_not_started_is_cancelled_at_the_end(policy: Responses) -
     assert {row["task_name"] for row in rows()} == {"apple"}
 
 
-async def test_a_lost_end_of_a_trajectory_costs_no_responses(
-    policy: Responses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_incomplete_trajectory_repeats_no_responses(policy: Responses, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process dies after it has logged the result, before it has stored the trajectory and the row."""
     with monkeypatch.context() as patched:
         patched.setattr(ResponseLog, "discard", lambda _: None)
@@ -154,7 +150,7 @@ async def test_a_lost_end_of_a_trajectory_costs_no_responses(
     assert [row["retry"] for row in rows()] == [0, 1]
 
 
-async def test_the_body_may_leave_at_any_time(policy: Responses) -> None:
+async def test_exception_in_the_body_cancels_episodes(policy: Responses) -> None:
     policy.gate.clear()
 
     async def leave() -> None:
@@ -168,7 +164,7 @@ async def test_the_body_may_leave_at_any_time(policy: Responses) -> None:
     assert [row["outcome"] for row in rows()] == ["cancelled", "cancelled"]
 
 
-async def test_new_weights_response_without_a_restart_and_staleness_is_told(policy: Responses) -> None:
+async def test_updated_weights_are_used_and_staleness_reported(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy) as driving:
         submission = driving.submit(["apple"], n=1)
@@ -183,7 +179,7 @@ async def test_new_weights_response_without_a_restart_and_staleness_is_told(poli
             await driving.update("1")
 
 
-async def test_what_is_too_stale_is_run_anew(policy: Responses) -> None:
+async def test_too_stale_episode_is_run_again(policy: Responses) -> None:
     policy.gate.clear()
     async with driver(policy, max_staleness=0) as driving:
         submission = driving.submit(["apple"], n=1)
@@ -196,7 +192,7 @@ async def test_what_is_too_stale_is_run_anew(policy: Responses) -> None:
     assert len(rows()) == 2
 
 
-async def test_a_training_is_gone_on_with(policy: Responses) -> None:
+async def test_training_can_be_resumed(policy: Responses) -> None:
     async with driver(policy) as driving:
         assert len([episode async for episode in driving.submit(["apple"], n=2)]) == 2
         policy.gate.clear()
@@ -218,7 +214,7 @@ async def test_a_training_is_gone_on_with(policy: Responses) -> None:
     assert ran.count(("bread", "completed")) == 1
 
 
-async def test_a_task_that_is_not_there(policy: Responses) -> None:
+async def test_unknown_task_is_refused(policy: Responses) -> None:
     async with driver(policy) as driving:
         with pytest.raises(ConfigError, match=r"There is no task 'aple' in this run\. Did you mean `apple`"):
             driving.submit(["aple"])
@@ -226,7 +222,7 @@ async def test_a_task_that_is_not_there(policy: Responses) -> None:
             driving.submit(TASKS, n=0)
 
 
-async def test_a_policy_without_weights_takes_none() -> None:
+async def test_policy_without_weights_rejects_updates() -> None:
     async def respond(request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("no")
 

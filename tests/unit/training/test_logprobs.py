@@ -44,7 +44,7 @@ async def sample(folder: Path) -> tuple[Any, Sequence[TrainingSequence]]:
     return model, rows
 
 
-async def test_sampled_tokens_are_as_likely_now(sampled: Any) -> None:
+async def test_sampled_tokens_are_equally_likely_now(sampled: Any) -> None:
     model, rows = sampled
     assert {row.made for row in rows} == {"clean", "forked"}
     assert {len(row.steps) for row in rows} == {1, 2}
@@ -53,13 +53,13 @@ async def test_sampled_tokens_are_as_likely_now(sampled: Any) -> None:
         assert largest_gap(model, rows, pad=0, batch_size=batch_size) < TOLERANCE
 
 
-async def test_a_mask_that_is_shifted_by_one_is_found(sampled: Any) -> None:
+async def test_shifted_mask_is_detected(sampled: Any) -> None:
     model, rows = sampled
     shifted = [replace(row, mask=(0, *row.mask[:-1]), logprobs=(0.0, *row.logprobs[:-1])) for row in rows]
     assert largest_gap(model, shifted, pad=0) > 10 * TOLERANCE
 
 
-async def test_tokens_that_were_made_again_of_the_text_are_found(sampled: Any) -> None:
+async def test_retokenized_text_is_detected(sampled: Any) -> None:
     """As a template or a tokenizer changes them: one token of the context is another one."""
     model, rows = sampled
     for row in rows:

@@ -46,7 +46,7 @@ RETOKENISED = Call([1, 2, 3, 1011, 4, 5], [20, 21])
 """The same text as `SECOND`'s history, perhaps: other ids."""
 
 
-def test_calls_that_go_on_where_the_one_before_ended_are_one_row() -> None:
+def test_continued_calls_become_one_row() -> None:
     report = sequences_of(episode([FIRST, SECOND], attempt=2))
     (row,) = report.rows
     assert row.ids == (1, 2, 3, 10, 11, 4, 5, 20)
@@ -62,7 +62,7 @@ def test_calls_that_go_on_where_the_one_before_ended_are_one_row() -> None:
     assert (report.clean, report.realigned, report.forked, report.calls) == (1, 0, 0, 2)
 
 
-def test_other_ids_for_what_was_sampled_fork_and_no_token_is_trained_on_twice() -> None:
+def test_retokenized_calls_fork_without_duplicate_training() -> None:
     report = sequences_of(episode([FIRST, RETOKENISED]))
     kept, forked = report.rows
     assert (kept.ids, kept.mask) == ((1, 2, 3, 10, 11), (0, 0, 0, 1, 1))
@@ -71,7 +71,7 @@ def test_other_ids_for_what_was_sampled_fork_and_no_token_is_trained_on_twice() 
     assert (report.clean, report.realigned, report.forked) == (1, 0, 1)
 
 
-def test_a_rewritten_history_forks_and_later_calls_go_on_in_the_row_that_fits() -> None:
+def test_rewritten_history_forks_into_separate_rows() -> None:
     compacted = Call([1, 9, 9], [30])
     of_first = Call([1, 2, 3, 10, 11, 4, 5, 20, 6], [40])
     of_compacted = Call([1, 9, 9, 30, 7], [50])
@@ -81,13 +81,13 @@ def test_a_rewritten_history_forks_and_later_calls_go_on_in_the_row_that_fits() 
     assert check_rule(report.rows, calls) == 2 + 1 + 1 + 1 + 1
 
 
-def test_of_several_rows_the_longest_start_goes_on() -> None:
+def test_longest_matching_row_is_continued() -> None:
     again = Call(FIRST.prompt, [10])
     report = sequences_of(episode([FIRST, again, SECOND]))
     assert [row.steps for row in report.rows] == [(1, 3), (2,)]
 
 
-def test_a_row_goes_on_with_other_tokens_at_its_end_where_that_is_allowed() -> None:
+def test_row_end_is_realigned_if_allowed() -> None:
     other_end = Call([1, 2, 3, 10, 99, 4], [20])  # the template closes the turn with another token than was sampled
     report = sequences_of(episode([FIRST, other_end]), realign_tokens=1)
     (row,) = report.rows
@@ -98,13 +98,13 @@ def test_a_row_goes_on_with_other_tokens_at_its_end_where_that_is_allowed() -> N
     assert "1 sampled token" in report.sentences()[1]
 
 
-def test_a_realignment_leaves_a_token_of_the_last_call() -> None:
+def test_realignment_preserves_a_token_of_last_call() -> None:
     """Another conversation shares the start of every chat: that is no reason to throw a short answer away."""
     short, other = Call([1, 2], [10]), Call([1, 7, 7], [20])
     assert [row.steps for row in sequences_of(episode([short, other]), realign_tokens=5).rows] == [(1,), (2,)]
 
 
-def test_sub_agents_and_background_client_are_trained_on_when_asked() -> None:
+def test_other_conversations_are_included_on_request() -> None:
     calls = [FIRST, Call([7], [8], "sub-1a"), SECOND, Call([7, 8, 9], [5], "sub-1a"), Call([1, 2, 3], [4], "side-2b")]
     alone, subs, everything = (
         sequences_of(episode(calls), conversations=conversations)
@@ -142,7 +142,7 @@ def test_sub_agents_and_background_client_are_trained_on_when_asked() -> None:
         ({"sampling": {"response_format": {"type": "json_object"}}}, "`response_format="),
     ],
 )
-def test_what_is_no_sampling_from_the_policy_is_refused_by_name(broken: dict[str, Any], message: str) -> None:
+def test_invalid_samples_are_refused_by_name(broken: dict[str, Any], message: str) -> None:
     with pytest.raises(UntrainableError, match=message) as refused:
         sequences_of(episode([FIRST], model="tiny", **broken))
     assert "by tiny at step 1 of episode e1 (task)" in str(refused.value)
@@ -158,12 +158,12 @@ def test_what_is_no_sampling_from_the_policy_is_refused_by_name(broken: dict[str
         ),
     ],
 )
-def test_requests_whose_responses_are_no_sampling_are_refused(request_: LLMRequest, message: str) -> None:
+def test_requests_that_alter_sampling_are_refused(request_: LLMRequest, message: str) -> None:
     with pytest.raises(UntrainableError, match=message):
         sequences_of(episode([FIRST], request=request_))
 
 
-def test_whatever_alters_sampling_is_recorded_by_policies_that_ask_endpoints() -> None:
+def test_policies_record_all_sampling_parameters() -> None:
     """What is not on record could not be refused."""
     assert set(NEUTRAL) - set(SAMPLING_FIELDS) == set()
 
@@ -172,7 +172,7 @@ def test_neutral_values_of_token_endpoints_are_trainable() -> None:
     assert sequences_of(episode([FIRST], sampling=NEUTRAL_SAMPLING)).clean == 1
 
 
-def test_sampling_that_is_not_on_record_is_that_of_the_request() -> None:
+def test_unrecorded_sampling_defaults_to_the_request() -> None:
     with pytest.raises(UntrainableError, match=r"top_p=0\.5"):
         sequences_of(episode([FIRST], request=LLMRequest([], top_p=0.5), sampling=None))
     report = sequences_of(episode([FIRST], sampling=None))
@@ -186,7 +186,7 @@ def test_sampling_left_to_the_engine_is_reported() -> None:
     assert sequences_of(episode([FIRST], sampling={"temperature": 1.0, "seed": None})).unstated_sampling == 0
 
 
-def test_neutral_sampling_is_taken_and_other_sampling_when_asked() -> None:
+def test_altered_sampling_is_accepted_only_on_request() -> None:
     neutral = {"temperature": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": True, "max_tokens": 5}
     assert sequences_of(episode([FIRST], sampling=neutral)).unstated_sampling == 0
     altered = episode([FIRST], sampling={"temperature": 0.7, "top_p": 0.9})
@@ -200,14 +200,14 @@ def test_neutral_sampling_is_taken_and_other_sampling_when_asked() -> None:
         sequences_of(episode([FIRST], sampling={**processed, "top_p": 0.9}), temperature=0.7)
 
 
-def test_an_episode_without_sampled_tokens_is_refused() -> None:
+def test_episode_without_sampled_tokens_is_refused() -> None:
     with pytest.raises(UntrainableError, match=r"e1 \(task\) has no sampled tokens"):
         sequences_of(episode([]))
     with pytest.raises(UntrainableError, match="conversations main; there are sub-1"):
         sequences_of(episode([replace(FIRST, conversation="sub-1")]))
 
 
-def test_rows_of_a_dict_and_of_a_file_are_those_of_memory(tmp_path: Path) -> None:
+def test_rows_from_dict_and_file_match_memory(tmp_path: Path) -> None:
     whole = episode([FIRST, SECOND, RETOKENISED])
     expected = sequences_of(whole)
     assert sequences_of(whole.to_dict()) == expected
@@ -240,7 +240,7 @@ def histories(draw: st.DrawFn) -> list[Call]:
 
 
 @given(histories(), st.integers(0, 2))
-def test_the_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) -> None:
+def test_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) -> None:
     report = sequences_of(episode(calls), conversations=["*"], realign_tokens=realign_tokens)
     trained = check_rule(report.rows, calls)
     assert trained == sum(len(call.completion) for call in calls) - report.untrained_tokens
@@ -251,14 +251,14 @@ def test_the_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) 
         assert all(row.mask[at] and not any(row.mask[: row.starts[0]]) for at in row.starts)
 
 
-def test_counts_of_several_reports_add_up() -> None:
+def test_counts_of_reports_are_added() -> None:
     counts = SequenceCounts()
     for call in (SECOND, RETOKENISED):
         counts.add(sequences_of(episode([FIRST, call])))
     assert counts.sentences() == ["3 rows of 4 calls, 7 tokens trained on: 2 clean, 0 re-aligned, 1 forked."]
 
 
-def test_episodes_without_a_reward_have_rows_without_one() -> None:
+def test_unscored_episodes_have_rows_without_reward() -> None:
     whole: EpisodeTrajectory = episode([FIRST], reward=None)
     assert sequences_of(whole).rows[0].reward is None
 
@@ -272,7 +272,7 @@ RESPONSE, MASK = [10, 11, 4, 5, 20], [1, 1, 0, 0, 1]
 LOGPROBS = [*FIRST.logprobs, 0.0, 0.0, *SECOND.logprobs]
 
 
-def test_an_episode_is_one_output_of_a_verl_agent_loop() -> None:
+def test_episode_becomes_one_verl_output() -> None:
     output = TypeAdapter(AgentLoopOutput).validate_python(agent_loop_output(LINEAR), strict=True)
     assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1, 2, 3], RESPONSE, MASK)
     assert (output.response_logprobs, output.reward_score, output.num_turns) == (LOGPROBS, 1.0, 4)
@@ -283,7 +283,7 @@ def test_an_episode_is_one_output_of_a_verl_agent_loop() -> None:
     assert agent_loop_output(LINEAR).keys() <= AgentLoopOutput.model_fields.keys()
 
 
-def test_a_rewritten_history_is_several_outputs_or_refused() -> None:
+def test_rewritten_history_becomes_several_outputs_or_error() -> None:
     outputs = [AgentLoopOutput(**fields) for fields in agent_loop_outputs(FORKED)]
     assert [output.response_ids for output in outputs] == [[10, 11], [30]]
     assert [output.reward_score for output in outputs] == [0.5, 0.5]
@@ -291,7 +291,7 @@ def test_a_rewritten_history_is_several_outputs_or_refused() -> None:
         agent_loop_output(FORKED)
 
 
-def test_a_batch_is_the_output_of_a_skyrl_generator() -> None:
+def test_batch_becomes_one_skyrl_output() -> None:
     output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
         generator_output([LINEAR, LINEAR], trajectory_ids=["a", "b"]), strict=True
     )
@@ -305,7 +305,7 @@ def test_a_batch_is_the_output_of_a_skyrl_generator() -> None:
     assert output["stop_reasons"] == ["length", "length"]
 
 
-def test_a_rewritten_history_is_steps_of_a_skyrl_trajectory() -> None:
+def test_rewritten_history_becomes_skyrl_steps() -> None:
     output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
         generator_output([LINEAR, FORKED, LINEAR], trajectory_ids=["a", "b", "c"]), strict=True
     )
@@ -357,7 +357,7 @@ def ended(*calls: Call, reward: float | None = 1.0, attempt: int = 0) -> DrivenE
     return DrivenEpisode(result, episode(calls, reward=reward))
 
 
-def test_a_group_is_as_many_rows_of_trl() -> None:
+def test_group_has_equally_many_trl_rows() -> None:
     """A forked episode gives its longest row; one without a reward, or that is lacking, a row with nothing to train."""
     episodes = (ended(FIRST, SECOND), ended(REWRITTEN, FIRST, reward=0.5), ended(FIRST, reward=None))
     rows = rows_of([Group("task", episodes)], group_size=4, pad=9)
@@ -375,7 +375,7 @@ def test_a_group_is_as_many_rows_of_trl() -> None:
     ]
 
 
-def test_a_group_that_is_left_out_keeps_its_place_and_its_rewards_with_trl() -> None:
+def test_excluded_group_has_untrained_trl_rows() -> None:
     rows = rows_of([Group("task", (ended(FIRST), ended(FIRST)), is_trained=False)], group_size=2, pad=9)
     assert rows.env_mask == [[0, 0], [0, 0]]
     assert rows.episode_reward == [1.0, 1.0]
@@ -416,7 +416,7 @@ def ids(reports: Iterator[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("form", COLLECTORS)
-def test_episodes_of_a_run_that_goes_on_are_read_once_when_they_have_ended(tmp_path: Path, form: str) -> None:
+def test_finished_episodes_of_running_run_are_read_once(tmp_path: Path, form: str) -> None:
     collector = COLLECTORS[form](tmp_path)
     recorded = RecordedSequences(tmp_path)
     record(collector, episode([FIRST], name="a"))
@@ -430,7 +430,7 @@ def test_episodes_of_a_run_that_goes_on_are_read_once_when_they_have_ended(tmp_p
     assert recorded.sentences() == ["2 rows of 3 calls, 5 tokens trained on: 2 clean, 0 re-aligned, 0 forked."]
 
 
-async def test_following_ends_with_the_process_that_runs_the_run(tmp_path: Path) -> None:
+async def test_following_ends_when_the_run_ends(tmp_path: Path) -> None:
     run, found = RunDir(tmp_path), []
     collector = COLLECTORS["json"](tmp_path)
     with run.owned():
@@ -444,12 +444,12 @@ async def test_following_ends_with_the_process_that_runs_the_run(tmp_path: Path)
     assert [report.rows[0].episode_id for report in found] == ["a", "b", "c"]
 
 
-async def test_a_place_without_a_run_is_not_followed(tmp_path: Path) -> None:
+async def test_directory_without_a_run_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a run that has started"):
         await anext(RecordedSequences(tmp_path).follow())
 
 
-def test_what_gives_no_rows_is_counted_and_named(tmp_path: Path) -> None:
+def test_episodes_without_rows_are_counted_and_named(tmp_path: Path) -> None:
     run = a_run(
         tmp_path,
         episode([FIRST, REWRITTEN], name="a"),
@@ -479,7 +479,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.jsonl.zst"])
-def test_files_have_the_rows(tmp_path: Path, name: str) -> None:
+def test_rows_round_trip_through_files(tmp_path: Path, name: str) -> None:
     rows = [
         *sequences_of(episode([FIRST, SECOND, REWRITTEN], attempt=3, finish_reason="stop")).rows,
         *sequences_of(episode([Call([1], [2], "sub-1")], reward=None), conversations=["*"]).rows,
@@ -492,7 +492,7 @@ def test_files_have_the_rows(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_secrets_and_half_characters_do_not_reach_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_and_lone_surrogates_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
     secret = "sk-0123456789abcdef\ud83d"
     row = replace(sequences_of(episode([FIRST])).rows[0], task=secret, policy_versions=(secret,), rewards={secret: 1.0})
@@ -502,7 +502,7 @@ def test_secrets_and_half_characters_do_not_reach_the_file(tmp_path: Path, monke
     read(tmp_path / "rows.parquet")[0]["task"].encode()
 
 
-def test_lists_that_do_not_belong_together_are_refused() -> None:
+def test_lists_of_different_lengths_are_refused() -> None:
     (row,) = sequences_of(episode([FIRST])).rows
     with pytest.raises(ValueError, match="got 4, 5 and 5"):
         replace(row, mask=row.mask[1:])
@@ -510,7 +510,7 @@ def test_lists_that_do_not_belong_together_are_refused() -> None:
 
 @pytest.mark.train("datasets")
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_datasets_opens_it(tmp_path: Path, name: str) -> None:
+def test_datasets_loads_the_file(tmp_path: Path, name: str) -> None:
     import datasets
 
     rows: list[TrainingSequence] = list(sequences_of(episode([FIRST, SECOND, REWRITTEN])).rows)
@@ -522,7 +522,7 @@ def test_datasets_opens_it(tmp_path: Path, name: str) -> None:
     assert back["logprobs"] == [list(row.logprobs) for row in rows]
 
 
-def test_the_command_writes_rows_and_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_rows_and_reports_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(
         tmp_path / "run", episode([FIRST, REWRITTEN]), episode([replace(FIRST, conversation="sub-1")], name="b")
     )
@@ -549,7 +549,7 @@ def test_the_command_writes_rows_and_says_what_they_are(tmp_path: Path, capsys: 
         (["rows.jsonl", "--temperature", "0.7"], "temperature 1.0, expected 0.7"),
     ],
 )
-def test_the_command_refuses_what_gives_no_rows(
+def test_command_refuses_an_empty_result(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+from array import array
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from ares_exp.commands.serve import serve_options
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.training.service.openapi import openapi
 from ares_exp.training.service.serving import ServeOptions, Service
-from tests.loopback_endpoint import LoopbackEndpoint
+from tests.loopback_endpoint import LoopbackEndpoint, completion, json_body
 from tests.service_contract import ServiceContract, calling
+from tests.token_engine import TokenEngine
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": [{"name": "aple"}]}, "Did you mean `apple`?"),
@@ -56,6 +59,54 @@ class TestService(ServiceContract):
             assert (shown["state"], shown["calls"], shown["cursor"], shown["task"]) == ("finished", 2, 1, "apple")
             await service.get("rollouts/y", status=404)
             assert await service.get("openapi.json") == openapi()
+
+    async def test_rows_and_calls_are_what_was_sampled(self, endpoint: LoopbackEndpoint) -> None:
+        endpoint.otherwise = engine = TokenEngine(["yes"])
+        found = {}
+        async with self.served("concurrency=1") as service:
+            for want, encoding, limit in (("rows", "json", None), ("rows", "packed", 11), ("calls", "packed", None)):
+                body = {"want": want, "encoding": encoding, "limits": {"row_tokens": limit}}
+                made = await service.submit(endpoint.url, **body)
+                [found[want, encoding]] = await service.episodes(made["submission_id"])
+        [row] = found["rows", "json"]["rows"]
+        first, second = engine.calls[:2]
+        assert row["ids"] == [*second.prompt, *second.completion]
+        assert (row["made"], row["cut"], row["versions"], row["prompt_tokens"]) == (
+            *("clean", 0, ["step-7"]),
+            len(first.prompt),
+        )
+        [cut] = found["rows", "packed"]["rows"]
+        assert (list(unpacked("i", cut["ids"])), cut["cut"]) == (row["ids"][:11], len(row["ids"]) - 11)
+        assert list(unpacked("B", cut["mask"])) == row["mask"][:11]
+        assert list(unpacked("f", cut["logprobs"])) == pytest.approx(row["logprobs"][:11])
+        call = found["calls", "packed"]["calls"][1]
+        assert list(unpacked("i", call["prompt_ids"])) == list(second.prompt)
+        assert list(unpacked("i", call["ids"])) == list(second.completion)
+
+    async def test_calls_without_tokens_are_no_rows(self, endpoint: LoopbackEndpoint) -> None:
+        async with self.served() as service:
+            made = await service.submit(endpoint.url, want="rows")
+            [episode] = await service.episodes(made["submission_id"])
+        assert (episode["state"], episode["reward"], episode["trainable"]) == ("finished", 1.0, False)
+        assert (episode["error"]["stage"], episode["rows"]) == ("rows", None)
+
+    async def test_limits_and_aborts_of_a_rollout(self, endpoint: LoopbackEndpoint) -> None:
+        aborted = completion("ye", model="m")
+        aborted["choices"][0]["finish_reason"] = "abort"
+        async with self.served() as service:
+            endpoint.then(json_body(aborted))
+            made = await service.submit(endpoint.url, limits={"steps": 1, "seconds": 60})
+            [episode] = await service.episodes(made["submission_id"])
+            assert (episode["state"], episode["finish"], len(endpoint.requests)) == ("truncated", "steps", 2)
+            endpoint.then(json_body(aborted))
+            policy = {"base_url": endpoint.url, "model": "m", "on_abort": "fail"}
+            made = await service.submit(endpoint.url, policy=policy)
+            [episode] = await service.episodes(made["submission_id"])
+            assert (episode["state"], episode["error"]["stage"], len(endpoint.requests)) == ("failed", "policy", 3)
+
+
+def unpacked(kind: str, text: str) -> array[Any]:
+    return array(kind, base64.b64decode(text))
 
 
 def test_service_without_a_key_needs_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,9 @@ def curve() -> list[float]:
 
 
 async def test_killed_training_resumes_and_its_reward_rises() -> None:
-    """The process is killed after the first checkpoint."""
+    """The process is killed after the first checkpoint. Its rollouts still run when it starts again."""
     write_model(Path("model"), REPLIES)
-    async with served(["concurrency=16"]) as caller:
+    async with served(["concurrency=64"]) as caller:
         killed = await started(caller.url)
         while not Path("out/checkpoint-4/trainer_state.json").exists():
             assert killed.returncode is None

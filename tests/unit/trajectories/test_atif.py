@@ -80,7 +80,7 @@ def over_json(document: Any) -> Any:
 
 @examples(20)
 @given(linear_trajectories())
-def test_a_linear_episode_is_shown_without_a_break(trajectory: EpisodeTrajectory) -> None:
+def test_linear_episode_is_converted_without_gaps(trajectory: EpisodeTrajectory) -> None:
     document, dropped = to_atif(trajectory)
     ours = document["extra"]["ares_exp"]
     assert (ours["total_reward"], ours["num_steps"]) == (trajectory.total_reward, trajectory.num_steps)
@@ -94,7 +94,7 @@ def test_a_linear_episode_is_shown_without_a_break(trajectory: EpisodeTrajectory
 
 @examples(20)
 @given(trajectories())
-def test_any_episode_is_a_valid_document_with_all_its_actions(trajectory: EpisodeTrajectory) -> None:
+def test_any_episode_becomes_a_valid_complete_document(trajectory: EpisodeTrajectory) -> None:
     document, dropped = to_atif(trajectory)
     validate_atif(over_json(document))
     assert document.get("notes", "") == " ".join(f"{what}." for what in dropped)
@@ -102,7 +102,7 @@ def test_any_episode_is_a_valid_document_with_all_its_actions(trajectory: Episod
     assert sum(step["source"] == "agent" and step.get("llm_call_count") != 0 for step in document["steps"]) == actions
 
 
-def test_a_shell_agents_episode_reads_as_one_expects() -> None:
+def test_shell_episode_is_converted() -> None:
     document, dropped = to_atif(shell_episode())
     assert not dropped
     assert [(step["source"], step["message"]) for step in document["steps"]] == [
@@ -142,7 +142,7 @@ def test_a_shell_agents_episode_reads_as_one_expects() -> None:
     assert json.dumps(document).count("Count the lines.") == 1
 
 
-def test_tool_calls_of_the_llm_keep_their_ids_and_get_their_results(tmp_path: Path) -> None:
+def test_tool_calls_keep_ids_and_get_results(tmp_path: Path) -> None:
     task = {"role": "user", "content": "Go."}
     pieces = [TextData("Both."), ToolCallData("c1", "run", '{"command": "ls"}'), ToolCallData("c2", "run", "{oops")]
     calls = [
@@ -177,7 +177,7 @@ def test_tool_calls_of_the_llm_keep_their_ids_and_get_their_results(tmp_path: Pa
     assert read_prior_context(path) == freeze(history)
 
 
-def test_a_rewritten_history_is_told_as_the_format_wants_it(tmp_path: Path) -> None:
+def test_rewritten_history_follows_the_format(tmp_path: Path) -> None:
     task, summary = {"role": "user", "content": "Go."}, {"role": "user", "content": "So far: nothing."}
     reply = {"role": "assistant", "content": "one"}
     trajectory = episode(
@@ -197,7 +197,7 @@ def test_a_rewritten_history_is_told_as_the_format_wants_it(tmp_path: Path) -> N
     assert [message["content"] for message in read_prior_context(path)] == ["[user]\nGo.", "So far: nothing."]
 
 
-def test_a_window_that_slides_makes_a_document_of_bounded_size() -> None:
+def test_sliding_window_makes_a_bounded_document() -> None:
     texts = [f"{number} {'x' * 2000}" for number in range(60)]
     windows = [[{"role": "user", "content": text} for text in texts[at : at + 30]] for at in range(30)]
     steps = [record(at, window, LLMResponse.from_text("y") if at else None) for at, window in enumerate(windows)]
@@ -205,7 +205,7 @@ def test_a_window_that_slides_makes_a_document_of_bounded_size() -> None:
     assert len(json.dumps(document)) < 60 * 2000 + 30 * 12_000
 
 
-def test_prompts_may_change() -> None:
+def test_changed_prompts_are_included() -> None:
     messages = [{"role": "user", "content": "Go."}]
     longer = [*messages, {"role": "assistant", "content": "a"}]
     trajectory = episode(
@@ -217,7 +217,7 @@ def test_prompts_may_change() -> None:
     assert [step["message"] for step in document["steps"] if step["source"] == "system"][:2] == ["A", "B"]
 
 
-def test_unequal_token_lists_and_media_are_kept_where_they_are_valid() -> None:
+def test_unequal_token_lists_and_media_are_omitted() -> None:
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.PNG"}}
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "See"}, picture, inline]}]
@@ -234,7 +234,7 @@ def test_unequal_token_lists_and_media_are_kept_where_they_are_valid() -> None:
     assert document["steps"][2]["extra"]["ares_exp"]["action"] == {"logprobs": [-0.5]}
 
 
-def test_half_a_surrogate_pair_is_replaced_and_told() -> None:
+def test_lone_surrogate_is_replaced_and_reported() -> None:
     trajectory = episode(record(0, [{"role": "user", "content": "a\ud83d"}], None))
     document, dropped = to_atif(trajectory)
     assert dropped == [SURROGATES]
@@ -242,7 +242,7 @@ def test_half_a_surrogate_pair_is_replaced_and_told() -> None:
     json.dumps(document, ensure_ascii=False).encode()
 
 
-def test_foreign_observations_and_an_empty_episode() -> None:
+def test_foreign_observations_and_empty_episode_are_converted() -> None:
     steps = (
         StepRecord(0, "FIRST", {"board": [0, 1]}, None, None, None, 0.0),
         StepRecord(1, "LAST", None, {"move": 3}, 1.0, 0.0, 1.0),
@@ -258,7 +258,7 @@ def test_foreign_observations_and_an_empty_episode() -> None:
     assert (ours["outcome"], ours["error"]["message"]) == ("container_error", "no image")
 
 
-def test_readable_reasoning_is_kept() -> None:
+def test_readable_reasoning_is_included() -> None:
     pieces = [ThinkingData("hm", "seal"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")]
     usage = Usage(9, 8, cached_tokens=3, reasoning_tokens=5)
     document = over_json(to_atif(with_response(chat(length=2), LLMResponse(pieces, usage=usage)))[0])
@@ -267,7 +267,7 @@ def test_readable_reasoning_is_kept() -> None:
     assert document["final_metrics"]["total_cached_tokens"] == 3
 
 
-def test_a_file_has_a_line_for_each_step(tmp_path: Path) -> None:
+def test_file_has_one_line_per_step(tmp_path: Path) -> None:
     path = tmp_path / "e1.atif.json"
     assert not write_atif(path, shell_episode())
     lines = path.read_text().splitlines()

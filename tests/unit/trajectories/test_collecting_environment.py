@@ -33,7 +33,7 @@ async def execute(env: Any) -> None:
         step = await env.step(RESPONSE)
 
 
-async def test_a_completed_episode(tmp_path: Path, counting: Any) -> None:
+async def test_completed_episode_is_recorded(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(3), tmp_path, episode_id="mine") as env:
         await execute(env)
     [episode] = recorded(tmp_path)
@@ -46,9 +46,7 @@ async def test_a_completed_episode(tmp_path: Path, counting: Any) -> None:
 
 
 @pytest.mark.parametrize("task", ["nim_3", SimpleNamespace(name="nim_3")])
-async def test_the_task_of_an_environment_that_shows_it_and_reports_nothing(
-    tmp_path: Path, counting: Any, task: object
-) -> None:
+async def test_task_of_plain_environment_is_recorded(tmp_path: Path, counting: Any, task: object) -> None:
     class Shown(counting):  # type: ignore[misc]
         report = None
         step_count, time_step, current_task = 0, None, task
@@ -58,7 +56,7 @@ async def test_the_task_of_an_environment_that_shows_it_and_reports_nothing(
     assert [episode.task_name for episode in recorded(tmp_path)] == ["nim_3"]
 
 
-async def test_a_truncated_episode_names_the_limit(tmp_path: Path, counting: Any) -> None:
+async def test_truncated_episode_names_the_limit(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(1, truncate=True), tmp_path) as env:
         await execute(env)
     [episode] = recorded(tmp_path)
@@ -67,7 +65,7 @@ async def test_a_truncated_episode_names_the_limit(tmp_path: Path, counting: Any
     assert "steps" in episode.error.message
 
 
-async def test_reset_in_the_middle_abandons(tmp_path: Path, counting: Any) -> None:
+async def test_reset_mid_episode_abandons_it(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(2), tmp_path) as env:
         await env.reset()
         await execute(env)
@@ -75,7 +73,7 @@ async def test_reset_in_the_middle_abandons(tmp_path: Path, counting: Any) -> No
 
 
 @pytest.mark.parametrize("how", ["close", "exit"])
-async def test_closing_in_the_middle(tmp_path: Path, counting: Any, how: str) -> None:
+async def test_close_mid_episode_records_closed(tmp_path: Path, counting: Any, how: str) -> None:
     inner = counting(2)
     env = collect(inner, tmp_path)
     if how == "close":
@@ -99,7 +97,7 @@ async def test_closing_in_the_middle(tmp_path: Path, counting: Any, how: str) ->
     ],
 )
 @pytest.mark.parametrize("where", ["reset", "step"])
-async def test_an_error_is_recorded_and_raised_unchanged(
+async def test_error_is_recorded_and_raised_unchanged(
     tmp_path: Path, counting: Any, error: Exception, outcome: Outcome, where: str
 ) -> None:
     inner = counting(2, fail=error if where == "reset" else None)
@@ -115,7 +113,7 @@ async def test_an_error_is_recorded_and_raised_unchanged(
     assert (episode.error.type, "no" in episode.error.message) == (type(error).__name__, True)
 
 
-async def test_a_policy_error_in_the_body(tmp_path: Path, counting: Any) -> None:
+async def test_policy_error_in_the_body_is_recorded(tmp_path: Path, counting: Any) -> None:
     with pytest.raises(PolicyError):  # noqa: PT012
         async with collect(counting(2), tmp_path) as env:
             await env.reset()
@@ -124,7 +122,7 @@ async def test_a_policy_error_in_the_body(tmp_path: Path, counting: Any) -> None
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "body"])
-async def test_cancellation(tmp_path: Path, counting: Any, where: str) -> None:
+async def test_cancellation_is_recorded(tmp_path: Path, counting: Any, where: str) -> None:
     inner = counting(2)
     waiting = asyncio.Event()
 
@@ -148,7 +146,7 @@ async def test_cancellation(tmp_path: Path, counting: Any, where: str) -> None:
     assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.CANCELLED]
 
 
-async def test_an_episode_that_could_not_start_touches_no_other(tmp_path: Path, counting: Any) -> None:
+async def test_failed_start_affects_no_other_episode(tmp_path: Path, counting: Any) -> None:
     class StartsOnce(JsonTrajectoryCollector):
         def begin_episode(self, *, task_name: str, **more: Any) -> Any:
             if task_name == "bad":
@@ -169,7 +167,7 @@ async def test_an_episode_that_could_not_start_touches_no_other(tmp_path: Path, 
     assert bad.collector_failures == 1
 
 
-async def test_a_step_that_makes_no_sense_ends_no_recording(tmp_path: Path, counting: Any) -> None:
+async def test_invalid_step_does_not_end_the_recording(tmp_path: Path, counting: Any) -> None:
     inner = counting(2)
     async with collect(inner, tmp_path) as env:
         await env.reset()
@@ -182,7 +180,7 @@ async def test_a_step_that_makes_no_sense_ends_no_recording(tmp_path: Path, coun
     assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.COMPLETED]
 
 
-async def test_a_cancelled_close_still_closes(tmp_path: Path, counting: Any) -> None:
+async def test_cancelled_close_still_closes_the_environment(tmp_path: Path, counting: Any) -> None:
     inner = counting(2)
     env = collect(inner, tmp_path)
     await env.reset()
@@ -209,7 +207,7 @@ class ForeignCollector:
         self.calls.append(("end", truncated))
 
 
-async def test_a_collector_of_somebody_else(counting: Any) -> None:
+async def test_third_party_collector_is_called(counting: Any) -> None:
     collector = ForeignCollector()
     assert isinstance(collector, TrajectoryCollector)
     async with TrajectoryCollectingEnvironment(counting(1, truncate=True), collector) as env:
@@ -238,7 +236,9 @@ def endless() -> dict[str, Any]:
     ("action", "kept"),
     [(Unusual(), "<Unusual without a repr: ValueError>"), (endless(), "{'self': {...}}"), (b"x", "b'x'")],
 )
-async def test_what_is_no_json_ends_no_episode(tmp_path: Path, counting: Any, action: Any, kept: str) -> None:
+async def test_unserializable_action_does_not_end_the_episode(
+    tmp_path: Path, counting: Any, action: Any, kept: str
+) -> None:
     env = collect(counting(1), tmp_path)
     await env.reset()
     assert (await env.step(action)).last()
@@ -247,7 +247,7 @@ async def test_what_is_no_json_ends_no_episode(tmp_path: Path, counting: Any, ac
     assert episode.steps[1].action == {"value": kept}
 
 
-async def test_the_action_that_made_a_step_raise_is_kept(tmp_path: Path, counting: Any) -> None:
+async def test_action_of_a_failed_step_is_recorded(tmp_path: Path, counting: Any) -> None:
     inner = counting(3)
     async with collect(inner, tmp_path) as env:
         await env.reset()
@@ -263,7 +263,7 @@ async def test_the_action_that_made_a_step_raise_is_kept(tmp_path: Path, countin
     assert episode.unfinished_step.policy_sec is not None
 
 
-async def test_a_reset_that_raises_is_an_unfinished_first_step(tmp_path: Path, counting: Any) -> None:
+async def test_failed_reset_is_an_unfinished_first_step(tmp_path: Path, counting: Any) -> None:
     async with collect(counting(3, fail=AgentError("no")), tmp_path) as env:
         with pytest.raises(AgentError):
             await env.reset()

@@ -32,7 +32,7 @@ def records(text: str = "x") -> list[StepRecord]:
     return list(chat(task=text).steps)
 
 
-def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:
+def test_memory_collector_orders_episodes_by_their_end() -> None:
     collector = MemoryTrajectoryCollector(keep=2)
     handles = [collector.begin_episode(task_name=name, metadata={"attempt": 3}) for name in "abc"]
     for handle in reversed(handles):
@@ -42,7 +42,7 @@ def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:
     assert collector.episodes[0].metadata == {"attempt": 3}
 
 
-def test_every_recorded_step_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_json_steps_are_written_immediately(tmp_path: Path) -> None:
     collector = JsonTrajectoryCollector(tmp_path)
     collector.begin_episode(task_name="t", episode_id="e", metadata={"seed": 1})
     for count, record in enumerate(records(), 1):
@@ -59,7 +59,7 @@ def test_every_recorded_step_is_on_disk_at_once(tmp_path: Path) -> None:
     assert not has_writer(tmp_path)
 
 
-def test_every_recorded_step_is_in_the_run_file_at_once(tmp_path: Path) -> None:
+def test_jsonl_steps_are_written_immediately(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     collector = JsonlTrajectoryCollector(path)
     handles = [collector.begin_episode(task_name=name) for name in "ab"]
@@ -73,7 +73,7 @@ def test_every_recorded_step_is_in_the_run_file_at_once(tmp_path: Path) -> None:
     assert not has_writer(path)
 
 
-def test_a_run_file_is_appended_to_after_a_torn_line(tmp_path: Path) -> None:
+def test_jsonl_is_appended_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"type": "beg')
     collector = JsonlTrajectoryCollector(path)
@@ -84,7 +84,7 @@ def test_a_run_file_is_appended_to_after_a_torn_line(tmp_path: Path) -> None:
     assert len(problems) == 1
 
 
-def test_compression(tmp_path: Path) -> None:
+def test_compressed_file_round_trips(tmp_path: Path) -> None:
     collector = JsonTrajectoryCollector(tmp_path, compression="zstd")
     collector.begin_episode(task_name="t", episode_id="e")
     for record in records(text="x" * 1000):
@@ -124,7 +124,7 @@ def full_disk(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [0, 200, 600])
-async def test_a_full_disk_costs_no_step_if_there_is_room_in_the_end(
+async def test_steps_survive_a_temporarily_full_disk(
     tmp_path: Path, counting: Any, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     collectors = {
@@ -148,7 +148,7 @@ async def test_a_full_disk_costs_no_step_if_there_is_room_in_the_end(
     assert appended.steps == kept.steps
 
 
-async def test_a_disk_that_stays_full_leaves_what_was_written(tmp_path: Path, counting: Any) -> None:
+async def test_full_disk_preserves_earlier_steps(tmp_path: Path, counting: Any) -> None:
     env = TrajectoryCollectingEnvironment(counting(50), JsonTrajectoryCollector(tmp_path), episode_id="e")
     with full_disk(4000):
         await env.reset()
@@ -162,7 +162,7 @@ async def test_a_disk_that_stays_full_leaves_what_was_written(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
-def test_a_step_that_cannot_be_encoded_costs_no_other(tmp_path: Path, kind: Any) -> None:
+def test_unencodable_step_loses_only_itself(tmp_path: Path, kind: Any) -> None:
     """The encoder knows its messages then, the file does not: later steps must not refer to them."""
     collector = kind(tmp_path / "e.jsonl")
     collector.begin_episode(task_name="t", episode_id="e")
@@ -179,7 +179,7 @@ def test_a_step_that_cannot_be_encoded_costs_no_other(tmp_path: Path, kind: Any)
     assert (list(read_episodes(files)) if files.is_file() else [EpisodeTrajectory.load(files / "e.json")]) == [ended]
 
 
-def test_an_id_that_is_on_disk_already_is_refused(tmp_path: Path) -> None:
+def test_existing_episode_id_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dead.json").write_text("what a dead process left")
     (tmp_path / "ended.json.zst").write_text("an episode")
     collector = JsonTrajectoryCollector(tmp_path)
@@ -193,7 +193,7 @@ def test_an_id_that_is_on_disk_already_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, MemoryTrajectoryCollector])
-def test_metadata_that_is_no_json_is_refused_at_once(tmp_path: Path, counting: Any, kind: Any) -> None:
+def test_unserializable_metadata_is_refused_immediately(tmp_path: Path, counting: Any, kind: Any) -> None:
     collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t.jsonl")
     with pytest.raises(TypeError, match="JSON-like"):
         collector.begin_episode(task_name="t", metadata={"folder": tmp_path})
@@ -226,7 +226,7 @@ class Failing(NullTrajectoryCollector):
 
 
 @pytest.mark.parametrize(("where", "failures"), [("begin", 1), ("record", 3), ("end", 1)])
-async def test_a_failing_collector_keeps_nothing_from_the_others(
+async def test_failing_collector_does_not_affect_others(
     tmp_path: Path, counting: Any, where: str, failures: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = MemoryTrajectoryCollector()
@@ -243,7 +243,7 @@ async def test_a_failing_collector_keeps_nothing_from_the_others(
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
-def test_a_file_that_somebody_removed_is_written_whole_at_the_end(tmp_path: Path, kind: Any) -> None:
+def test_deleted_file_is_written_again_at_the_end(tmp_path: Path, kind: Any) -> None:
     collector = kind(tmp_path / "t.jsonl")
     first, second = (collector.begin_episode(task_name="t", episode_id=name) for name in "ab")
     for handle in (first, second):
@@ -286,7 +286,7 @@ def test_threads_share_a_collector(tmp_path: Path, kind: Any) -> None:
         assert episode.steps == tuple(records(text=episode.task_name.removeprefix("task ")))
 
 
-async def test_an_agent_that_edits_its_messages_changes_nothing_that_was_recorded(counting: Any) -> None:
+async def test_later_message_edits_do_not_change_records(counting: Any) -> None:
     class Editing(counting):  # type: ignore[misc]
         def _observe(self) -> Any:
             self.messages.append({"role": "user", "content": [{"type": "text", "text": f"{len(self.messages)}"}]})

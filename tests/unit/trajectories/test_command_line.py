@@ -21,14 +21,14 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("arguments", [("show",), ("compare", "--nothing"), ("show", "x", "--nothing")])
-def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line_is_explained(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_word(arguments, "ares-exp")
     assert f"usage: ares-exp {arguments[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
+def test_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=500))
     reading, writing = os.pipe()
     with subprocess.Popen(
@@ -44,7 +44,7 @@ def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
         assert process.returncode == 141
 
 
-def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None:
+def test_pipe_gets_plain_text_in_any_encoding(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(task="Grüße ✓"))
     done = command("show", path, TERM="xterm-256color", COLUMNS="40")
     assert "Grüße ✓" in done.stdout
@@ -55,7 +55,7 @@ def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None
     assert "Gr\\xfc\\xdfe \\u2713" in ascii_only.stdout
 
 
-def test_it_starts_with_next_to_nothing() -> None:
+def test_commands_start_without_heavy_imports() -> None:
     for name in ("commands.show", "commands.compare", "commands.snapshots"):
         load = f"import ares_exp.{name}, sys"
         done = subprocess.run(
@@ -65,12 +65,12 @@ def test_it_starts_with_next_to_nothing() -> None:
         assert done.stdout == "[]\n", name
 
 
-def test_a_name_that_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_file_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_word(["show", "a" * 300], "ares-exp") == 2
     assert capsys.readouterr().err == f"error: {'a' * 300}: File name too long.\n"
 
 
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_output_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat())
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -66,7 +66,7 @@ def episode(name: str = "e", done: str = "done", reward: float = 1.0) -> Episode
     return EpisodeTrajectory(name, "task", tuple(steps), 0.0, 9.0, total_reward(steps), 5, False, outcome)
 
 
-def test_parquet_has_the_conversation_of_the_response_and_of_the_request_of_each_step(tmp_path: Path) -> None:
+def test_parquet_has_conversations_of_requests_and_responses(tmp_path: Path) -> None:
     write_parquet(tmp_path / "t.parquet", [episode()])
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert [row["conversation"] for row in rows] == [None, *CONVERSATIONS]
@@ -74,7 +74,7 @@ def test_parquet_has_the_conversation_of_the_response_and_of_the_request_of_each
     assert [row["policy_version"] for row in rows] == [None, "1", "2", "3", "4"]
 
 
-def test_supervised_rows_say_whose_conversation_they_are() -> None:
+def test_sft_rows_name_their_conversation() -> None:
     rows, _ = sft_rows([episode()])
     assert [(row["conversation"], row["messages"][-1]["content"]) for row in rows] == [
         ("sub-1", "help"),
@@ -83,14 +83,14 @@ def test_supervised_rows_say_whose_conversation_they_are() -> None:
     ]
 
 
-def test_pairs_are_of_main_conversations_though_others_ended_later() -> None:
+def test_preference_pairs_use_main_conversations() -> None:
     rows, _ = preference_rows([episode(), episode("f", "gave up", 0.0)])
     (row,) = rows
     assert row["conversation"] == "main"
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("done", "gave up")
 
 
-def test_documents_say_whose_a_step_is() -> None:
+def test_atif_steps_name_their_conversation() -> None:
     document, dropped = to_atif(episode())
     acted = [step for step in document["steps"] if step["source"] == "agent"]
     assert [step["extra"]["ares_exp"].get("conversation", "main") for step in acted] == CONVERSATIONS
@@ -102,7 +102,7 @@ def test_documents_say_whose_a_step_is() -> None:
     assert [step["extra"]["ares_exp"]["action"]["policy_version"] for step in acted] == ["1", "2", "3", "4"]
 
 
-def test_a_rewritten_history_within_a_conversation_is_still_told_as_one() -> None:
+def test_rewritten_history_in_a_conversation_is_reported() -> None:
     first, _, third, *_ = episode().steps
     rewritten = replace(third, step_index=1, observation=serialize_llm_request(LLMRequest([user("so far")])))
     _, dropped = to_atif(replace(episode(), steps=(first, rewritten), num_steps=2))

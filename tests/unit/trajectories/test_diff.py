@@ -54,7 +54,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("number", "changes", "where", "old", "new"), DIFFERENT)
-def test_the_first_difference(
+def test_first_difference_is_found(
     number: int, changes: dict[str, Any], where: str, old: str | None, new: str | None
 ) -> None:
     later = with_step(chat(), 3, reward=0.25)  # is not the first one
@@ -80,7 +80,7 @@ NO_DIFFERENCE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", NO_DIFFERENCE)
-def test_what_is_measured_is_no_difference(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_measured_values_are_ignored(tmp_path: Path, changes: dict[str, Any]) -> None:
     other = replace(with_step(chat("b2", start=77.0), 1, **changes), metadata={"seed": 8})
     code, text = diff(tmp_path, chat(), other)
     assert code == 0
@@ -97,7 +97,7 @@ def calling(call_id: str, answered: str) -> EpisodeTrajectory:
     return with_step(episode, 1, observation={"messages": messages})
 
 
-def test_ids_of_tool_calls_are_no_difference_but_what_they_refer_to_is() -> None:
+def test_tool_call_ids_are_compared_by_reference() -> None:
     assert find_divergence(calling("x1", "x1"), calling("y7", "y7")) is None
     divergence = find_divergence(calling("x1", "x1"), calling("y7", "z9"))
     assert divergence is not None
@@ -113,7 +113,7 @@ def test_ids_of_tool_calls_are_no_difference_but_what_they_refer_to_is() -> None
         ({"error": ErrorInfo("Odd", "")}, "error", "None", "Odd"),
     ],
 )
-def test_how_it_ended_is_a_difference(changes: dict[str, Any], where: str, old: str, new: str) -> None:
+def test_different_end_is_a_difference(changes: dict[str, Any], where: str, old: str, new: str) -> None:
     divergence = find_divergence(chat(), replace(chat(), **changes))
     assert divergence is not None
     assert (divergence.step, divergence.difference) == (4, Difference(where, old, new))
@@ -121,7 +121,7 @@ def test_how_it_ended_is_a_difference(changes: dict[str, Any], where: str, old: 
 
 @examples(15)
 @given(trajectories(), trajectories())
-def test_any_two_episodes(one: EpisodeTrajectory, other: EpisodeTrajectory) -> None:
+def test_divergence_is_symmetric(one: EpisodeTrajectory, other: EpisodeTrajectory) -> None:
     assert find_divergence(one, one) is None
     there, back = find_divergence(one, other), find_divergence(other, one)
     assert (there is None) == (back is None)
@@ -131,7 +131,7 @@ def test_any_two_episodes(one: EpisodeTrajectory, other: EpisodeTrajectory) -> N
         assert (there.difference.old, there.difference.new) == (back.difference.new, back.difference.old)
 
 
-def test_what_is_printed(tmp_path: Path) -> None:
+def test_report_shows_difference_and_totals(tmp_path: Path) -> None:
     other = with_step(chat("b2", length=6), 2, commands=(CommandRecord("run 2\nquickly", 0, 0.5),))
     code, text = diff(tmp_path, chat(), other)
     assert code == 1
@@ -148,13 +148,13 @@ def test_what_is_printed(tmp_path: Path) -> None:
     assert ["policy", "seconds", "–", "–"] in totals
 
 
-def test_how_much_of_what_follows_is_shown(tmp_path: Path) -> None:
+def test_option_after_limits_the_shown_steps(tmp_path: Path) -> None:
     other = with_step(chat("b2"), 1, reward=0.75)
     assert "goes on" not in diff(tmp_path, chat(), other, "--after", "0")[1]
     assert diff(tmp_path, chat(), other, "--after", "9")[1].count("step 3  LAST") == 2
 
 
-def test_one_that_goes_on_where_the_other_ends(tmp_path: Path) -> None:
+def test_longer_episode_is_a_difference(tmp_path: Path) -> None:
     whole = replace(chat(length=4), outcome=Outcome.COMPLETED)
     code, text = diff(tmp_path, replace(whole, steps=whole.steps[:2], num_steps=2), whole)
     assert code == 1
@@ -165,7 +165,7 @@ def test_one_that_goes_on_where_the_other_ends(tmp_path: Path) -> None:
     assert "B continues for 2 time steps" in text
 
 
-def test_nothing_commands_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_are_escaped(tmp_path: Path) -> None:
     code, text = diff(
         tmp_path, chat("\x1b[1m"), with_step(chat("x", "\x1b[2m"), 1, action=action(1, data=[{"content": "\x1b]"}]))
     )
@@ -174,7 +174,7 @@ def test_nothing_commands_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b" in text
 
 
-def test_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2", start=2000.0))
     assert main(["compare", str(path), str(path)]) == 2
     assert f"found 2 in {path}: name one, such as {path}/a1." in capsys.readouterr().err
@@ -190,14 +190,14 @@ def test_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["compare", str(tmp_path / "run" / "a"), str(path / "b")]) == 0
 
 
-def test_a_retried_attempt_means_its_last_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retried_attempt_selects_its_last_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chats = chat("a__0__ff", "lost", length=1), chat("a__0__bb", start=2000.0)
     both = write(tmp_path / "run" / "trajectories.jsonl", *reversed(chats)).parent / "a"
     assert main(["compare", str(both), str(both)]) == 0
     assert "a__0__bb" in capsys.readouterr().out
 
 
-def test_requests_with_equal_texts_differ_in_the_rest() -> None:
+def test_equal_texts_are_compared_by_other_fields() -> None:
     old = {"messages": [{"role": "user", "content": "x"}]}
     new = {"messages": [{"role": "user", "content": "x", "name": "bob"}]}
     difference = first_difference(old, new)
@@ -209,7 +209,7 @@ def test_requests_with_equal_texts_differ_in_the_rest() -> None:
     assert first_difference(old, old) is None
 
 
-def test_an_empty_step_record_is_no_trouble() -> None:
+def test_empty_step_record_is_compared() -> None:
     bare = StepRecord(0, "FIRST", None, None, None, None, 0.0)
     episode = replace(chat(), steps=(bare,), num_steps=1)
     assert find_divergence(episode, episode) is None

@@ -55,7 +55,7 @@ def test_object_of_another_version_is_rejected(tmp_path: Path) -> None:
         EpisodeTrajectory.load(tmp_path / "e.json")
 
 
-def test_the_current_version_is_written_as_it_always_was() -> None:
+def test_current_version_is_written_unchanged() -> None:
     """A change here needs a new schema version: files of this one are on people's disks."""
     assert "".join(dump_episode(expected())) == (GOLDEN / "version_3.json").read_text()
     assert "".join(dump_episode(expected(), shared=True)) == (GOLDEN / "version_3.jsonl").read_text()
@@ -64,7 +64,7 @@ def test_the_current_version_is_written_as_it_always_was() -> None:
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories())
-def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
+def test_loaded_episode_equals_the_written_one(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
     write_lines(tmp_path / name, dump_episode(episode), sync=False)
     assert EpisodeTrajectory.load(tmp_path / name) == episode
     assert salvaged(tmp_path / name) == ([episode], [])
@@ -72,7 +72,7 @@ def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episo
 
 @examples(20)
 @given(trajectories())
-def test_the_file_is_one_json_object_also_when_it_was_laid_out_anew(episode: EpisodeTrajectory) -> None:
+def test_file_is_one_json_object(episode: EpisodeTrajectory) -> None:
     data = json.loads("".join(dump_episode(episode)))
     assert EpisodeTrajectory.from_dict(data) == episode
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(episode.to_dict()))) == episode
@@ -105,7 +105,7 @@ def test_file_cut_anywhere_has_its_complete_steps(tmp_path: Path, name: str) -> 
     assert kept == {0, 1, 2, 3, 4}
 
 
-def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
+def test_broken_step_is_reported_with_its_line(tmp_path: Path) -> None:
     lines = (GOLDEN / "version_3.json").read_text().splitlines(keepends=True)
     path = tmp_path / "e.json"
     path.write_text("".join([*lines[:2], lines[2].replace('"conversation": 2', '"conversation": 99'), *lines[3:]]))
@@ -132,7 +132,7 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         (lambda text: text + "{}\n", "has ended"),
     ],
 )
-def test_other_mistakes_are_told(tmp_path: Path, change: object, what: str) -> None:
+def test_other_mistakes_are_reported(tmp_path: Path, change: object, what: str) -> None:
     path = tmp_path / "e.json"
     path.write_text(change((GOLDEN / "version_3.json").read_text()))  # type: ignore[operator]
     with pytest.raises(TrajectoryFormatError, match=what):
@@ -144,13 +144,13 @@ def test_other_mistakes_are_told(tmp_path: Path, change: object, what: str) -> N
     [b"", b"\n", b"\xff\xfe", b"[" * 200_000, b"{" * 200_000, b'{"steps": [\n' + b"[" * 200_000, b"\x28\xb5\x2f\xfd"],
 )
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
-def test_garbage_is_told(tmp_path: Path, name: str, data: bytes) -> None:
+def test_garbage_is_reported(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(TrajectoryFormatError, match=r"e\.json"):
         EpisodeTrajectory.load(tmp_path / name)
 
 
-def test_a_truncated_compressed_file_is_told_and_salvaged(tmp_path: Path) -> None:
+def test_truncated_compressed_file_is_reported_and_salvaged(tmp_path: Path) -> None:
     path = tmp_path / "e.json.zst"
     write_lines(path, dump_episode(expected()))
     path.write_bytes(path.read_bytes()[:-20])
@@ -158,9 +158,7 @@ def test_a_truncated_compressed_file_is_told_and_salvaged(tmp_path: Path) -> Non
         load_episode(path)
 
 
-def test_an_object_laid_out_anew_is_read_within_the_bound_of_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reformatted_object_is_read_within_line_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few kilobytes, compressed, can be gigabytes of short lines."""
     monkeypatch.setattr("ares_exp.trajectories.files.line_file.MAX_LINE_BYTES", 10_000)
     path = tmp_path / "e.json"
@@ -219,7 +217,7 @@ def record(directory: Path, records: list[StepRecord], **more: object) -> Episod
     ("length", "expected"),
     [(length, 1.0 if length == 3 else None) for length in range(4)],
 )
-def test_a_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
+def test_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
     assert record(tmp_path, list(chat(length=3).steps[:length])).total_reward == expected
 
 
@@ -227,7 +225,7 @@ def step(index: int, reward: float | None, kind: str = "MID") -> StepRecord:
     return StepRecord(index, kind, None, None, reward, None if kind == "FIRST" else 1.0, 0.0)  # type: ignore[arg-type]
 
 
-def test_returns_to_go(tmp_path: Path) -> None:
+def test_returns_to_go_are_discounted(tmp_path: Path) -> None:
     trajectory = record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0), step(2, None), step(3, 4.0, "LAST")])
     assert trajectory.returns_to_go() == (5.0, 4.0, 4.0)
     assert trajectory.returns_to_go(0.5) == (2.0, 2.0, 4.0)
@@ -237,7 +235,7 @@ def test_returns_to_go(tmp_path: Path) -> None:
             trajectory.returns_to_go(discount)
 
 
-def test_returns_without_a_reward_are_missing_too(tmp_path: Path) -> None:
+def test_returns_without_a_reward_are_missing(tmp_path: Path) -> None:
     assert record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0)]).returns_to_go() == (None,)
 
 
@@ -253,21 +251,21 @@ def test_returns_without_a_reward_are_missing_too(tmp_path: Path) -> None:
         ("commands", [{"command": "ls", "exit_code": "0", "duration_sec": 1.0}]),
     ],
 )
-def test_a_field_of_the_wrong_type_is_named(name: str, value: object) -> None:
+def test_field_of_wrong_type_is_named(name: str, value: object) -> None:
     data = json.loads(json.dumps(step(1, 0.0).to_dict()))
     assert StepRecord.from_dict(data) == step(1, 0.0)
     with pytest.raises((TypeError, ValueError), match="exit_code" if name == "commands" else name):
         StepRecord.from_dict({**data, name: value})
 
 
-def test_an_error_after_the_last_step_changes_nothing() -> None:
+def test_error_after_the_last_step_is_ignored() -> None:
     last = chat().steps[-1]
     assert ending(last, RuntimeError("while it closed")) == Ending(Outcome.COMPLETED, None, 1.0)
     assert ending(None, AgentError("no")).outcome is Outcome.AGENT_ERROR
 
 
 @pytest.mark.parametrize("episode_id", ["../x", "a/b", "", "x" * 300])
-def test_an_episode_id_that_is_no_file_name_is_refused(tmp_path: Path, episode_id: str) -> None:
+def test_invalid_episode_id_is_refused(tmp_path: Path, episode_id: str) -> None:
     with pytest.raises(ValueError, match="episode id"):
         JsonTrajectoryCollector(tmp_path).begin_episode(task_name="a", episode_id=episode_id)
 
@@ -275,7 +273,7 @@ def test_an_episode_id_that_is_no_file_name_is_refused(tmp_path: Path, episode_i
 @pytest.mark.parametrize(
     ("field", "value"), [("start_time", 10**400), ("total_reward", 10**400), ("metadata", 3), ("metadata", ["a"])]
 )
-def test_what_nothing_can_be_computed_with_is_refused(field: str, value: object) -> None:
+def test_non_numeric_or_infinite_values_are_refused(field: str, value: object) -> None:
     data = chat(length=2).to_dict()
     with pytest.raises(TrajectoryFormatError, match=f"expected `{field}` to be a"):
         EpisodeTrajectory.from_dict({**data, field: value})

@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).parent / "golden" / "version_3.jsonl"
 
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=3, unique_by=lambda episode: episode.episode_id))
-def test_mixed_lines_of_several_episodes_are_kept_apart(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
+def test_interleaved_lines_are_assigned_to_their_episodes(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
     dumped = [dump_episode(episode, shared=True) for episode in episodes]
     mixed = [line for lines in zip_longest(*dumped) for line in lines if line is not None]
     path = tmp_path / "t.jsonl"
@@ -50,7 +50,7 @@ def two(tmp_path: Path) -> tuple[Path, list[str], EpisodeTrajectory]:
     return path, lines, episode
 
 
-def test_an_episode_is_there_as_soon_as_it_has_ended(tmp_path: Path) -> None:
+def test_episode_is_readable_when_it_ends(tmp_path: Path) -> None:
     path, lines, episode = two(tmp_path)
     path.write_text("".join(lines[:8]))
     reading = read_episodes(path)
@@ -60,7 +60,7 @@ def test_an_episode_is_there_as_soon_as_it_has_ended(tmp_path: Path) -> None:
     assert unfinished.steps == episode.steps[:1]
 
 
-def test_empty_lines_mean_nothing(tmp_path: Path) -> None:
+def test_empty_lines_are_ignored(tmp_path: Path) -> None:
     """A writer puts one where it found a line that another thread was just writing."""
     path, lines, episode = two(tmp_path)
     path.write_text("\n".join(["", *lines, ""]))
@@ -69,7 +69,7 @@ def test_empty_lines_mean_nothing(tmp_path: Path) -> None:
     assert salvaged(path)[1] == []
 
 
-def test_a_broken_line_costs_its_episode_the_rest_and_others_nothing(tmp_path: Path) -> None:
+def test_broken_line_loses_only_its_episode(tmp_path: Path) -> None:
     path, lines, episode = two(tmp_path)
     path.write_text("".join([*lines[:2], lines[2].replace('"step_type": "MID"', '"step_type": 3'), *lines[3:]]))
     with pytest.raises(TrajectoryFormatError, match=r"t\.jsonl at byte \d+ \(line 3\): expected `step_type`"):
@@ -91,7 +91,7 @@ def test_torn_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     assert "line 9" in problem
 
 
-def test_an_episode_that_lacks_a_step_is_not_read_as_whole(tmp_path: Path) -> None:
+def test_episode_missing_a_step_is_incomplete(tmp_path: Path) -> None:
     steps = [StepRecord(number, "MID", {"board": number}, None, 0.0, 1.0, 0.0) for number in range(4)]
     path = tmp_path / "t.jsonl"
     lines = list(dump_episode(replace(two(tmp_path)[2], steps=tuple(steps)), shared=True))
@@ -100,7 +100,7 @@ def test_an_episode_that_lacks_a_step_is_not_read_as_whole(tmp_path: Path) -> No
         list(read_episodes(path))
 
 
-def test_an_unfinished_episode_starts_over(tmp_path: Path) -> None:
+def test_unfinished_episode_starts_over(tmp_path: Path) -> None:
     path, lines, episode = two(tmp_path)
     path.write_text("".join([*lines[:3], *lines[:6]]))
     assert list(read_episodes(path)) == [episode]
@@ -122,7 +122,7 @@ def test_an_unfinished_episode_starts_over(tmp_path: Path) -> None:
     ],
     ids=lambda line: line[:50],
 )
-def test_other_lines_are_told(tmp_path: Path, line: str) -> None:
+def test_unknown_lines_are_reported(tmp_path: Path, line: str) -> None:
     path, lines, _ = two(tmp_path)
     path.write_text("".join([*lines, line]))
     with pytest.raises(TrajectoryFormatError, match=r"t\.jsonl at byte \d+ \(line 13\)"):
@@ -130,7 +130,7 @@ def test_other_lines_are_told(tmp_path: Path, line: str) -> None:
     assert len(salvaged(path)[0]) == 2
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported(tmp_path: Path) -> None:
     path, lines, _ = two(tmp_path)
     path.write_bytes("".join(lines[:6]).encode() + b"\xff\n")
     with pytest.raises(TrajectoryFormatError, match="UTF-8"):
@@ -212,7 +212,7 @@ def test_episodes_of_living_process_are_running(tmp_path: Path) -> None:
         assert [episode.episode_id for episode in load(tmp_path)] == ["old"]
 
 
-def test_reader_that_asks_does_not_keep_a_writer_from_its_lock(tmp_path: Path) -> None:
+def test_reader_probing_the_lock_does_not_block_writers(tmp_path: Path) -> None:
     """A writer that starts while a reader asks whether there is one must not look dead from then on."""
     asking = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_EX)

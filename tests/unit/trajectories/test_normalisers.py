@@ -51,7 +51,7 @@ def normalised(name: str, text: str) -> str:
         ("uuids", "0b5a3c1e-8a6f-4c55-9d25-0a1b2c3d4e5f"),
     ],
 )
-def test_what_is_taken(name: str, text: str) -> None:
+def test_built_in_normaliser_replaces_its_pattern(name: str, text: str) -> None:
     before, after = ("in /", ": yes") if name == "temp_paths" else ("at ", ": yes")
     left = normalised(name, f"{before}{text}{after}")
     assert re.fullmatch(rf"{before}<[a-z]+>{after}", left), left
@@ -67,7 +67,7 @@ def test_what_is_taken(name: str, text: str) -> None:
         ("rapid 4711", "rapid 4711"),
     ],
 )
-def test_process_ids(text: str, expected: str) -> None:
+def test_process_ids_are_replaced(text: str, expected: str) -> None:
     assert normalised("pids", text) == expected
 
 
@@ -80,12 +80,12 @@ def test_process_ids(text: str, expected: str) -> None:
         "def f(x): return x[0:10]",
     ],
 )
-def test_what_the_default_list_leaves(text: str) -> None:
+def test_default_list_leaves_other_text(text: str) -> None:
     default = ["timestamps", "durations", "memory_addresses", "pids", "temp_paths", "container_ids"]
     assert normalise(text, make_normalisers(default), set()) == text
 
 
-def test_every_one_takes_linear_time() -> None:
+def test_every_normaliser_takes_linear_time() -> None:
     """On texts that make backtracking expressions explode; the test's own time limit tells."""
     generator = random.Random(0)
     pieces = ["0" * 50, "a", "1.", "12:", "Jan ", "2026-01-", "pid ", "0x", " ", "tmp.", "-", ": 1 "]
@@ -95,7 +95,7 @@ def test_every_one_takes_linear_time() -> None:
     normalise("".join(generator.choices(pieces, k=50_000)), make_normalisers(list(BUILT_IN)), set())
 
 
-def test_order_structure_and_who_did_it() -> None:
+def test_order_structure_and_used_normalisers_are_preserved() -> None:
     own = UserNormaliser(pattern=r"port (\d)\d+", replacement=r"port \1xxx")
     used: set[str] = set()
     value = {"role": "user", "content": [{"text": "port 8123 in 3 ms"}, 7, None]}
@@ -104,12 +104,12 @@ def test_order_structure_and_who_did_it() -> None:
     assert used == {"durations", own.pattern}
 
 
-def test_a_known_secret_compares_as_it_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "very-secret-value")
     assert normalise("key very-secret-value", (), set()) == "key ***"
 
 
-def test_endless_texts_are_compared_as_they_are() -> None:
+def test_very_long_texts_are_compared_unchanged() -> None:
     text = "3 ms " * (MAX_CHARS // 5)
     assert normalised("durations", text) == text
 
@@ -127,11 +127,11 @@ def test_endless_texts_are_compared_as_they_are() -> None:
         {"replacement": "y"},
     ],
 )
-def test_what_is_no_normaliser(given: dict[str, object]) -> None:
+def test_invalid_normaliser_is_rejected(given: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(UserNormaliser).validate_python(given)
 
 
-def test_an_unknown_name_lists_those_there_are() -> None:
+def test_unknown_name_lists_the_available_ones() -> None:
     with pytest.raises(ValueError, match=r"no normaliser 'timestmps'; there are: timestamps, .*uuids"):
         make_normalisers(["timestmps"])

@@ -64,7 +64,7 @@ def written(folder: Path, *episodes: EpisodeTrajectory) -> Path:
     return path
 
 
-def test_each_step_is_a_row_with_what_people_ask_for(tmp_path: Path) -> None:
+def test_each_step_is_a_row(tmp_path: Path) -> None:
     table = pq.read_table(written(tmp_path, replace(episode(2), error=ErrorInfo("limit", "steps"))))
     first, second, third = table.to_pylist()
     assert [row["step_type"] for row in (first, second, third)] == ["FIRST", "MID", "LAST"]
@@ -110,7 +110,7 @@ def test_reasoning_and_its_tokens_have_columns(tmp_path: Path) -> None:
     assert [third[name] for name in names] == [None, "I do 2.", None, None]
 
 
-def test_an_episode_that_failed_in_reset_has_one_row(tmp_path: Path) -> None:
+def test_episode_failed_in_reset_has_one_row(tmp_path: Path) -> None:
     rows = pq.read_table(written(tmp_path, failed(), episode(), failed())).to_pylist()
     assert len(rows) == 1 + 4 + 1
     assert rows[0]["error_type"] == "ContainerStartError"
@@ -119,7 +119,7 @@ def test_an_episode_that_failed_in_reset_has_one_row(tmp_path: Path) -> None:
     assert [row["episode_id"] for row in rows] == ["failed", *["e"] * 4, "failed"]
 
 
-def test_the_docstring_names_every_column_whatever_the_episodes(tmp_path: Path) -> None:
+def test_docstring_names_every_column(tmp_path: Path) -> None:
     schema = pq.read_schema(written(tmp_path))
     assert schema == pq.read_schema(written(tmp_path, failed(), episode()))
     lines = [line.split("|")[1] for line in (parquet_export.__doc__ or "").splitlines() if line.startswith("| `")]
@@ -136,7 +136,7 @@ def test_rewards_by_name_can_be_queried(tmp_path: Path) -> None:
 
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=3))
-def test_every_episode_has_its_rows(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
+def test_every_step_has_a_row(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
     rows = pq.read_table(written(tmp_path, *episodes)).to_pylist()
     steps = [(item, step) for item in episodes for step in item.steps or (None,)]
     for row, (item, step) in zip(rows, steps, strict=True):
@@ -153,7 +153,7 @@ def stored(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def test_an_action_that_is_no_response_has_no_columns(tmp_path: Path) -> None:
+def test_foreign_action_leaves_response_columns_empty(tmp_path: Path) -> None:
     step = StepRecord(0, "MID", {"messages": 3}, {"data": "x", "usage": 3}, 0.5, math.inf, 0.0)
     odd = replace(episode(), steps=(step,), num_steps=1, task_name="half \ud83e", error=ErrorInfo("\udc80", "\x00"))
     [row] = pq.read_table(written(tmp_path, odd)).to_pylist()
@@ -163,14 +163,14 @@ def test_an_action_that_is_no_response_has_no_columns(tmp_path: Path) -> None:
     assert (row["task_name"], row["error_type"]) == ("half \\ud83e", "\\udc80")
 
 
-def test_a_value_outside_its_column_is_an_error(tmp_path: Path) -> None:
+def test_value_outside_its_column_is_an_error(tmp_path: Path) -> None:
     for changes in ({"action": {"data": [], "usage": {}, "model": 4}}, {"step_index": 2**80}):
         odd = replace(episode(), steps=(replace(episode().steps[1], **changes),), num_steps=1)
         with pytest.raises(TrajectoryFormatError, match="Cannot write 'e' to a table: "):
             written(tmp_path, odd)
 
 
-def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failure_preserves_the_old_file(tmp_path: Path) -> None:
     path = written(tmp_path, episode())
     before = path.read_bytes()
 
@@ -184,7 +184,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["t.parquet"]
 
 
-def test_a_missing_package_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_an_error_with_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"pip install 'ares-exp\[parquet\]'"):
         written(tmp_path, episode())
@@ -205,7 +205,7 @@ def test_secrets_reach_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_the_size_grows_linearly_also_with_large_metadata(tmp_path: Path) -> None:
+def test_size_grows_linearly_with_large_metadata(tmp_path: Path) -> None:
     noise = "".join(chr(32 + (number * 7919) % 997) for number in range(400_000))
     sizes = []
     for steps in (200, 400):
@@ -220,7 +220,7 @@ def test_the_size_grows_linearly_also_with_large_metadata(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "duckdb", "datasets"])
-def test_the_usual_libraries_open_it(tmp_path: Path, library: str) -> None:
+def test_common_libraries_open_the_file(tmp_path: Path, library: str) -> None:
     module: Any = pytest.importorskip(library)
     path = str(written(tmp_path, failed(), episode()))
     if library == "duckdb":

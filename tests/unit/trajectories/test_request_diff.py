@@ -36,7 +36,7 @@ def test_equal_requests_are_exact(comparison: RequestComparison) -> None:
     assert comparison.compare(3, one, request("a", system_prompt="s")) == StepComparison(3, Match.EXACT)
 
 
-def test_equal_after_normalising(comparison: RequestComparison) -> None:
+def test_requests_equal_after_normalising_match(comparison: RequestComparison) -> None:
     step = comparison.compare(0, request("3 ms, pid 1"), request("4 ms, pid 2"))
     assert (step.match, step.where, step.normalisers) == (Match.NORMALISED, "message 0 (user)", ("durations", "pids"))
     assert step.to_dict() == {
@@ -47,13 +47,13 @@ def test_equal_after_normalising(comparison: RequestComparison) -> None:
     }
 
 
-def test_the_first_message_that_differs_is_shown_without_what_does_not_count(comparison: RequestComparison) -> None:
+def test_first_different_message_is_shown_normalised(comparison: RequestComparison) -> None:
     step = comparison.compare(1, request("3 ms", "b", "x\n7 ms\ny"), request("4 ms", "b", "x\n8 ms\nz"))
     assert (step.match, step.where) == (Match.DIFFERENT, "message 2 (user)")
     assert step.diff == (" <duration>", "-y", "+z")
 
 
-def test_a_difference_counts_once(comparison: RequestComparison) -> None:
+def test_difference_counts_once(comparison: RequestComparison) -> None:
     old, new = ["q", "a", "17"], ["q", "a", "18"]
     assert comparison.compare(1, request(*old), request(*new)).match is Match.DIFFERENT
     assert comparison.compare(2, request(*old, "b", "r"), request(*new, "b", "r")).match is Match.EXACT
@@ -64,7 +64,7 @@ def test_a_difference_counts_once(comparison: RequestComparison) -> None:
     )
 
 
-def test_a_known_difference_in_another_place_is_none_either(comparison: RequestComparison) -> None:
+def test_known_difference_elsewhere_is_ignored(comparison: RequestComparison) -> None:
     comparison.compare(0, request("17"), request("18"))
     assert comparison.compare(1, request("summary", "a", "17"), request("summary", "a", "18")).match is Match.EXACT
     assert comparison.compare(2, request("17"), request("19")).match is Match.DIFFERENT
@@ -75,19 +75,19 @@ def test_secrets_are_masked_on_both_sides(comparison: RequestComparison, monkeyp
     assert comparison.compare(0, request("key ***"), request("key sk-do-not-write-me")).match is Match.EXACT
 
 
-def test_where_two_texts_part() -> None:
+def test_first_difference_of_two_texts() -> None:
     assert apart("abcdefgh", "abcdeXgh", width=4, before=2) == (3, "defg", "deXg")
     assert apart("same", "same", width=9, before=9) == (0, "same", "same")
 
 
-def test_messages_too_many_or_too_few(comparison: RequestComparison) -> None:
+def test_extra_or_missing_messages_differ(comparison: RequestComparison) -> None:
     more = comparison.compare(0, request("a"), request("a", "b"))
     assert (more.where, more.diff) == ("message 1 (assistant)", ("+b",))
     fewer = comparison.compare(1, request("a", "c"), request("a"))
     assert (fewer.where, fewer.diff) == ("message 1 (assistant)", ("-c",))
 
 
-def test_settings_count(comparison: RequestComparison) -> None:
+def test_different_settings_are_a_difference(comparison: RequestComparison) -> None:
     tools = [{"type": "function", "function": {"name": "a"}}]
     step = comparison.compare(0, request("a", temperature=0.5, tools=tools), request("a", tools=tools))
     assert (step.match, step.where, step.diff) == (Match.DIFFERENT, "`temperature`", ("-0.5",))
@@ -95,7 +95,7 @@ def test_settings_count(comparison: RequestComparison) -> None:
     assert comparison.compare(2, request("a", tools=tools), request("a")).match is Match.EXACT
 
 
-def test_messages_that_are_no_plain_text(comparison: RequestComparison) -> None:
+def test_structured_messages_are_compared(comparison: RequestComparison) -> None:
     def with_call(call_id: str) -> dict[str, Any]:
         return {"messages": [{"role": "tool", "tool_call_id": call_id, "content": [{"text": "1 ms"}]}]}
 
@@ -106,7 +106,7 @@ def test_messages_that_are_no_plain_text(comparison: RequestComparison) -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "reasoning_details"])
-def test_reasoning_in_messages_does_not_count(comparison: RequestComparison, field: str) -> None:
+def test_reasoning_in_messages_is_ignored(comparison: RequestComparison, field: str) -> None:
     def kept(text: str, reasoning: Any, role: str = "assistant") -> dict[str, Any]:
         return {"messages": [{"role": role, "content": text, **({field: reasoning} if reasoning else {})}]}
 
@@ -119,7 +119,7 @@ def test_reasoning_in_messages_does_not_count(comparison: RequestComparison, fie
 
 
 @pytest.mark.parametrize("has_origin", [(True, True), (True, False), (False, True), (False, False)])
-def test_another_spelling_is_the_same_only_over_http(
+def test_equivalent_spelling_matches_only_over_http(
     comparison: RequestComparison, has_origin: tuple[bool, bool]
 ) -> None:
     origins = [{"origin": Origin("chat_completions")} if has else {} for has in has_origin]
@@ -131,7 +131,7 @@ def test_another_spelling_is_the_same_only_over_http(
     assert comparison.compare(0, old, new).is_same == all(has_origin)
 
 
-def test_two_conversations_do_not_share_a_recorded_one() -> None:
+def test_conversations_do_not_share_a_recorded_one() -> None:
     def asked(conversation: str) -> Any:
         return request("q", origin=Origin("chat_completions", conversation))
 
@@ -142,12 +142,12 @@ def test_two_conversations_do_not_share_a_recorded_one() -> None:
     assert recorded.next_for(asked("two")) is None
 
 
-def test_observations_that_are_no_requests(comparison: RequestComparison) -> None:
+def test_foreign_observations_differ(comparison: RequestComparison) -> None:
     assert comparison.compare(0, {"value": 1}, request("a")).match is Match.DIFFERENT
     assert comparison.compare(1, {"messages": ["odd"]}, request("a")).where == "message 0 (None)"
 
 
-def test_a_diff_is_short() -> None:
+def test_diff_is_short() -> None:
     old, new = "\n".join(map(str, range(1000))), "\n".join(map(str, range(500, 1500)))
     diff = short_diff(old, new)
     assert len(diff) == 12
@@ -155,7 +155,7 @@ def test_a_diff_is_short() -> None:
     assert max(map(len, short_diff("a" * 10_000 + "b" + "a" * 10_000, "a" * 20_001))) < 200
 
 
-def test_a_diff_of_long_lines_shows_the_place() -> None:
+def test_diff_of_long_lines_shows_the_difference() -> None:
     removed, added = short_diff("x" * 5000 + "old" + "y" * 5000, "x" * 5000 + "new" + "y" * 5000)
     assert "xold" in removed
     assert "xnew" in added

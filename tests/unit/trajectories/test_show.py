@@ -45,7 +45,7 @@ def asking(number: int, *messages: dict[str, str], **settings: object) -> StepRe
     return replace(chat().steps[min(number, 2)], step_index=number, observation=request)
 
 
-def test_a_whole_episode(tmp_path: Path) -> None:
+def test_complete_episode_is_shown(tmp_path: Path) -> None:
     episode = chat(temperature=0.5)
     path = write(tmp_path / "e.json", episode)
     assert shown(path).splitlines() == [
@@ -125,12 +125,12 @@ def test_show_lists_episodes_that_meet_conditions(tmp_path: Path, conditions: li
         ({"tests": 1.0}, " (tests 1)"),
     ],
 )
-def test_rewards_by_name(tmp_path: Path, rewards: dict[str, float], listed: str) -> None:
+def test_named_rewards_are_listed(tmp_path: Path, rewards: dict[str, float], listed: str) -> None:
     text = shown(write(tmp_path / "e.json", replace(chat(), rewards=rewards)))
     assert text.splitlines()[1] == f"  fix-bug  completed  reward 1{listed}"
 
 
-def test_steps_of_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run" / "trajectories.jsonl", chat("a__0"), chat("a__1")).parent
     assert main(["show", str(run / "a"), "--step", "-1"]) == 2
     assert f"found 2 in {run / 'a'}, such as {run / 'a__0'}." in capsys.readouterr().err
@@ -148,14 +148,16 @@ def test_steps_of_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.
         ([], [0, 1, 2, 3]),
     ],
 )
-def test_which_steps(tmp_path: Path, arguments: list[str], steps: list[int]) -> None:
+def test_selected_steps_are_shown(tmp_path: Path, arguments: list[str], steps: list[int]) -> None:
     text = shown(write(tmp_path / "e.json", chat()), *arguments)
     assert [int(number) for number in re.findall(r"^step (\d+)", text, re.MULTILINE)] == steps
 
 
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories(), full=st.booleans())
-def test_nothing_of_an_episode_commands_the_terminal(tmp_path: Path, episode: EpisodeTrajectory, full: bool) -> None:
+def test_any_episode_is_shown_without_control_characters(
+    tmp_path: Path, episode: EpisodeTrajectory, full: bool
+) -> None:
     text = shown(write(tmp_path / "e.json", episode), *(["--full"] if full else []))
     obeyed = {char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
     assert obeyed <= set("\n\t\u200c\u200d")
@@ -166,7 +168,7 @@ def test_nothing_of_an_episode_commands_the_terminal(tmp_path: Path, episode: Ep
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08[bold]x[/bold]\u202e\u2028\ud800:smile:"
 
 
-def test_an_attack_in_every_field(tmp_path: Path) -> None:
+def test_attacks_in_every_field_are_escaped(tmp_path: Path) -> None:
     episode = replace(
         chat(ATTACK, ATTACK, outcome=Outcome.ERRORED, system_prompt=ATTACK, stop_sequences=[ATTACK]),
         error=ErrorInfo(ATTACK, ATTACK),
@@ -188,7 +190,7 @@ def test_an_attack_in_every_field(tmp_path: Path) -> None:
 @given(st.text(max_size=50))
 @example(ATTACK)
 @example("a\u200db\u200cc")
-def test_what_is_printable_stays_as_it_is(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     result = printable(text)
     assert printable(result) == result
     if all(char.isprintable() or char in "\n\t" for char in text):
@@ -208,7 +210,7 @@ def test_long_texts_are_collapsed_in_the_middle() -> None:
     assert one_line("a\nb " + "c" * 200, 10) == "a b ccccc…"
 
 
-def test_history_that_was_rewritten(tmp_path: Path) -> None:
+def test_rewritten_history_is_shown(tmp_path: Path) -> None:
     first, gone, kept = said("user", "the task"), said("user", "old output"), said("user", "kept")
     summary = said("user", "[shortened]")
     steps = [
@@ -227,7 +229,7 @@ def test_history_that_was_rewritten(tmp_path: Path) -> None:
     assert "  continues the conversation of step 0\n  + user  (1 characters)\n    x\n" in text
 
 
-def test_settings_are_told_when_they_change(tmp_path: Path) -> None:
+def test_settings_are_shown_when_they_change(tmp_path: Path) -> None:
     steps = [asking(0, temperature=0.5, top_p=0.9), asking(1, temperature=0.7), asking(2, temperature=0.7)]
     text = shown(write(tmp_path / "e.json", replace(chat(length=3), steps=tuple(steps))))
     assert text.count("temperature") == 2
@@ -254,7 +256,7 @@ def test_reasoning_is_shown_before_the_reply(tmp_path: Path) -> None:
     assert text.count("(the reply)") == 2, "a message with its text is the reply all the same"
 
 
-def test_the_model_and_its_sampling_are_told_once(tmp_path: Path) -> None:
+def test_model_and_sampling_are_shown_once(tmp_path: Path) -> None:
     episode = chat(length=4)
     for number, model in enumerate(["tiny", "tiny", "large"], 1):
         action = {**(episode.steps[number].action or {}), "model": model, "sampling": {"temperature": 1.0}}
@@ -265,7 +267,7 @@ def test_the_model_and_its_sampling_are_told_once(tmp_path: Path) -> None:
 
 @examples(16)
 @given(trajectories())
-def test_what_is_told_of_a_request_makes_it_from_the_one_before(episode: EpisodeTrajectory) -> None:
+def test_shown_changes_reconstruct_each_request(episode: EpisodeTrajectory) -> None:
     for number, step in enumerate(episode.steps):
         messages = (step.observation or {}).get("messages")
         if not isinstance(messages, tuple) or not all(isinstance(message, dict) for message in messages):
@@ -284,11 +286,11 @@ def test_what_is_told_of_a_request_makes_it_from_the_one_before(episode: Episode
         (CommandRecord("ls", None, 120.0), "killed  120 s"),
     ],
 )
-def test_how_commands_ended(tmp_path: Path, command: CommandRecord, told: str) -> None:
+def test_end_of_commands_is_shown(tmp_path: Path, command: CommandRecord, told: str) -> None:
     assert f"  $ ls\n    {told}\n" in shown(write(tmp_path / "e.json", with_step(chat(), 1, commands=(command,))))
 
 
-def test_a_list_of_episodes(tmp_path: Path) -> None:
+def test_episodes_are_listed(tmp_path: Path) -> None:
     write(tmp_path / "trajectories" / "a1.json", chat("a1"))
     write(tmp_path / "trajectories" / "b2.json", chat("b2", reward=None, outcome=Outcome.POLICY_ERROR, start=2000.0))
     (tmp_path / "trajectories" / "c3.json").write_text("".join(list(dump_episode(chat("c3")))[:3]))
@@ -313,20 +315,20 @@ def test_a_list_of_episodes(tmp_path: Path) -> None:
         (10, ["episode", "outcome", "reward"]),
     ],
 )
-def test_a_narrow_list_goes_without_columns(tmp_path: Path, width: int, columns: list[str]) -> None:
+def test_narrow_list_omits_columns(tmp_path: Path, width: int, columns: list[str]) -> None:
     write(tmp_path / "e.json", chat("fix-bug__0__12345678"))
     fitting = columns_that_fit(list_columns(load(tmp_path)), width, leave_out=LEFT_OUT_WHERE_NARROW)
     assert [*fitting] == columns
 
 
 @pytest.mark.parametrize("name", ["trajectories/a1.json", "trajectories.jsonl"])
-def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
+def test_episode_is_selected_by_id(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, chat("a1"))
     assert shown(tmp_path / "a").startswith("Episode a1\n")
     assert shown(tmp_path / name / "a1").startswith("Episode a1\n")
 
 
-def test_an_id_that_starts_others(tmp_path: Path) -> None:
+def test_id_prefix_selects_the_exact_or_all_episodes(tmp_path: Path) -> None:
     write(tmp_path / "trajectories.jsonl", chat("a"), chat("ab"), chat("abc"))
     assert shown(tmp_path / "a").startswith("Episode a\n")
     assert shown(tmp_path / "ab").startswith("Episode ab\n")
@@ -349,7 +351,7 @@ def test_an_id_that_starts_others(tmp_path: Path) -> None:
         (["broken.json"], "broken.json at byte 0"),
     ],
 )
-def test_mistakes(
+def test_mistakes_are_explained(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -366,7 +368,7 @@ def test_mistakes(
     assert captured.err.count("\n") == 1
 
 
-def test_broken_files_of_a_run_are_named_below_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_files_are_listed_below_the_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "trajectories" / "a1.json", chat("a1"))
     (tmp_path / "trajectories" / "b2.json").write_text("{ no trajectory\n")
     assert main(["show", str(tmp_path), "--list"]) == 0
@@ -376,15 +378,13 @@ def test_broken_files_of_a_run_are_named_below_the_others(tmp_path: Path, capsys
     assert "b2.json" in captured.err
 
 
-def test_steps_that_are_no_slice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_slice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["show", "x", "--steps", "three"])
     assert "expected A:B" in capsys.readouterr().err
 
 
-def test_folded_steps_have_a_line_each_and_one_for_a_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folded_steps_and_commands_have_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(write(tmp_path / "a.json", chat(length=3))), "--fold"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[-7:-2] == [
@@ -393,7 +393,7 @@ def test_folded_steps_have_a_line_each_and_one_for_a_command(
 
 
 @pytest.mark.parametrize(("pager", "seen"), [("cat", True), ("head -n 1", False), ("", True)])
-def test_a_terminal_gets_colours_and_the_pager_that_is_wished(tmp_path: Path, pager: str, seen: bool) -> None:
+def test_terminal_gets_colours_and_the_chosen_pager(tmp_path: Path, pager: str, seen: bool) -> None:
     path = write(tmp_path / "a.json", chat(length=60))
     master, slave = pty.openpty()
     environment = {**os.environ, "PAGER": pager, "TERM": "xterm", "COLUMNS": "90"}

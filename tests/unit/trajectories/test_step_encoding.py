@@ -43,7 +43,7 @@ def said(text: str, role: str = "user") -> dict[str, str]:
 
 @examples(20)
 @given(trajectories())
-def test_what_is_decoded_equals_what_was_encoded(trajectory: EpisodeTrajectory) -> None:
+def test_steps_round_trip(trajectory: EpisodeTrajectory) -> None:
     assert tuple(decoded(encoded(list(trajectory.steps)))) == trajectory.steps
 
 
@@ -61,7 +61,7 @@ def test_requests_and_responses_round_trip(trajectory: EpisodeTrajectory) -> Non
 
 @examples(15)
 @given(trajectories())
-def test_the_encoder_gives_equal_records_with_shared_messages(trajectory: EpisodeTrajectory) -> None:
+def test_decoded_records_share_messages(trajectory: EpisodeTrajectory) -> None:
     encoder = StepEncoder()
     seen: dict[str, Any] = {}
     for record in trajectory.steps:
@@ -103,13 +103,13 @@ def with_token_ids(length: int) -> list[StepRecord]:
 
 
 @pytest.mark.parametrize("make", [appending, two_at_once, sliding, with_tools, with_token_ids])
-def test_the_size_grows_linearly(make: Callable[[int], list[StepRecord]]) -> None:
+def test_size_grows_linearly(make: Callable[[int], list[StepRecord]]) -> None:
     short, long = encoded(make(50)), encoded(make(200))
     assert sum(map(len, long)) < 4.4 * sum(map(len, short))
     assert decoded(long) == make(200)
 
 
-def test_a_reply_is_stored_once_with_the_message_that_it_becomes() -> None:
+def test_reply_is_stored_once_with_its_message() -> None:
     text = "a reply that is long enough " * 20
     after = [said("q"), said(text, "assistant")]
     lines = encoded([asking(0, [said("q")]), asking(1, after, LLMResponse.from_text(text))])
@@ -117,7 +117,7 @@ def test_a_reply_is_stored_once_with_the_message_that_it_becomes() -> None:
     assert decoded(lines)[1].action == serialize_llm_response(LLMResponse.from_text(text))
 
 
-def test_what_is_only_equal_comes_back_as_it_was() -> None:
+def test_equal_values_of_other_types_round_trip() -> None:
     ids = [*range(2, 20)]
     actions = [{"data": [{"content": {}}], "prompt_token_ids": [*given, *ids]} for given in ([1], [1.0], [True])]
     settings = [{"a": 1, "b": 2}, {"b": 1, "a": 2}, {"a": 1, "b": True}]
@@ -132,7 +132,7 @@ def test_what_is_only_equal_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("second", [1, 1.0, True])
 @pytest.mark.parametrize("first", [1, 1.0, True])
-def test_equal_messages_of_other_types_stay_apart(first: Any, second: Any) -> None:
+def test_equal_messages_of_other_types_are_separate(first: Any, second: Any) -> None:
     back = decoded(encoded([asking(0, [{"role": "user", "n": first}]), asking(1, [{"role": "user", "n": second}])]))
     assert [type(step.observation["messages"][0]["n"]) for step in back if step.observation] == [
         type(first),
@@ -140,7 +140,7 @@ def test_equal_messages_of_other_types_stay_apart(first: Any, second: Any) -> No
     ]
 
 
-def test_what_only_looks_encoded_comes_back_as_it_was() -> None:
+def test_values_resembling_the_encoding_round_trip() -> None:
     odd: list[Any] = [
         {"conversation": 0},
         {"verbatim": {"conversation": 1}},
@@ -199,7 +199,7 @@ def test_hostile_steps_are_refused(step: dict[str, Any]) -> None:
         decoder.decode({**good, **step})
 
 
-def test_a_file_cannot_ask_for_more_memory_than_it_is_worth() -> None:
+def test_decoding_memory_is_bounded() -> None:
     decoder = StepDecoder()
     nodes = [[i - 1, 0] for i in range(100_000)]
     step = {"step_index": 0, "step_type": "FIRST", "observation": {"conversation": 99_999}, "action": None}

@@ -31,7 +31,7 @@ FORMATS = ["e.json", "e.json.zst", "e.jsonl", "e.jsonl.zst"]
 @pytest.mark.parametrize("name", FORMATS)
 @examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories())
-def test_headers_are_those_of_the_episode(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
+def test_headers_match_the_episode(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
     [stored] = load(write(tmp_path / name, episode))
     for field in ("episode_id", "task_name", "outcome", "total_reward", "num_steps", "start_time", "end_time", "error"):
         assert getattr(stored, field) == getattr(episode, field), field
@@ -42,18 +42,18 @@ def test_headers_are_those_of_the_episode(tmp_path: Path, name: str, episode: Ep
 @pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.zst"])
 @examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=4, unique_by=lambda episode: episode.episode_id))
-def test_a_file_of_many(tmp_path: Path, name: str, episodes: list[EpisodeTrajectory]) -> None:
+def test_all_episodes_of_a_file_are_loaded(tmp_path: Path, name: str, episodes: list[EpisodeTrajectory]) -> None:
     loaded = list(load(write(tmp_path / name, *episodes)).trajectories())
     assert loaded == sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id))
 
 
-def test_mixed_lines_of_a_jsonl_file_each_go_to_their_episode(tmp_path: Path) -> None:
+def test_interleaved_jsonl_lines_are_assigned_to_episodes(tmp_path: Path) -> None:
     lines = zip(dump_episode(chat("a"), shared=True), dump_episode(chat("b", "other"), shared=True), strict=True)
     (tmp_path / "x.jsonl").write_text("".join(line for pair in lines for line in pair))
     assert list(load(tmp_path / "x.jsonl").trajectories()) == [chat("a"), chat("b", "other")]
 
 
-def test_the_header_comes_from_both_ends_of_the_file(tmp_path: Path) -> None:
+def test_header_is_read_from_both_file_ends(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=200))
     data = path.read_bytes()
     first, last = data.index(b"\n") + 1, data.rindex(b"\n]")
@@ -70,7 +70,7 @@ def test_the_header_comes_from_both_ends_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, 4095, 4096, 4097, 20_000])
-def test_a_last_line_of_any_length_is_found(tmp_path: Path, length: int) -> None:
+def test_last_line_of_any_length_is_found(tmp_path: Path, length: int) -> None:
     episode = chat(outcome=Outcome.ERRORED)
     text = "".join(dump_episode(episode)).replace("it went wrong", "é" * length)
     (tmp_path / "e.json").write_text(text)
@@ -90,14 +90,14 @@ def run_with_all_formats(run: Path) -> None:
     write(run / "trajectories" / "c3.json", chat("c3", start=2000.0))
 
 
-def test_an_episode_in_several_formats_counts_once(tmp_path: Path) -> None:
+def test_episode_in_several_formats_counts_once(tmp_path: Path) -> None:
     run_with_all_formats(tmp_path)
     episodes = load(tmp_path)
     assert ids(episodes) == ["b2", "a1", "c3"]
     assert [episode.path.name for episode in episodes] == ["trajectories.jsonl", "a1.json", "c3.json"]
 
 
-def test_a_sweep_has_the_episodes_of_all_its_runs(tmp_path: Path) -> None:
+def test_sweep_has_the_episodes_of_all_runs(tmp_path: Path) -> None:
     for number, name in enumerate(["0", "1", "deep/er/2", ".hidden"]):
         write(tmp_path / name / "trajectories" / f"e{number}.json", chat(f"e{number}", start=float(number)))
     write(tmp_path / "0" / "other" / "x.json", chat("x"))  # in a run, but no place of ours
@@ -108,7 +108,7 @@ def test_a_sweep_has_the_episodes_of_all_its_runs(tmp_path: Path) -> None:
     assert ids(load(tmp_path)) == ["e0", "e1", "e2"]
 
 
-def test_a_folder_of_files(tmp_path: Path) -> None:
+def test_directory_of_files_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "one.json", chat("a"))
     write(tmp_path / "two.json.zst", chat("b"))
     write(tmp_path / "three.jsonl", chat("c"))
@@ -116,7 +116,7 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     assert ids(load(str(tmp_path))) == ["a", "b", "c"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_empty_or_missing_path_is_reported(tmp_path: Path) -> None:
     assert len(load(tmp_path)) == 0
     with pytest.raises(TrajectoryFormatError, match=r"gone: No such file"):
         load(tmp_path / "gone")
@@ -141,7 +141,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         ({"where": lambda episode: episode.start_time > 2}, ["c", "d"]),
     ],
 )
-def test_filters(tmp_path: Path, conditions: dict[str, object], expected: list[str]) -> None:
+def test_filters_select_episodes(tmp_path: Path, conditions: dict[str, object], expected: list[str]) -> None:
     write(tmp_path / "a.json", chat("a", "fix-one", reward=0.0, start=1.0))
     write(tmp_path / "b.json", chat("b", "fix-two", reward=1.0, start=2.0))
     write(tmp_path / "c.json", chat("c", "other", reward=None, outcome=Outcome.ERRORED, start=3.0))
@@ -153,7 +153,7 @@ def test_filters(tmp_path: Path, conditions: dict[str, object], expected: list[s
         load(tmp_path, outcome="great")
 
 
-def test_it_is_a_sequence(tmp_path: Path) -> None:
+def test_stored_episodes_are_a_sequence(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / f"e{number}.json", chat(f"e{number}", start=float(-number)))
     episodes = load(tmp_path)
@@ -190,7 +190,7 @@ def test_only_one_episode_is_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["e1.json", "e1.json.zst"])
-def test_broken_files_are_named_or_left_out(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_files_are_reported_or_skipped(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / name).write_bytes(b"{ no trajectory\n")
     write(tmp_path / "e2.json", chat("e2"))
     with pytest.raises(TrajectoryFormatError, match=name):
@@ -204,7 +204,7 @@ def test_broken_files_are_named_or_left_out(tmp_path: Path, name: str, caplog: p
 
 
 @pytest.mark.parametrize("name", ["e1.json", "e1.jsonl"])
-def test_broken_record_costs_only_later_steps(tmp_path: Path, name: str) -> None:
+def test_broken_record_loses_only_later_steps(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, chat("e1"))
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"step_index": 2', b'"step_index": "two"').rpartition(b"\n")[0][:-9])
@@ -215,13 +215,13 @@ def test_broken_record_costs_only_later_steps(tmp_path: Path, name: str) -> None
     assert [problem.partition(" at byte")[0] for problem in episodes.left_out] == [str(path)]
 
 
-def test_a_pipe_is_no_place(tmp_path: Path) -> None:
+def test_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "e.json")
     with pytest.raises(TrajectoryFormatError, match="found a pipe"):
         load(tmp_path / "e.json")
 
 
-def test_a_long_file_of_another_kind_is_told_in_a_few_sentences(tmp_path: Path) -> None:
+def test_foreign_file_is_reported_briefly(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"messages": []}\n' * 1000)
     write(tmp_path / "e1.json", chat("e1"))
     episodes = load(tmp_path, skip_broken=True)
@@ -230,7 +230,7 @@ def test_a_long_file_of_another_kind_is_told_in_a_few_sentences(tmp_path: Path) 
     assert "990 more lines" in episodes.left_out[-1]
 
 
-def test_a_broken_step_is_found_when_it_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_step_is_found_on_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.json", chat("a"))
     path.write_text(path.read_text().replace('"step_index": 2', '"step_index": "two"'))
     write(tmp_path / "b.json", chat("b"))
@@ -241,7 +241,7 @@ def test_a_broken_step_is_found_when_it_is_loaded(tmp_path: Path, caplog: pytest
     assert "a.json" in caplog.text
 
 
-def test_episodes_that_go_on(tmp_path: Path) -> None:
+def test_running_episodes_are_loaded(tmp_path: Path) -> None:
     collectors = [
         JsonTrajectoryCollector(tmp_path / "trajectories"),
         JsonlTrajectoryCollector(tmp_path / "trajectories.jsonl"),
@@ -289,7 +289,7 @@ def test_empty_file_of_a_killed_process_is_ignored(tmp_path: Path) -> None:
     assert ids(load(tmp_path)) == ["b1"]
 
 
-def test_importing_the_package_imports_nothing_else() -> None:
+def test_package_import_is_lazy() -> None:
     code = (
         "import sys, ares_exp.trajectories; print([n for n in sys.modules if n.startswith('ares_exp.trajectories.')])"
     )

@@ -75,7 +75,7 @@ def talk(*replies: str, **more: Any) -> EpisodeTrajectory:
     return ran(requests, replies, **more)
 
 
-def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
+def test_linear_episode_is_one_row_ending_with_reply() -> None:
     rows, report = sft_rows([talk("a", "b", "c")])
     assert list(rows) == [
         {
@@ -90,7 +90,7 @@ def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
     assert report.sentences() == ["1 row from 1 episode."]
 
 
-def test_a_rewritten_history_gives_a_row_for_each_version() -> None:
+def test_rewritten_history_gives_one_row_per_version() -> None:
     episode = ran([[user("1")], [user("1"), assistant("a"), user("2")], [user("2")]], ["a", "b", "c"])
     rows, _ = sft_rows([episode])
     assert [[message["content"] for message in row["messages"]] for row in rows] == [
@@ -105,7 +105,7 @@ def test_other_tools_make_another_conversation() -> None:
     assert [row["tools"] for row in rows] == [[TOOL], []]
 
 
-def test_the_same_conversation_of_two_episodes_is_one_row() -> None:
+def test_same_conversation_of_two_episodes_is_one_row() -> None:
     rows, report = sft_rows([talk("a", episode_id="1"), talk("b"), talk("a", episode_id="2")])
     assert [row["episode_id"] for row in rows] == ["1", "e"]
     assert report.left_out == {"conversations that another episode has too": 1}
@@ -142,7 +142,7 @@ def thought(text: str, *thoughts: str) -> LLMResponse:
     return LLMResponse([*map(ThinkingData, thoughts), ThinkingData("Zm8=", redacted=True), TextData(text)])
 
 
-def test_reasoning_is_left_out_and_counted_unless_it_is_asked_for() -> None:
+def test_reasoning_is_counted_and_included_on_request() -> None:
     replies = [thought("a", "one"), thought("b", "two ", "three"), thought("a", "four"), "a"]
     requests: list[list[Any]] = [[user("Go.")]]
     for text in "aba":
@@ -167,7 +167,7 @@ def test_reasoning_is_left_out_and_counted_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("tool_arguments", ["text", "object"])
-def test_reasoning_before_tool_calls(tool_arguments: Any) -> None:
+def test_reasoning_precedes_tool_calls(tool_arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
     kept = {"role": "assistant", "content": None, "tool_calls": [call]}
     response = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
@@ -177,14 +177,14 @@ def test_reasoning_before_tool_calls(tool_arguments: Any) -> None:
     assert row["messages"][2]["reasoning_content"] == "hm"
 
 
-def test_pairs_have_reasoning_too() -> None:
+def test_pairs_include_reasoning() -> None:
     better = ran([[user("1")]], [thought("a", "one")], reward=1.0, episode_id="good")
     worse = ran([[user("1")]], [thought("b", "two")], reward=0.0, episode_id="bad")
     (row,) = preference_rows([better, worse], reasoning="field")[0]
     assert [row[name][0]["reasoning_content"] for name in ("chosen", "rejected")] == ["one", "two"]
 
 
-def test_arguments_that_are_no_object_stay_text() -> None:
+def test_arguments_without_an_object_remain_text() -> None:
     reply = LLMResponse([ToolCallData(str(at), "run", text) for at, text in enumerate(["{oops", "[1]", "[" * 100_000])])
     (row,) = sft_rows([ran([[user("1")]], [reply])], tool_arguments="object")[0]
     arguments = [call["function"]["arguments"] for call in row["messages"][-1]["tool_calls"]]
@@ -205,7 +205,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
 
 @examples(20)
 @given(st.lists(trajectories(), max_size=3))
-def test_rows_are_json_end_with_a_reply_and_are_no_start_of_each_other(episodes: list[EpisodeTrajectory]) -> None:
+def test_rows_end_with_reply_and_never_overlap(episodes: list[EpisodeTrajectory]) -> None:
     rows, report = sft_rows(episodes)
     made = list(rows)
     assert json.loads(json.dumps(made, allow_nan=False)) == made
@@ -220,14 +220,14 @@ def test_rows_are_json_end_with_a_reply_and_are_no_start_of_each_other(episodes:
 
 @examples(15)
 @given(linear_trajectories())
-def test_the_last_reply_of_every_scored_episode_is_in_a_row(episode: EpisodeTrajectory) -> None:
+def test_every_scored_episode_contributes_its_last_reply(episode: EpisodeTrajectory) -> None:
     rows = list(sft_rows([episode])[0])
     if episode.total_reward is not None and episode.steps[-1].action is not None:
         text = "".join(piece.get("content", "") for piece in episode.steps[-1].action["data"])
         assert not text or text in [row["messages"][-1]["content"] for row in rows]
 
 
-def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
+def test_pair_splits_before_the_first_different_reply() -> None:
     good, bad = talk("a", "good", "end", episode_id="2"), talk("a", "bad", reward=0.0, episode_id="1")
     rows, report = preference_rows([bad, good])
     assert list(rows) == [
@@ -247,7 +247,7 @@ def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
     assert report.sentences() == ["1 row from 2 episodes."]
 
 
-def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None:
+def test_attempts_split_by_environment_share_a_reply() -> None:
     good = ran([[user("Go.")], [user("Go."), assistant("a"), user("3")]], ["a", "b"])
     bad = ran([[user("Go.")], [user("Go."), assistant("a"), user("4")]], ["a", "c"], reward=0.0)
     (row,) = preference_rows([good, bad])[0]
@@ -263,13 +263,13 @@ def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None
         (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no start in common"),
     ],
 )
-def test_why_a_pair_is_none(worse: EpisodeTrajectory, reason: str) -> None:
+def test_reason_for_a_missing_pair_is_reported(worse: EpisodeTrajectory, reason: str) -> None:
     rows, report = preference_rows([talk("a"), worse])
     assert list(rows) == []
     assert report.left_out == {reason: 1}
 
 
-def test_equal_rewards_small_margins_missing_rewards_and_other_tasks_make_no_pairs() -> None:
+def test_unsuitable_attempts_make_no_pairs() -> None:
     episodes = [talk("a", reward=0.5), talk("b", reward=0.5), talk("c", reward=None), talk("d", task="other")]
     rows, report = preference_rows(episodes)
     assert list(rows) == []
@@ -289,7 +289,7 @@ def test_equal_rewards_small_margins_missing_rewards_and_other_tasks_make_no_pai
     st.sampled_from([0.0, 0.5, 0.75]),
     st.randoms(use_true_random=False),
 )
-def test_pairs_keep_their_bounds_and_order_whatever_the_order_of_episodes(
+def test_pairs_are_bounded_and_independent_of_order(
     attempts: list[tuple[str, float | None]], most: int, margin: float, random: Any
 ) -> None:
     episodes = [talk(text, reward=reward, episode_id=f"e{at}") for at, (text, reward) in enumerate(attempts)]

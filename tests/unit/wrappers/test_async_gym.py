@@ -42,7 +42,7 @@ REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
         (ForeignTimeStep("LAST", 1, 0.9, None), (NO_REQUEST, 1.0, False, True)),
     ],
 )
-def test_what_a_time_step_becomes(time_step, expected):
+def test_time_step_is_converted(time_step, expected):
     values = to_gym(time_step)
     assert values == expected
     assert [type(value) for value in values[1:]] == [float, bool, bool]
@@ -56,12 +56,12 @@ def test_what_a_time_step_becomes(time_step, expected):
         (truncation(1.0)._replace(discount=None), "to have a discount"),
     ],
 )
-def test_a_broken_time_step_is_refused(broken, said):
+def test_broken_time_step_is_refused(broken, said):
     with pytest.raises(ValueError, match=said):
         to_gym(broken)
 
 
-async def test_an_episode():
+async def test_async_episode_runs():
     env = CountingEnvironment(length=2)
     async with wrap_as_gym(env, async_mode=True) as gym:
         assert isinstance(gym, AsyncGymWrapper)
@@ -111,7 +111,7 @@ async def test_info_has_the_same_keys_at_every_step(truncate, end):
             assert {*EpisodeInfo.__annotations__} == {*last, "time_step"}
 
 
-async def test_info_of_an_environment_that_reports_nothing():
+async def test_info_of_plain_environment_has_defaults():
     async with AsyncGymWrapper(BareEnvironment(length=1)) as gym:
         _, info = await gym.reset()
         assert (info["task"], info["outcome"], info["rewards"]) == (None, None, {})
@@ -119,7 +119,7 @@ async def test_info_of_an_environment_that_reports_nothing():
         assert (info["step"], info["outcome"], info["usage"]["prompt_tokens"]) == (1, "completed", 0)
 
 
-async def test_a_seed_repeats_the_tasks():
+async def test_seed_repeats_the_tasks():
     gym = AsyncGymWrapper(PassingOnEnvironment(CountingEnvironment()))
 
     async def two_tasks(seed):
@@ -129,12 +129,12 @@ async def test_a_seed_repeats_the_tasks():
     assert await two_tasks(0) != await two_tasks(1)
 
 
-async def test_an_environment_that_takes_no_options_says_so():
+async def test_environment_without_options_rejects_them():
     with pytest.raises(TypeError, match=r"with options, but PlainEnvironment\.reset\(\) does not take them, got"):
         await AsyncGymWrapper(PlainEnvironment()).reset(seed=1, options={"task": 1})
 
 
-async def test_an_environment_that_takes_no_seed_is_reset_without_and_that_is_logged_once(caplog):
+async def test_environment_without_seed_logs_once(caplog):
     class Unseeded(PlainEnvironment):
         pass
 
@@ -144,7 +144,7 @@ async def test_an_environment_that_takes_no_seed_is_reset_without_and_that_is_lo
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Unseeded.reset() takes no `seed`"]
 
 
-async def test_nothing_given_is_nothing_passed_on():
+async def test_empty_arguments_are_not_passed():
     observation, _ = await AsyncGymWrapper(PlainEnvironment()).reset(seed=None, options={})
     assert observation.messages[0]["content"] == "first"
 
@@ -194,7 +194,7 @@ def texts(observations):
     return [request.messages[0]["content"] if request.messages else "" for request in observations]
 
 
-def test_next_step_resets_on_the_step_after_the_last(start):
+def test_next_step_mode_resets_on_the_next_step(start):
     envs = start(AutoresetMode.NEXT_STEP)
     assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     envs.reset(options={"task": 7})
@@ -210,7 +210,7 @@ def test_next_step_resets_on_the_step_after_the_last(start):
     assert observations in envs.observation_space
 
 
-def test_same_step_resets_at_once_and_keeps_the_end_in_the_infos(start):
+def test_same_step_resets_immediately_with_final_info(start):
     envs = start(AutoresetMode.SAME_STEP)
     envs.reset(options={"task": 7})
     envs.step(ACTIONS)
@@ -236,7 +236,7 @@ def test_disabled_leaves_the_reset_to_a_mask(start):
     assert texts(observations) == ["task 9, count 1, after one more", "task 7, count 3, after one more"]
 
 
-def test_a_seed_gives_each_its_own_and_the_same_again(start):
+def test_seed_differs_per_environment_and_is_reproducible(start):
     envs = start(AutoresetMode.NEXT_STEP)
     first, _ = envs.reset(seed=5)
     again, _ = envs.reset(seed=5)
@@ -257,7 +257,7 @@ def test_infos_are_stacked_by_key(start):
     assert all(infos[f"_{key}"].all() for key in EpisodeInfo.__annotations__)
 
 
-def test_a_closure_reaches_the_workers_by_cloudpickle(start):
+def test_closure_reaches_workers_through_cloudpickle(start):
     length = 1
 
     def factory():
@@ -282,7 +282,7 @@ def make_breaking_gym():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # how Gymnasium tells of the workers that it shuts down
 @pytest.mark.parametrize("kind", [*KINDS[:3], pytest.param("forkserver", marks=pytest.mark.nightly)])
-def test_an_error_in_a_worker_keeps_its_class_and_words(kind):
+def test_worker_error_preserves_class_and_message(kind):
     envs = vector(kind, [make_breaking_gym] * 2, AutoresetMode.NEXT_STEP)
     envs.reset()
     with pytest.raises(LookupError, match="the box is gone"):
@@ -292,7 +292,7 @@ def test_an_error_in_a_worker_keeps_its_class_and_words(kind):
 
 
 @pytest.mark.parametrize("kind", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in KINDS[2:])])
-def test_a_worker_that_is_killed_does_not_hold_the_others(kind):
+def test_killed_worker_does_not_block_the_others(kind):
     envs = vector(kind, FACTORIES, AutoresetMode.NEXT_STEP)
     envs.reset()
     assert all(process.is_alive() for process in envs.processes)
@@ -310,7 +310,7 @@ def make_rendering_gym(render_mode="ansi"):
     return GymWrapper(CountingEnvironment(length=2), render_mode=render_mode)
 
 
-def test_the_last_exchange():
+def test_render_shows_the_last_exchange():
     with make_rendering_gym() as gym:
         assert gym.render() == ""
         gym.reset(options={"task": 7})
@@ -324,7 +324,7 @@ def test_the_last_exchange():
     assert gym.render() == "[user]\ntask 8"
 
 
-async def test_the_same_when_awaited():
+async def test_async_render_shows_the_last_exchange():
     async with wrap_as_gym(CountingEnvironment(length=2), async_mode=True, render_mode="ansi") as gym:
         assert await gym.render() == ""
         await gym.reset(options={"task": 7})
@@ -332,13 +332,13 @@ async def test_the_same_when_awaited():
         assert await gym.render() == AFTER_STEP
 
 
-def test_without_a_mode_there_is_nothing_to_see():
+def test_render_without_a_mode_returns_none():
     with wrap_as_gym(CountingEnvironment()) as gym:
         gym.reset()
         assert (gym.render_mode, gym.render()) == (None, None)
 
 
-def test_a_step_that_raises_leaves_the_exchange_before_it():
+def test_failed_step_preserves_the_rendered_exchange():
     with wrap_as_gym(RaisingEnvironment(LookupError("gone")), render_mode="ansi") as gym:
         gym.reset()
         with pytest.raises(LookupError):
@@ -347,13 +347,13 @@ def test_a_step_that_raises_leaves_the_exchange_before_it():
 
 
 @pytest.mark.parametrize("async_mode", [False, True])
-def test_another_mode_is_refused(async_mode):
+def test_unknown_render_mode_is_refused(async_mode):
     with pytest.raises(ValueError, match="render_mode to be 'ansi' or None, got 'rgb_array'"):
         wrap_as_gym(CountingEnvironment(), async_mode=async_mode, render_mode="rgb_array")
 
 
 @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
-def test_in_vector_environments(vector):
+def test_vector_environments_render(vector):
     more = {"shared_memory": False, "context": "spawn"} if vector is AsyncVectorEnv else {}
     envs = vector([make_rendering_gym] * 2, **more)
     try:

@@ -58,7 +58,7 @@ def test_every_option_is_tested():
 
 
 @pytest.mark.parametrize("error", [ContainerDiedError("gone"), TimeoutError("late"), RuntimeError("x")], ids=repr)
-async def test_an_exception_is_the_environments_own(drive, error):
+async def test_exception_of_the_environment_is_raised_unchanged(drive, error):
     env = RaisingEnvironment(error)
     with pytest.raises(type(error)) as caught:
         await execute(drive(env))
@@ -66,7 +66,7 @@ async def test_an_exception_is_the_environments_own(drive, error):
     assert env.exits == [type(error)]
 
 
-async def test_the_environment_learns_why_it_is_left(drive):
+async def test_environment_exit_receives_the_exception(drive):
     env = CountingEnvironment()
 
     async def leave_in_mid_episode():
@@ -80,7 +80,7 @@ async def test_the_environment_learns_why_it_is_left(drive):
     assert env.closed == 1
 
 
-async def test_cancelling_a_step_cancels_the_environments(drive):
+async def test_cancelled_step_cancels_the_environment(drive):
     env = BlockingEnvironment()
     async with drive(env) as driver:
         await driver.reset()
@@ -95,7 +95,7 @@ async def test_cancelling_a_step_cancels_the_environments(drive):
     await driver.close()  # again
 
 
-async def test_a_cancelled_body_is_seen_by_the_environment(drive):
+async def test_environment_sees_a_cancelled_body(drive):
     env = BlockingEnvironment()
     episode = asyncio.create_task(execute(drive(env)))
     await is_set(env.stepping)
@@ -106,7 +106,7 @@ async def test_a_cancelled_body_is_seen_by_the_environment(drive):
 
 
 @pytest.mark.parametrize("loop_turns", [0, 1, 2, 5, 20])
-async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns, monkeypatch):
+async def test_cancellation_at_any_moment_is_delivered(drive, loop_turns, monkeypatch):
     for module in (gym_in_thread, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 60.0)
     env = BlockingEnvironment()
@@ -123,7 +123,7 @@ async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns, monk
         assert (await driver.reset()).step_type == "FIRST"
 
 
-async def test_an_episode_cancelled_at_any_moment_is_closed():
+async def test_episode_cancelled_at_any_moment_is_closed():
     environments = [CountingEnvironment(length=30) for _ in range(40)]
     drivers = [drive_sync_gym(env) for env in environments]  # kept: not the safety net is under test
     for number, driver in enumerate(drivers):
@@ -136,7 +136,7 @@ async def test_an_episode_cancelled_at_any_moment_is_closed():
     assert any(0 < env.count < 30 for env in environments)
 
 
-async def test_a_cancelled_close_of_the_sync_driver_still_closes():
+async def test_cancelled_close_of_sync_driver_completes():
     class SlowToClose(CountingEnvironment):
         async def close(self):
             await asyncio.sleep(0.05)
@@ -155,7 +155,7 @@ async def test_a_cancelled_close_of_the_sync_driver_still_closes():
         assert env.closed == 1
 
 
-async def test_a_step_that_ignores_its_cancellation_is_left_behind(monkeypatch):
+async def test_step_ignoring_cancellation_is_abandoned(monkeypatch):
     for module in (gym_in_thread, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 0.5)
     env = StubbornEnvironment()
@@ -172,12 +172,12 @@ async def test_a_step_that_ignores_its_cancellation_is_left_behind(monkeypatch):
     assert env.closed == 1
 
 
-async def test_many_sync_drivers_at_once():
+async def test_many_sync_drivers_run_concurrently():
     episodes = await asyncio.gather(*(execute(drive_sync_gym(CountingEnvironment(length=20))) for _ in range(30)))
     assert all(len(episode) == 21 and episode == episodes[0] for episode in episodes)
 
 
-async def test_each_sync_driver_has_its_own_loop_and_the_callers_context():
+async def test_sync_driver_has_own_loop_and_callers_context():
     variable = contextvars.ContextVar("variable", default="unset")
 
     class Reading(CountingEnvironment):
@@ -192,7 +192,7 @@ async def test_each_sync_driver_has_its_own_loop_and_the_callers_context():
     assert env.threads == {"gym of Reading"}
 
 
-async def test_a_dropped_sync_driver_closes_the_environment():
+async def test_dropped_sync_driver_closes_the_environment():
     class Telling(CountingEnvironment):
         async def close(self):
             await super().close()

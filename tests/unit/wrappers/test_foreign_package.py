@@ -73,7 +73,7 @@ def env():
     assert made.closed == 1
 
 
-def test_under_the_sync_wrapper(env):
+def test_foreign_environment_runs_in_gym_wrapper(env):
     with GymWrapper(env, render_mode="ansi") as gym:
         observation, info = gym.reset(seed=1)
         assert type(info["time_step"]) is OtherTimeStep
@@ -89,7 +89,7 @@ def test_under_the_sync_wrapper(env):
 
 @pytest.mark.parametrize("drive", [complete, drive_async_gym, drive_sync_gym])
 @pytest.mark.parametrize("collect", ["json", "null", "no"])
-async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
+async def test_foreign_environment_runs_in_recorded_rollouts(env, drive, collect, tmp_path):
     async def policy(request):
         assert request.messages[-1]["role"] == "user"
         return ACTION
@@ -113,7 +113,7 @@ async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
         assert episode.steps[0].observation["temperature"] == 0.5
 
 
-def test_its_requests_can_be_written_down_and_come_back_as_ours():
+def test_foreign_requests_serialize_to_ours():
     space, prompt = LLMRequestSpace(), Prompt([{"role": "user", "content": "hi"}], board="x")
     [back] = space.from_jsonable(json.loads(json.dumps(space.to_jsonable([prompt]))))
     assert back == LLMRequest(messages=[{"role": "user", "content": "hi"}], temperature=0.5)

@@ -20,7 +20,7 @@ from tests.unit.wrappers.gym_environments import (
 )
 
 
-def test_an_episode():
+def test_episode_runs():
     env = CountingEnvironment(length=2, truncate=True)
     with wrap_as_gym(env) as gym:
         assert isinstance(gym, gymnasium.Env)
@@ -33,7 +33,7 @@ def test_an_episode():
     assert env.threads == {"gym of CountingEnvironment"}
 
 
-def test_the_agent_goes_on_between_calls():
+def test_agent_runs_between_calls():
     env = AgentEnvironment()
     with wrap_as_gym(env) as gym:
         gym.reset()
@@ -42,7 +42,7 @@ def test_the_agent_goes_on_between_calls():
     assert env.agent.cancelled()
 
 
-def test_an_environment_that_cannot_be_entered_is_closed():
+def test_environment_failing_to_enter_is_closed():
     class Unenterable(PlainEnvironment):
         async def __aenter__(self):
             raise OSError("no room")
@@ -54,7 +54,7 @@ def test_an_environment_that_cannot_be_entered_is_closed():
     assert env.closed == 1
 
 
-async def test_inside_a_running_loop_it_refuses():
+async def test_running_loop_is_refused():
     env = CountingEnvironment()
     gym = wrap_as_gym(env)
     for call in (gym.reset, lambda: gym.step(ACTION), gym.close, gym.__enter__):
@@ -67,13 +67,13 @@ async def test_inside_a_running_loop_it_refuses():
     assert env.closed == 1
 
 
-async def test_a_notebook_may_block_its_loop():
+async def test_notebook_may_block_its_loop():
     with wrap_as_gym(CountingEnvironment(length=1), allow_running_loop=True) as gym:
         gym.reset()
         assert gym.step(ACTION)[2] is True
 
 
-def test_closing_twice_closes_once():
+def test_close_is_idempotent():
     env = CountingEnvironment()
     gym = wrap_as_gym(env)
     gym.reset()
@@ -84,7 +84,7 @@ def test_closing_twice_closes_once():
         gym.step(ACTION)
 
 
-def test_closing_in_mid_step():
+def test_close_cancels_the_running_step():
     env, outcome = BlockingEnvironment(), []
     gym = wrap_as_gym(env)
     gym.reset()
@@ -122,7 +122,7 @@ def test_ctrl_c_cancels_the_step():
     presser.join(60)
 
 
-def test_a_dropped_wrapper_closes_the_environment():
+def test_dropped_wrapper_closes_the_environment():
     env = CountingEnvironment()
     gym = wrap_as_gym(env)
     gym.reset()
@@ -132,7 +132,7 @@ def test_a_dropped_wrapper_closes_the_environment():
     assert env.closed == 1
 
 
-def test_a_wrapper_collected_on_its_own_thread_closes_the_environment():
+def test_wrapper_collected_on_its_thread_closes_environment():
     env = CountingEnvironment()
     gym = wrap_as_gym(env)
     gym.reset()
@@ -175,12 +175,12 @@ def run_script(body):
 
 
 @pytest.mark.parametrize(("use", "said"), [("gym.reset()", "closed by 0\n"), ("pass", "")])
-def test_the_end_of_the_program_closes_a_used_environment(use, said):
+def test_program_exit_closes_a_used_environment(use, said):
     done = run_script(f"gym = GymWrapper(Telling())\n{use}")
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
-def test_a_step_for_ever_in_a_daemon_thread_does_not_hold_the_program():
+def test_endless_daemon_step_does_not_block_exit():
     done = run_script(
         "env = BlockingEnvironment(); gym = GymWrapper(env); gym.reset()\n"
         "threading.Thread(target=gym.step, args=(ACTION,), daemon=True).start()\n"
@@ -189,7 +189,7 @@ def test_a_step_for_ever_in_a_daemon_thread_does_not_hold_the_program():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_forked_process_says_that_the_loop_stayed_behind():
+def test_forked_process_reports_the_missing_loop():
     done = run_script(
         "import warnings; warnings.simplefilter('ignore')\n"
         "gym = GymWrapper(Telling()); gym.reset()\n"
@@ -211,7 +211,7 @@ def test_a_forked_process_says_that_the_loop_stayed_behind():
     assert "Traceback" not in done.stderr
 
 
-def test_a_forked_process_can_use_a_wrapper_that_was_not_used_before():
+def test_forked_process_can_use_an_unused_wrapper():
     done = run_script(
         "import warnings; warnings.simplefilter('ignore')\n"
         "gym = GymWrapper(CountingEnvironment(length=1))\n"

@@ -28,7 +28,7 @@ async def where():
     return threading.current_thread().name, asyncio.get_running_loop()
 
 
-def test_calls_share_one_loop_in_one_thread(loop_thread):
+def test_calls_share_one_loop_thread(loop_thread):
     first, second = loop_thread.run(where()), loop_thread.run(where())
     assert first == second
     assert first[0] == "loop under test"
@@ -36,7 +36,7 @@ def test_calls_share_one_loop_in_one_thread(loop_thread):
     assert first[1].is_closed()
 
 
-def test_no_thread_before_the_first_call(loop_thread):
+def test_thread_starts_at_the_first_call(loop_thread):
     before = set(threading.enumerate())
     unused = LoopThread()
     unused.close()
@@ -48,14 +48,14 @@ def test_no_thread_before_the_first_call(loop_thread):
 @pytest.mark.parametrize(
     "error", [ValueError("x"), TimeoutError("x"), KeyError(1), SystemExit(3), asyncio.CancelledError()]
 )
-def test_an_exception_comes_back_as_the_same_object(loop_thread, error):
+def test_exception_is_the_same_object(loop_thread, error):
     with pytest.raises(type(error)) as caught:
         loop_thread.run(fail(error))
     assert caught.value is error
     assert loop_thread.run(give(2)) == 2
 
 
-def test_an_exception_does_not_keep_its_call_alive(loop_thread):
+def test_exception_releases_its_call(loop_thread):
     class Box:
         pass
 
@@ -74,7 +74,7 @@ def test_an_exception_does_not_keep_its_call_alive(loop_thread):
         gc.enable()
 
 
-def test_calls_from_many_threads_each_get_their_own_response(loop_thread):
+def test_concurrent_calls_get_their_responses(loop_thread):
     responses = {}
 
     def ask(number):
@@ -88,7 +88,7 @@ def test_calls_from_many_threads_each_get_their_own_response(loop_thread):
     assert responses == {number: [(number, i) for i in range(50)] for number in range(8)}
 
 
-def test_a_call_beyond_its_time_is_cancelled(loop_thread):
+def test_call_above_its_timeout_is_cancelled(loop_thread):
     unwound = []
 
     async def wait_for_ever():
@@ -117,7 +117,7 @@ def test_interrupt_holds_until_resume(loop_thread):
     assert loop_thread.run(give(3)) == 3
 
 
-def test_a_second_interrupt_does_not_disturb_the_unwinding(loop_thread):
+def test_second_interrupt_does_not_disturb_cleanup(loop_thread):
     events, started = [], threading.Event()
 
     async def unwind_slowly():
@@ -142,7 +142,7 @@ def test_a_second_interrupt_does_not_disturb_the_unwinding(loop_thread):
     assert events == ["unwinding", "unwound"]
 
 
-def test_close_cancels_a_call_in_progress_then_says_farewell_then_cancels_the_rest():
+def test_close_cancels_the_call_before_background_tasks():
     loop_thread, events, started, outcome = LoopThread(), [], threading.Event(), []
 
     async def log_cancellation(name):
@@ -177,7 +177,7 @@ def test_close_cancels_a_call_in_progress_then_says_farewell_then_cancels_the_re
     assert background.cancelled()
 
 
-def test_an_interrupt_does_not_cut_the_farewell_short():
+def test_interrupt_does_not_shorten_the_farewell():
     loop_thread, said = LoopThread(), []
 
     async def farewell():
@@ -189,14 +189,14 @@ def test_an_interrupt_does_not_cut_the_farewell_short():
     assert said == ["farewell"]
 
 
-def test_a_failing_farewell_still_ends_the_thread():
+def test_failing_farewell_still_ends_the_thread():
     loop_thread, before = LoopThread(), set(threading.enumerate())
     with pytest.raises(ZeroDivisionError):
         loop_thread.close(lambda: fail(ZeroDivisionError()))
     assert set(threading.enumerate()) <= before
 
 
-def test_the_loop_cannot_wait_for_itself(loop_thread):
+def test_loop_cannot_wait_for_itself(loop_thread):
     async def ask_itself():
         loop_thread.run(give(1))
 
@@ -204,7 +204,7 @@ def test_the_loop_cannot_wait_for_itself(loop_thread):
         loop_thread.run(ask_itself())
 
 
-def test_a_task_that_exits_does_not_end_the_loop(loop_thread):
+def test_exiting_task_does_not_end_the_loop(loop_thread):
     async def leave():
         raise SystemExit(3)
 

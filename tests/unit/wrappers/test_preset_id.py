@@ -24,14 +24,14 @@ TASKS = [*"abcdefghij"]
         ("a.b-c:1", "b"),
     ],
 )
-def test_which_tasks_are_meant(text: str, expected: str) -> None:
+def test_selector_chooses_tasks(text: str, expected: str) -> None:
     asked = PresetId.parse(text)
     assert asked(TASKS) == [*expected]
     assert str(asked) == text
 
 
 @pytest.mark.parametrize("shards", [1, 3, 7, 10])
-def test_shards_share_out_the_tasks(shards: int) -> None:
+def test_shards_divide_the_tasks(shards: int) -> None:
     parts = [PresetId.parse(f"p@{index}/{shards}")(TASKS) for index in range(shards)]
     assert [task for part in parts for task in part] == TASKS
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -44,19 +44,19 @@ def test_shards_share_out_the_tasks(shards: int) -> None:
         *("@0/2", "p@", "p@1", "p@/2", "p@2/2", "p@0/0", "p@0/2:1", "p:1@0/2"),
     ],
 )
-def test_what_is_badly_written_is_a_value_error(text: str) -> None:
+def test_invalid_syntax_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="xpected") as caught:
         PresetId.parse(text)
     assert isinstance(caught.value, ConfigError)
 
 
 @pytest.mark.parametrize("text", ["p:10", "p:10:", "p:3:3", "p:5:2", "p@0/11"])
-def test_what_selects_nothing_is_a_lookup_error(text: str) -> None:
+def test_empty_selection_is_a_lookup_error(text: str) -> None:
     with pytest.raises(LookupError, match=text) as caught:
         PresetId.parse(text)(TASKS)
     assert isinstance(caught.value, ConfigError)
 
 
-def test_a_preset_without_tasks_has_none_to_select() -> None:
+def test_preset_without_tasks_is_a_lookup_error() -> None:
     with pytest.raises(LookupError, match="no tasks"):
         PresetId.parse("p")([])

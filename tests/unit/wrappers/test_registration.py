@@ -31,7 +31,7 @@ def run(code):
     return done.stdout.strip()
 
 
-def test_gymnasium_needs_no_import_but_its_own():
+def test_gymnasium_finds_the_ids_without_an_import():
     said = run(
         "import sys, gymnasium\n"
         "assert not [name for name in sys.modules if name.startswith('ares_exp')]\n"
@@ -47,7 +47,7 @@ def test_registering_imports_neither_tasks_nor_containers():
     assert said == "['ares_exp.gym']"
 
 
-def test_looking_at_the_wrappers_imports_no_gymnasium():
+def test_wrappers_module_does_not_import_gymnasium():
     run(
         "import sys, ares_exp, ares_exp.wrappers\n"
         "from ares_exp.wrappers import AsyncGymWrapper, wrap_as_gym\n"
@@ -55,7 +55,7 @@ def test_looking_at_the_wrappers_imports_no_gymnasium():
     )
 
 
-def test_the_names_of_the_wrappers_all_resolve():
+def test_exported_names_resolve():
     names = {
         "AsyncGymWrapper",
         "EpisodeInfo",
@@ -71,7 +71,7 @@ def test_the_names_of_the_wrappers_all_resolve():
         ares_exp.wrappers.nothing  # noqa: B018
 
 
-def test_the_entry_point_registers():
+def test_entry_point_registers_the_ids():
     [found] = [p for p in importlib.metadata.entry_points(group="gymnasium.envs") if p.name == "ares_exp"]
     del gymnasium.registry[ID]
     register = found.load()
@@ -84,13 +84,13 @@ def test_the_entry_point_registers():
     ("id_", "arguments"),
     [("ares_exp/TwentyQuestions-v0", {"questions": 3}), ("ares_exp/Preset-v0", {"preset": "twenty_questions:3:5"})],
 )
-def test_gymnasium_finds_nothing_to_complain_about_where_no_container_is_needed(id_, arguments):
+def test_gymnasium_checks_pass_without_containers(id_, arguments):
     env = gymnasium.make(id_, **arguments)
     check_env(env.unwrapped)
     env.close()
 
 
-def test_step_rejects_what_is_no_response():
+def test_step_rejects_an_invalid_response():
     env = gymnasium.make("ares_exp/TwentyQuestions-v0", tasks="cat", questions=2)
     env.reset()
     with pytest.raises(TypeError, match=r"Expected an LLMResponse as the action, got None\. Use"):
@@ -98,7 +98,7 @@ def test_step_rejects_what_is_no_response():
     env.close()
 
 
-def test_harbor_tasks_from_a_registry(tmp_path):
+def test_harbor_tasks_are_loaded_from_a_registry(tmp_path):
     row = {"name": "mine", "version": "1.0", "description": "", "tasks": [{"name": "hello", "path": PATH}]}
     (tmp_path / "registry.json").write_text(json.dumps([row]))
     env = gymnasium.make(ID, registry=str(tmp_path / "registry.json"), dataset="mine")
@@ -106,7 +106,7 @@ def test_harbor_tasks_from_a_registry(tmp_path):
     env.close()
 
 
-def test_rows_of_swebench(tmp_path):
+def test_swebench_rows_are_loaded(tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", make_row(*make_repository(tmp_path), "a"))
     env = gymnasium.make("ares_exp/SWEBench-v0", dataset=str(rows), container="docker")
     assert env.unwrapped.environment.task_names == ("a",)
@@ -124,7 +124,7 @@ def test_rows_of_swebench(tmp_path):
         ("Preset-v0", {"preset": "twenty_questions:x"}, "Expected a preset `name`"),
     ],
 )
-def test_a_wrong_argument_of_another_id_is_named(id_, arguments, said):
+def test_wrong_argument_of_another_id_is_named(id_, arguments, said):
     with pytest.raises(ConfigError, match=said):
         gymnasium.make(f"ares_exp/{id_}", **arguments)
 
@@ -145,30 +145,30 @@ def test_a_wrong_argument_of_another_id_is_named(id_, arguments, said):
         ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
     ],
 )
-def test_a_wrong_argument_is_named_in_one_paragraph(arguments, said):
+def test_wrong_argument_is_named_in_one_paragraph(arguments, said):
     with pytest.raises(ConfigError, match=said) as caught:
         gymnasium.make(ID, **arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_path_is_named():
+def test_wrong_path_is_named():
     with pytest.raises(TaskError, match=r"/no/such: expected a task or a folder of tasks.* Set path=<directory>"):
         gymnasium.make(ID, path="/no/such")
 
 
 @pytest.mark.filterwarnings("ignore:.*render_mode='human'")
-def test_a_wrong_render_mode_is_named():
+def test_wrong_render_mode_is_named():
     with pytest.raises(ConfigError, match=r"`render_mode`: .*'ansi' \(got 'human'\)"):
         gymnasium.make(ID, render_mode="human")
 
 
-def test_an_agent_is_chosen_by_its_name():
+def test_agent_is_selected_by_name():
     with PresetGym(preset="harbor", agent="tools", tasks="write-greeting") as env:
         env.reset()
         assert "submit" in str(env.reset()[0].tools)
 
 
-def test_the_arguments_reach_the_environment():
+def test_arguments_reach_the_environment():
     env = PresetGym(
         preset="harbor",
         path=SAMPLES,
@@ -194,7 +194,7 @@ def test_the_arguments_reach_the_environment():
 
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
-def test_a_factory_can_be_pickled(pickler):
+def test_factory_can_be_pickled(pickler):
     factory = functools.partial(
         PresetGym, preset="harbor", path=Path(PATH), container=LocalContainerFactory(), step_limit=3
     )
@@ -203,7 +203,7 @@ def test_a_factory_can_be_pickled(pickler):
     env.close()
 
 
-def test_the_spec_can_be_written_down_and_made_again():
+def test_spec_round_trips_through_json():
     env = gymnasium.make(ID, path=PATH, step_limit=3)
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json()))
     assert json.loads(env.spec.to_json())["kwargs"] == {"preset": "harbor", "path": PATH, "step_limit": 3}
@@ -213,7 +213,7 @@ def test_the_spec_can_be_written_down_and_made_again():
 
 
 @pytest.mark.usefixtures("nim")
-def test_a_source_of_a_plugin_is_a_gymnasium_environment_and_obeys_the_step_limit(tmp_path):
+def test_plugin_source_obeys_the_step_limit(tmp_path):
     with PresetGym(preset="nim", matches=[7], step_limit=2, trajectory_dir=tmp_path) as gym:
         gym.reset(seed=1, options={"task": "nim_7"})
         assert gym.step(LLMResponse.from_text("1"))[1:4] == (0.0, False, False)

@@ -39,7 +39,7 @@ class CountingSpec:
         """Holds nothing."""
 
 
-def test_the_options_of_env_are_presets() -> None:
+def test_options_of_env_are_presets() -> None:
     assert {"harbor", "swebench"} <= {*list_presets()}
     assert "harbor-shell" not in list_presets()
     samples = info("harbor")
@@ -58,7 +58,7 @@ def test_the_options_of_env_are_presets() -> None:
         ("harbor@1/3", ["fix-moving-average", "monthly-revenue"]),
     ],
 )
-def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]) -> None:
+def test_made_environment_has_the_selected_tasks(preset_id: str, expected: list[str]) -> None:
     assert [*make(preset_id).task_names] == expected  # type: ignore[attr-defined]
 
 
@@ -73,13 +73,13 @@ def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]
         ("x" * 9000, LookupError, r"^.{,600}$"),
     ],
 )
-def test_what_cannot_be_made(preset_id: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_preset_ids_are_refused(preset_id: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:
         make(preset_id)
     assert isinstance(caught.value, ConfigError)
 
 
-def test_a_registered_spec_is_given_what_was_said() -> None:
+def test_registered_spec_receives_the_arguments() -> None:
     spec, factory, tracker = CountingSpec(), DockerContainerFactory(), object()
     register_preset("my-counting", spec)
     assert "my-counting" in list_presets()
@@ -91,7 +91,7 @@ def test_a_registered_spec_is_given_what_was_said() -> None:
     assert isinstance(spec.asked[1], LocalContainerFactory)
 
 
-def test_a_function_is_a_preset() -> None:
+def test_function_can_be_a_preset() -> None:
     @register_env(name="halves", description="Half of it", num_tasks=4)
     def make_halves(*, selector: Any, container_factory: Any, tracker: Any = None) -> Any:
         return selector([*"abcd"])
@@ -111,7 +111,7 @@ def test_a_function_is_a_preset() -> None:
 
 
 @pytest.mark.parametrize("name", ["a:b", "a@b", "", " ", " a", 3, "twice", "harbor", "harbor-shell"])
-def test_a_name_that_cannot_be_registered(name: Any) -> None:
+def test_invalid_names_are_refused(name: Any) -> None:
     register_preset("twice", CountingSpec())
     with pytest.raises(ValueError, match="preset") as caught:
         register_preset(name, CountingSpec())
@@ -121,13 +121,13 @@ def test_a_name_that_cannot_be_registered(name: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "got"), [(object(), "got object"), (CountingSpec, "got the class CountingSpec"), (len, "register_env")]
 )
-def test_a_spec_that_cannot_be_registered(spec: Any, got: str) -> None:
+def test_invalid_specs_are_refused(spec: Any, got: str) -> None:
     with pytest.raises(ValueError, match=got):
         register_preset("mine", spec)
     assert "mine" not in list_presets()
 
 
-def test_a_mandatory_value_is_asked_for(site: Site) -> None:
+def test_missing_mandatory_value_is_requested(site: Site) -> None:
     env = "# Wants much\n_target_: ares_exp.environments.harbor.HarborEnvironments\npath: ???\nlimit: ???\n"
     site.install("wanting", {"wanting": "wanting.conf"}, {"wanting/conf/env/wanting.yaml": env})
     assert info("wanting") == EnvironmentInfo("wanting", "Wants much", None)
@@ -139,7 +139,7 @@ def test_a_mandatory_value_is_asked_for(site: Site) -> None:
     assert len(make("mine").task_names) == 2  # type: ignore[attr-defined]
 
 
-def test_a_preset_whose_options_are_wrong_says_so(site: Site) -> None:
+def test_preset_with_wrong_options_is_reported(site: Site) -> None:
     env = "_target_: ares_exp.environments.harbor.HarborEnvironments\nlimitt: 1\n"
     site.install("wrong", {"wrong": "wrong.conf"}, {"wrong/conf/env/wrong.yaml": env, "wrong/conf/env/a-b.yaml": env})
     assert "wrong" in list_presets()
@@ -150,7 +150,7 @@ def test_a_preset_whose_options_are_wrong_says_so(site: Site) -> None:
         make("wrong")
 
 
-def test_a_class_that_cannot_be_used_is_told_once_and_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_class_is_reported_once_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     options = {"raising": "_target_: raising.Source\n", "foreign": "_target_: builtins.dict\n"}
     files = {f"raising/conf/env/{name}.yaml": text for name, text in options.items()}
     files["raising/__init__.py"] = "raise RuntimeError('no luck')\n"
@@ -164,7 +164,7 @@ def test_a_class_that_cannot_be_used_is_told_once_and_in_one_line(site: Site, ca
 
 
 @pytest.mark.usefixtures("nim")
-async def test_a_preset_of_a_plugin_is_run_and_collected(tmp_path: Path) -> None:
+async def test_plugin_preset_is_run_and_collected(tmp_path: Path) -> None:
     collector = JsonTrajectoryCollector(tmp_path)
     async with make("nim:0", trajectory_collector=collector) as env:
         await env.reset()
@@ -175,7 +175,7 @@ async def test_a_preset_of_a_plugin_is_run_and_collected(tmp_path: Path) -> None
 
 
 @pytest.mark.local
-async def test_a_task_that_cannot_be_run_is_in_nobodys_way_who_does_not_run_it(tmp_path: Path) -> None:
+async def test_unsupported_task_does_not_affect_others(tmp_path: Path) -> None:
     for name, toml in (("fine", ""), ("foreign", '[environment]\nos = "windows"\n')):
         (tmp_path / name / "environment").mkdir(parents=True)
         (tmp_path / name / "tests").mkdir()
@@ -193,5 +193,5 @@ async def test_a_task_that_cannot_be_run_is_in_nobodys_way_who_does_not_run_it(t
             await env.reset()
 
 
-def test_tasks_that_a_repository_has_are_not_fetched_to_be_counted() -> None:
+def test_repository_tasks_are_not_fetched_for_counting() -> None:
     assert ConfiguredPreset("harbor", overrides=("env.repo=nobody/nothing",)).get_info().num_tasks is None

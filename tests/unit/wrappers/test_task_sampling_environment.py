@@ -87,7 +87,7 @@ async def chosen(env: TaskSamplingEnvironment, count: int = 8, **options: Any) -
     return [str(step.observation.messages[0]["content"]) for step in asked]  # type: ignore[union-attr]
 
 
-async def test_the_same_seed_makes_the_same_episodes() -> None:
+async def test_same_seed_gives_the_same_episodes() -> None:
     first, second = environment(AskingSource(), seed=3), environment(AskingSource())
     assert await chosen(first) == (again := await chosen(second, seed=3))
     assert again == await chosen(second, seed=3)
@@ -96,7 +96,7 @@ async def test_the_same_seed_makes_the_same_episodes() -> None:
     assert again != await chosen(second, seed=4)
 
 
-async def test_an_episode_has_the_seed_that_a_run_gives_it() -> None:
+async def test_episode_has_the_seed_of_a_run() -> None:
     env = environment(AskingSource())
     for attempt in range(2):
         await env.reset(seed=None if attempt else 7, options={"task": "b"})
@@ -107,7 +107,7 @@ async def test_an_episode_has_the_seed_that_a_run_gives_it() -> None:
         assert (report.attempt, report.seed) == (attempt, env.episode_seed)
 
 
-async def test_a_task_is_chosen_by_name_or_index_and_no_other_is_there() -> None:
+async def test_task_is_selected_by_name_or_index() -> None:
     env = environment(AskingSource(), "bc")
     await env.reset(options={"task": 1})
     assert env.current_task == "c"
@@ -120,7 +120,7 @@ async def test_a_task_is_chosen_by_name_or_index_and_no_other_is_there() -> None
         environment(AskingSource(), "")
 
 
-async def test_an_episode_is_closed_before_the_next_and_at_the_end() -> None:
+async def test_episode_is_closed_before_the_next() -> None:
     source = AskingSource()
     async with environment(source) as env:
         assert (env.step_count, env.current_task, env.time_step, env.report()) == (0, None, None, EpisodeReport())
@@ -137,7 +137,7 @@ async def test_an_episode_is_closed_before_the_next_and_at_the_end() -> None:
     assert source.calls == ["preflight", "check", "close"]
 
 
-async def test_one_call_at_a_time_and_a_close_at_any() -> None:
+async def test_concurrent_calls_are_refused_except_close() -> None:
     source = AskingSource()
     env = environment(source)
     await env.reset()
@@ -152,7 +152,7 @@ async def test_one_call_at_a_time_and_a_close_at_any() -> None:
     await stepping
 
 
-async def test_closing_during_the_checks_starts_nothing() -> None:
+async def test_close_during_the_checks_starts_no_episode() -> None:
     source, closed = AskingSource(), threading.Event()
     source.check = lambda parts, report: closed.wait(60)  # type: ignore[method-assign, assignment]
     env = environment(source)
@@ -165,7 +165,7 @@ async def test_closing_during_the_checks_starts_nothing() -> None:
     assert source.made == []
 
 
-async def test_a_backend_that_is_not_there_is_told_at_the_first_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_backend_is_reported_at_first_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     source = AskingSource(needs_container=True)
     with pytest.raises(PreflightError, match=r"/nowhere/docker\.sock"):

@@ -29,7 +29,7 @@ from tests.unit.wrappers.gym_environments import (
 )
 
 
-def test_an_episode_in_plain_strings():
+def test_episode_runs_in_plain_strings():
     with make_text_gym(length=2) as env:
         assert env.reset(options={"task": 7})[0] == "[user]\ntask 7"
         observation, *_ = env.step("schöne\nGrüße")
@@ -46,13 +46,13 @@ def test_every_text_is_in_the_spaces():
             assert text in env.action_space
 
 
-def test_news_leaves_the_headings_out():
+def test_news_omits_the_headings():
     env = TextObservation(GymWrapper(CountingEnvironment()), content="news")
     assert env.reset(options={"task": 7})[0] == "task 7"
     env.close()
 
 
-def test_each_goes_without_the_other():
+def test_text_wrappers_are_independent():
     only_observation = TextObservation(GymWrapper(CountingEnvironment()))
     only_action = TextAction(GymWrapper(CountingEnvironment()))
     with only_observation, only_action:
@@ -63,7 +63,7 @@ def test_each_goes_without_the_other():
         assert only_action.observation_space == LLMRequestSpace()
 
 
-def test_what_they_refuse():
+def test_invalid_arguments_are_refused():
     with GymWrapper(CountingEnvironment()) as gym:
         with pytest.raises(ValueError, match="'conversation' or 'news', got 'last'"):
             TextObservation(gym, content="last")
@@ -73,7 +73,7 @@ def test_what_they_refuse():
             env.step(ACTION)
 
 
-def test_gymnasium_checks_them_and_makes_them_again_from_the_spec():
+def test_gymnasium_checks_and_recreates_the_text_wrappers():
     gymnasium.register("AresExpTest/Text-v0", entry_point=make_counting_gym_of_length_5)
     try:
         env = TextAction(TextObservation(gymnasium.make("AresExpTest/Text-v0"), content="news"))
@@ -94,7 +94,7 @@ def make_counting_gym_of_length_5(render_mode=None):
     return GymWrapper(CountingEnvironment(length=5), render_mode=render_mode)
 
 
-def test_in_vector_environments():
+def test_vector_environments_exchange_texts():
     for envs in (
         SyncVectorEnv([make_text_gym] * 2),
         AsyncVectorEnv([make_text_gym] * 2, shared_memory=False, context="spawn"),
@@ -111,7 +111,7 @@ def test_in_vector_environments():
 
 
 @pytest.mark.parametrize("make", [make_counting_gym, make_bare_gym, make_foreign_gym])
-def test_gymnasium_finds_nothing_to_complain_about(make):
+def test_gymnasium_checks_pass(make):
     gymnasium.register("AresExpTest/Checked-v0", entry_point=make)
     try:
         env = gymnasium.make("AresExpTest/Checked-v0")
@@ -121,7 +121,7 @@ def test_gymnasium_finds_nothing_to_complain_about(make):
         del gymnasium.registry["AresExpTest/Checked-v0"]
 
 
-def test_of_one_that_gymnasium_did_not_make_it_says_only_that_it_cannot_make_another():
+def test_unregistered_environment_gets_one_gymnasium_warning():
     with GymWrapper(CountingEnvironment(), render_mode="ansi") as env:
         check_env(env, skip_render_check=True)
         with pytest.warns(UserWarning, match="not having a spec") as caught:
@@ -129,7 +129,7 @@ def test_of_one_that_gymnasium_did_not_make_it_says_only_that_it_cannot_make_ano
     assert len(caught) == 1
 
 
-def test_the_seed_of_one_that_takes_none_seeds_np_random():
+def test_seed_without_support_seeds_np_random():
     with make_bare_gym() as env:
         env.reset(seed=3)
         drawn = env.np_random.integers(1000)
@@ -138,7 +138,7 @@ def test_the_seed_of_one_that_takes_none_seeds_np_random():
 
 
 @pytest.mark.parametrize(("limit", "ended", "total"), [(10, (True, False), 1.5), (2, (False, True), 0.5)])
-def test_gymnasiums_own_wrappers_go_around_it(limit, ended, total):
+def test_gymnasium_wrappers_can_be_added(limit, ended, total):
     env = RecordEpisodeStatistics(OrderEnforcing(TimeLimit(GymWrapper(CountingEnvironment(length=3)), limit)))
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(ACTION)
@@ -197,12 +197,12 @@ def test_samples_are_members_and_follow_the_seed(space_class):
 
 @pytest.mark.parametrize("space_class", SPACES)
 @pytest.mark.parametrize("argument", ["mask", "probability"])
-def test_sampling_takes_no_mask(space_class, argument):
+def test_sampling_rejects_a_mask(space_class, argument):
     with pytest.raises(ValueError, match="takes no sampling mask"):
         space_class().sample(**{argument: (1, None)})
 
 
-def test_membership_is_a_matter_of_type():
+def test_membership_depends_on_the_type():
     assert FULL_REQUEST in LLMRequestSpace()
     assert FULL_RESPONSE in LLMResponseSpace()
     assert LLMResponse(data=()) in LLMResponseSpace()
@@ -218,7 +218,7 @@ def test_membership_is_a_matter_of_type():
     ("space", "record"),
     [(LLMRequestSpace(), FULL_REQUEST), (LLMResponseSpace(), FULL_RESPONSE), (TextSpace(), "grüß\n dich \ud800")],
 )
-def test_records_survive_json(space, record):
+def test_records_round_trip_through_json(space, record):
     batch = [record, space.sample()]
     assert space.from_jsonable(json.loads(json.dumps(space.to_jsonable(batch)))) == batch
 
@@ -251,7 +251,7 @@ REQUEST = LLMRequest(
 )
 
 
-def test_a_conversation_has_every_message_under_its_role():
+def test_conversation_shows_every_message_with_its_role():
     assert conversation_text(REQUEST) == (
         "[system]\nbe brief\n\n[user]\ndo it\n\n"
         '[assistant]\n<tool call> bash({"command": "ls"})\n\n'
@@ -259,12 +259,12 @@ def test_a_conversation_has_every_message_under_its_role():
     )
 
 
-def test_news_is_what_came_after_the_last_response():
+def test_news_shows_messages_after_the_last_response():
     assert news_text(REQUEST) == "a file\n\ngo on\n<image_url>"
     assert news_text(LLMRequest(messages=REQUEST.messages[:1])) == "do it"
 
 
-def test_an_ended_episode_has_nothing_to_say():
+def test_ended_episode_has_no_text():
     assert conversation_text(NO_REQUEST) == news_text(NO_REQUEST) == ""
     assert conversation_text(None) == ""
 
@@ -285,11 +285,11 @@ class Prompt:
         (42, "[observation]\n42"),
     ],
 )
-def test_requests_of_other_classes(observation, text):
+def test_requests_of_other_classes_are_shown(observation, text):
     assert conversation_text(observation) == text
 
 
-def test_a_response():
+def test_response_is_shown():
     response = LLMResponse([TextData("I look."), ToolCallData("1", "bash", "{}")])
     assert response_text(response) == "I look.\n<tool call> bash({})"
     assert response_text(7) == "7"
@@ -298,11 +298,11 @@ def test_a_response():
 
 
 @pytest.mark.parametrize(("terminated", "how"), [(True, "terminated"), (False, "truncated")])
-def test_an_exchange_at_the_end(terminated, how):
+def test_final_exchange_shows_end_and_reward(terminated, how):
     exchange = Exchange(LLMResponse.from_text("done"), NO_REQUEST, 0.5, terminated, not terminated)
     assert str(exchange) == f"[assistant]\ndone\n\n[end] {how}, reward 0.5"
 
 
-def test_what_a_container_says_cannot_steer_the_terminal():
+def test_control_characters_are_replaced():
     request = LLMRequest(messages=[{"role": "user", "content": "a\tb\n\x1b[2J\x07\x9bgrün"}])
     assert str(Exchange(None, request)) == "[user]\na\tb\n\ufffd[2J\ufffd\ufffdgrün"

@@ -33,7 +33,7 @@ class KeepingTracker(NullTracker):
             raise RuntimeError("broken")
 
 
-async def test_every_episode_is_told_however_it_ended() -> None:
+async def test_every_episode_is_tracked_with_its_end() -> None:
     tracker = KeepingTracker()
     async with make("nim", tracker=tracker) as env:
         reset: Callable[..., Any] = env.reset
@@ -60,7 +60,7 @@ async def test_every_episode_is_told_however_it_ended() -> None:
     assert tracker.results[1].error is not None
 
 
-async def test_an_exception_on_the_way_out_is_what_ended_the_episode() -> None:
+async def test_exception_on_exit_ends_the_episode() -> None:
     tracker = KeepingTracker()
 
     async def fail() -> None:
@@ -74,7 +74,7 @@ async def test_an_exception_on_the_way_out_is_what_ended_the_episode() -> None:
     assert (result.outcome, result.error.type if result.error else None) == (Outcome.ERRORED, "ZeroDivisionError")
 
 
-async def test_a_tracker_that_raises_changes_nothing() -> None:
+async def test_failing_tracker_does_not_affect_episodes() -> None:
     tracker = KeepingTracker(broken=True)
     async with make("nim:0", tracker=tracker) as env:
         await env.reset()
@@ -84,7 +84,7 @@ async def test_a_tracker_that_raises_changes_nothing() -> None:
     assert [one.reward for one in tracker.results] == [1.0, 0.0]
 
 
-async def test_a_call_that_makes_no_sense_is_no_episode() -> None:
+async def test_invalid_call_starts_no_episode() -> None:
     tracker = KeepingTracker()
     async with make("nim:0", tracker=tracker) as env:
         with pytest.raises(EpisodeStateError):

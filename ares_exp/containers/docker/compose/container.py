@@ -30,7 +30,7 @@ from ares_exp.errors import (
 
 _logger = logging.getLogger(__name__)
 
-NO_SNAPSHOTS = "the services of its compose file have a state of their own"
+NO_SNAPSHOTS = "the services of its compose file have separate state"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:

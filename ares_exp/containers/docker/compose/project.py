@@ -49,14 +49,20 @@ class ComposeProject:
 
     Attributes:
         name: Name of the project, and prefix of all names in it.
-        containers: Container of each service (the first of several), once started.
-        addresses: Names by which its services reach each other, once started.
-        built: Images built for it.
-        unready: Services that were not ready when it was removed during its start.
+        containers: Name of each service's container (the first of several) after the start.
+        addresses: Names by which the services reach each other, after the start.
+        built: Names of the images that were built for the project.
+        unready: Names of the services that were not ready when a failed start was removed.
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
-        """Args: name: A unique name in lower case."""
+        """Starts nothing yet.
+
+        Args:
+            name: A unique name in lower case.
+            spec: The task's container, with a compose file.
+            options: Settings that do not depend on the task.
+        """
         assert spec.compose_file is not None
         self.name = name
         self.containers: dict[str, str] = {}
@@ -127,7 +133,11 @@ class ComposeProject:
         return images
 
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
-        """Builds one image. A plain build is shared by all services that need it; others rely on the engine's cache."""
+        """Builds the image of the service `name`, and returns the name of the image.
+
+        A build with only a context and its `Dockerfile` is shared by all services that need it. Other builds rely on
+        the engine's cache.
+        """
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")

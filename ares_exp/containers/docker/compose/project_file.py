@@ -36,7 +36,10 @@ def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns the base document for the task's file: `main` with its image and first process. Blocking."""
+    """Returns the compose document with which the task's file is merged. Blocking.
+
+    It has the service `main`, with the image or build of the task, and with its first process.
+    """
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)
@@ -180,7 +183,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Returns a table, also for a list of `name=value`. Omits names without a value (which take the host's)."""
+    """Converts a table or a list of `name=value` to a table. Omits names without a value (Compose uses the host's)."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

@@ -1,9 +1,9 @@
 """The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
 
 A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
-keys of later Compose versions. The policy is applied to the file as written, before the compose program runs. Reading
-the file resolves `env_file`, `extends` and `include`, which name local files, and the program's output no longer shows
-them. The policy is then applied again to the program's output, with variables and extended files filled in.
+keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs. The
+program reads the local files of `env_file`, `extends` and `include`, and its output no longer has these keys. The
+policy is then applied again to the program's output, with variables and extended files filled in.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "nam
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
-"""Allowed addresses of networks. Others would divert this machine's traffic."""
+"""Allowed addresses of networks. Other addresses would divert this machine's traffic."""
 _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
@@ -56,7 +56,8 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
         Warnings about ignored keys.
 
     Raises:
-        UnsupportedTaskError: The file violates the policy, or uses a variable that is not filled in.
+        UnsupportedTaskError: The file violates the policy, or refers to a variable that is not filled in; see
+            `refuse_obeyed`.
         TaskError: The file cannot be read, or is not a compose file.
     """
     path = spec.compose_file
@@ -260,7 +261,7 @@ def _is_private(pool: Mapping[str, Any]) -> bool:
 
 
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
-    """Allows only NVIDIA GPUs as devices, because another driver could expose any files of the host."""
+    """Yields a violation for devices other than NVIDIA GPUs, because another driver could expose files of the host."""
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"

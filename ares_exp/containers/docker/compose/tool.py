@@ -66,7 +66,7 @@ class ComposeTool:
 
     @property
     def says_json(self) -> bool:
-        """Whether it can print a file as JSON, which has no dialects."""
+        """Whether the program can print a compose file as JSON, which has no dialects, unlike YAML."""
         return not self.version.startswith("1.")
 
     async def run(
@@ -198,7 +198,9 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that uses variables that are not filled in. Its containers may still set them.
+    """Rejects a file that refers to variables of the task that also control programs of this machine.
+
+    The compose program does not get such variables, so it cannot fill them in. Containers may still have them.
 
     Raises:
         UnsupportedTaskError: The file uses such variables. The message names them.

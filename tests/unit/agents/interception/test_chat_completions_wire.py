@@ -51,7 +51,7 @@ def bare(value: Any) -> Any:
 
 @examples(25)
 @given(responses)
-def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
+def test_client_assembles_stream_into_the_whole_response(
     server: WireServer, client: OpenAI, response: LLMResponse
 ) -> None:
     server.response, server.keepalives = response, 2
@@ -82,7 +82,7 @@ FULL = LLMResponse(
 )
 
 
-def test_a_stream_has_the_documented_order(server: WireServer) -> None:
+def test_stream_has_the_documented_order(server: WireServer) -> None:
     server.response, server.keepalives = FULL, 1
     asked = WIRE.read({**HELLO, "stream": True, "stream_options": {"include_usage": True}}, {})
     written = server.written(WIRE, asked)
@@ -105,19 +105,19 @@ def test_a_stream_has_the_documented_order(server: WireServer) -> None:
     assert b"the-real-name" not in b"".join(written)
 
 
-def test_counts_end_a_stream_only_when_they_are_wanted() -> None:
+def test_usage_ends_a_stream_only_on_request() -> None:
     asked = WIRE.read({**HELLO, "stream": True}, {})
     assert all("usage" not in chunk for chunk in event_data(b"".join(WIRE.events(asked, FULL, 0))))
 
 
-def test_what_an_agent_has_no_use_for_is_not_told() -> None:
+def test_body_contains_only_documented_fields() -> None:
     body = json.loads(WIRE.whole(WIRE.read(HELLO, {}), FULL))
     assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
     assert set(body["choices"][0]) == {"index", "message", "finish_reason"}
     assert "cost" not in body["usage"]
 
 
-def test_ids_of_calls_differ_from_all_others_of_the_conversation() -> None:
+def test_call_ids_are_unique_in_the_conversation() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     said = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     asked = WIRE.read({**HELLO, "messages": HELLO["messages"] + said}, {})
@@ -130,7 +130,7 @@ def test_ids_of_calls_differ_from_all_others_of_the_conversation() -> None:
     assert (once[2], len({"c1", *once})) == ("c9", 5)
 
 
-def test_sampling_and_losses_are_named_and_not_in_the_request() -> None:
+def test_sampling_and_dropped_fields_are_named() -> None:
     asked = WIRE.read(
         {
             **HELLO,
@@ -160,7 +160,7 @@ def test_sampling_and_losses_are_named_and_not_in_the_request() -> None:
     assert (request.system_prompt, request.messages) == ("s", (freeze({"role": "user", "content": "hello"}),))
 
 
-def test_no_tools_are_none() -> None:
+def test_empty_tools_are_omitted() -> None:
     request = WIRE.read({**HELLO, "tools": [], "tool_choice": "auto"}, {}).request
     assert (request.tools, request.tool_choice) == (None, None)
 
@@ -181,12 +181,12 @@ def test_no_tools_are_none() -> None:
         ({"stream_options": [1]}, "`stream_options`"),
     ],
 )
-def test_what_cannot_be_left_out_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         WIRE.read({**HELLO, **change}, {})
 
 
-def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: WireServer, client: OpenAI) -> None:
+def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="policy gives one response") as refused:
         client.chat.completions.create(**HELLO, n=2)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "n")
@@ -201,12 +201,12 @@ def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: Wir
     assert server.keys[-1] == "key-1"
 
 
-def test_images_in_tool_results_are_carried() -> None:
+def test_images_in_tool_results_are_preserved() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     message = {"role": "tool", "tool_call_id": "c1", "content": [image]}
     assert WIRE.read({**HELLO, "messages": [message]}, {}).request.messages == (freeze(message),)
 
 
-def test_the_wire_is_found_by_its_path() -> None:
+def test_wire_is_selected_by_path() -> None:
     assert isinstance(wire_at("/v1/chat/completions"), ChatCompletionsWire)
     assert wire_at("/v1/other") is None

@@ -41,7 +41,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> None:
+async def test_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> None:
     status, body = await port.post(chat("do it", stream=stream, temperature=0.5, seed=3))
     assert (status, text_of(body)[:8]) == (200, "answer 1")
     assert (b"[DONE]" in body) == stream
@@ -64,7 +64,7 @@ async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/nothing"])
-async def test_a_wrong_key_gets_nothing(port: Port, llm: Recorder, path: str) -> None:
+async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> None:
     status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
     assert status == 401
     assert "ARES_LLM_KEY" in json.loads(body)["error"]["message"]
@@ -79,7 +79,7 @@ async def test_a_wrong_key_gets_nothing(port: Port, llm: Recorder, path: str) ->
         ("/v1/nothing", {}, 404, "/v1/nothing"),
     ],
 )
-async def test_what_cannot_be_read_is_said(
+async def test_unreadable_body_is_explained(
     port: Port, llm: Recorder, path: str, body: object, status: int, says: str
 ) -> None:
     got, text = await port.post(body, path=path)
@@ -87,7 +87,7 @@ async def test_what_cannot_be_read_is_said(
     assert llm.calls == []
 
 
-async def test_a_body_that_is_too_large_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert endpoint.MAX_BODY_BYTES == 64 * 2**20
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 2**18)
     async with served(Line(llm)) as port:
@@ -99,7 +99,7 @@ async def test_a_body_that_is_too_large_is_refused(llm: Recorder, monkeypatch: p
         assert (await port.post(chat("x" * 2**17)))[0] == 200
 
 
-async def test_models_and_what_is_no_post(port: Port) -> None:
+async def test_models_are_listed_and_other_methods_refused(port: Port) -> None:
     key = {"Authorization": f"Bearer {port.line.key}"}
     async with aiohttp.ClientSession(port.url, headers=key) as session:
         async with session.get("/v1/models") as response:
@@ -114,7 +114,7 @@ async def test_models_and_what_is_no_post(port: Port) -> None:
             assert response.status == 200
 
 
-async def test_a_stream_starts_at_once_and_is_kept_alive(port: Port, llm: Recorder) -> None:
+async def test_stream_starts_immediately_and_is_kept_alive(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     reader, writer = await port.raw(chat("do it", stream=True))
     head = await reader.readuntil(b'"role":')
@@ -129,7 +129,7 @@ async def test_a_stream_starts_at_once_and_is_kept_alive(port: Port, llm: Record
     assert len(llm.calls) == 1
 
 
-async def test_a_whole_response_starts_with_blanks_when_it_takes_long(llm: Recorder) -> None:
+async def test_slow_whole_response_starts_with_blanks(llm: Recorder) -> None:
     llm.gate.clear()
     async with served(Line(llm, keepalive_sec=0.02), endpoint=Endpoint(whole_starts_sec=0.05)) as port:
         reader, writer = await port.raw(chat("do it"))
@@ -140,7 +140,7 @@ async def test_a_whole_response_starts_with_blanks_when_it_takes_long(llm: Recor
     assert b"answer 1" in body
 
 
-async def test_what_ends_a_stream_is_not_sent_before_there_is_a_response(port: Port, llm: Recorder) -> None:
+async def test_stream_end_is_sent_after_the_response(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     reader, writer = await port.raw(chat("do it", stream=True))
     await llm.on_call.wait()
@@ -149,7 +149,7 @@ async def test_what_ends_a_stream_is_not_sent_before_there_is_a_response(port: P
     writer.close()
 
 
-async def test_the_same_request_attaches_to_a_pending_call(port: Port, llm: Recorder) -> None:
+async def test_repeated_request_attaches_to_pending_call(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     _, writer = await port.raw(chat("do it", stream=True))
     await settled(llm, 1)
@@ -161,7 +161,7 @@ async def test_the_same_request_attaches_to_a_pending_call(port: Port, llm: Reco
     assert (len(llm.calls), llm.given_up) == (1, 0)
 
 
-async def test_a_response_that_came_while_nobody_listened_is_given_to_who_asks_again(port: Port, llm: Recorder) -> None:
+async def test_missed_response_is_sent_on_retry(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     _, writer = await port.raw(chat("do it"))
     await settled(llm, 1)
@@ -177,7 +177,7 @@ async def test_a_response_that_came_while_nobody_listened_is_given_to_who_asks_a
     assert port.line.report.retries == 2
 
 
-async def test_who_asks_something_else_gives_the_call_up_that_nobody_waits_for(port: Port, llm: Recorder) -> None:
+async def test_different_request_cancels_the_abandoned_call(port: Port, llm: Recorder) -> None:
     llm.gate.clear()
     _, writer = await port.raw(chat("do it"))
     await settled(llm, 1)
@@ -190,7 +190,7 @@ async def test_who_asks_something_else_gives_the_call_up_that_nobody_waits_for(p
     assert llm.conversations == ["main", "main"]
 
 
-async def test_conversations_are_conversations(port: Port, llm: Recorder) -> None:
+async def test_parallel_requests_are_separate_conversations(port: Port, llm: Recorder) -> None:
     await port.post(chat("do it", tools=True))
     llm.gate.clear()
     first = asyncio.create_task(port.post(chat("part one", tools=True)))
@@ -212,7 +212,7 @@ async def test_conversations_are_conversations(port: Port, llm: Recorder) -> Non
     assert len(port.line.report.conversations) == 4
 
 
-async def test_conversations_have_the_same_names_whichever_starts_first() -> None:
+async def test_conversation_names_are_independent_of_order() -> None:
     async def names(order: list[str]) -> dict[str, str]:
         llm = Recorder()
         async with served(Line(llm)) as port:
@@ -241,7 +241,7 @@ async def test_headers_name_conversations(llm: Recorder) -> None:
     assert len({main, sub, other}) == 3
 
 
-async def test_what_is_dropped_is_named_once(port: Port, caplog: pytest.LogCaptureFixture) -> None:
+async def test_dropped_field_is_reported_once(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "ares_exp")
     for text in ("one", "two"):
         await port.post(chat(text, web_search_options={"search_context_size": "low"}))
@@ -250,7 +250,7 @@ async def test_what_is_dropped_is_named_once(port: Port, caplog: pytest.LogCaptu
     assert any("web_search_options" in name for name in port.line.report.dropped)
 
 
-async def test_a_line_that_closes_cuts_its_connections_and_gives_its_calls_up(llm: Recorder) -> None:
+async def test_closed_line_cuts_connections_and_cancels_calls(llm: Recorder) -> None:
     llm.gate.clear()
     async with served(Line(llm)) as port:
         reader, writer = await port.raw(chat("do it", stream=True))
@@ -262,7 +262,7 @@ async def test_a_line_that_closes_cuts_its_connections_and_gives_its_calls_up(ll
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_cut_connections_cost_no_second_response(llm: Recorder, seed: int) -> None:
+async def test_cut_connections_need_no_second_response(llm: Recorder, seed: int) -> None:
     await run_through_cuts(llm, seed)
 
 

@@ -43,7 +43,7 @@ def client(server: WireServer) -> Iterator[Anthropic]:
 
 @examples(25)
 @given(responses | mixed_responses)
-def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
+def test_client_assembles_stream_into_the_whole_response(
     server: WireServer, client: Anthropic, response: LLMResponse
 ) -> None:
     server.response, server.keepalives = response, 2
@@ -73,7 +73,7 @@ FULL = LLMResponse(
 )
 
 
-def test_a_stream_has_the_documented_order(server: WireServer) -> None:
+def test_stream_has_the_documented_order(server: WireServer) -> None:
     server.response, server.keepalives = FULL, 1
     asked = WIRE.read({**HELLO, "stream": True}, {})
     written = b"".join(server.written(WIRE, asked))
@@ -121,12 +121,12 @@ def test_a_stream_has_the_documented_order(server: WireServer) -> None:
     ("finish", "stop"),
     [("stop", "end_turn"), ("length", "max_tokens"), ("content_filter", "refusal"), (None, "end_turn")],
 )
-def test_reasons_of_the_end(finish: str | None, stop: str) -> None:
+def test_finish_reasons_are_converted(finish: str | None, stop: str) -> None:
     whole = json.loads(WIRE.whole(WIRE.read(HELLO, {}), LLMResponse.from_text("x", finish_reason=finish)))
     assert whole["stop_reason"] == stop
 
 
-def test_sampling_and_losses_are_named_and_not_in_the_request() -> None:
+def test_sampling_and_dropped_fields_are_named() -> None:
     mark = {"type": "ephemeral"}
     result = {"type": "tool_result", "tool_use_id": "c1", "is_error": True, "content": "no", "cache_control": mark}
     body = {
@@ -230,12 +230,12 @@ def test_messages_are_read_as_chat_messages() -> None:
         ({"stream": "yes"}, "`stream`"),
     ],
 )
-def test_what_cannot_be_left_out_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         WIRE.read({**HELLO, **change}, {})
 
 
-def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: WireServer, client: Anthropic) -> None:
+def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: Anthropic) -> None:
     from anthropic import APIStatusError, BadRequestError
 
     with pytest.raises(BadRequestError, match="Expected `role`"):
@@ -251,7 +251,7 @@ def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: Wir
     assert server.keys[-1] == "key-1"
 
 
-def test_counts_grow_with_the_request_but_not_with_the_bytes_of_images(client: Anthropic) -> None:
+def test_token_count_grows_with_text_not_images(client: Anthropic) -> None:
     def count(*content: Any) -> int:
         counted = client.messages.count_tokens(model="policy", messages=[{"role": "user", "content": [*content]}])
         return counted.input_tokens

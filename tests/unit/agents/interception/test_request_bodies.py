@@ -176,7 +176,7 @@ def check(wire: Wire, body: Any) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_a_body_with_everything_is_read(wire: Wire) -> None:
+def test_complete_body_is_read(wire: Wire) -> None:
     asked = wire.read(WHOLE[wire.name], {})
     assert asked.streamed
     assert asked.request.tools
@@ -185,7 +185,7 @@ def test_a_body_with_everything_is_read(wire: Wire) -> None:
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 @examples(150)
 @given(data=st.data())
-def test_a_changed_body_is_answered_or_refused(wire: Wire, data: st.DataObject) -> None:
+def test_changed_body_is_read_or_refused(wire: Wire, data: st.DataObject) -> None:
     body = WHOLE[wire.name]
     for _ in range(data.draw(st.integers(1, 2))):
         body = changed(body, data.draw(st.sampled_from(places(body))), data.draw(values))
@@ -205,12 +205,12 @@ def test_a_changed_body_is_answered_or_refused(wire: Wire, data: st.DataObject) 
         (b"[" * 100_000, "a JSON body"),
     ],
 )
-def test_bytes_that_are_no_body_are_refused(raw: bytes, named: str) -> None:
+def test_invalid_bytes_are_refused(raw: bytes, named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         parse_body(raw)
 
 
-def test_halves_of_characters_are_mended() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     body = parse_body(json.dumps({"a\ud83d": ["x\ud83d", "\U0001f600", "\udc00y"]}).encode())
     assert body == {"a\ufffd": ["x\ufffd", "\U0001f600", "\ufffdy"]}
 
@@ -247,14 +247,14 @@ def timeless(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_nothing_is_lost_but_what_is_declared(agent: str) -> None:
+def test_only_declared_fields_are_dropped(agent: str) -> None:
     for run in runs(agent):
         lost = {name for asked in run if asked.request.origin for name in asked.request.origin.dropped}
         assert lost == set(AGENTS[agent][1])
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_each_request_continues_the_one_before(agent: str) -> None:
+def test_each_request_continues_its_predecessor(agent: str) -> None:
     for run in runs(agent):
         assert len(run) == 3
         for earlier, later in pairwise(canonical(asked.request) for asked in run):
@@ -266,25 +266,25 @@ def test_each_request_continues_the_one_before(agent: str) -> None:
 @pytest.mark.parametrize(
     ("agent", "normalise"), [("claude_code", None), ("codex", timeless), ("opencode", None), ("qwen_code", None)]
 )
-def test_two_runs_ask_the_same(agent: str, normalise: Any) -> None:
+def test_two_runs_send_the_same_requests(agent: str, normalise: Any) -> None:
     one, other = ([fingerprint(asked.request, normalise) for asked in run] for run in runs(agent))
     assert one == other
 
 
-def test_codex_differs_in_times() -> None:
+def test_codex_requests_differ_in_times() -> None:
     one, other = ([fingerprint(asked.request) for asked in run] for run in runs("codex"))
     assert (one[0], one[1] == other[1]) == (other[0], False)
 
 
 @pytest.mark.parametrize("agent", ["opencode", "qwen_code"])
-def test_reasoning_in_text_comes_back_as_it_was_given(agent: str) -> None:
+def test_reasoning_in_text_round_trips(agent: str) -> None:
     (*_, last), *_ = runs(agent)
     said = [message for message in last.request.messages if message["role"] == "assistant"]
     assert [message["reasoning_content"] for message in said] == ["I think é", "again"]
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex"])
-def test_reasoning_comes_back_as_it_was_given(agent: str) -> None:
+def test_reasoning_round_trips(agent: str) -> None:
     (*_, last), *_ = runs(agent)
     said = [message for message in last.request.messages if message["role"] == "assistant"]
     assert [reasoning_of_message(message, pytest.fail) for message in said] == [
@@ -294,13 +294,13 @@ def test_reasoning_comes_back_as_it_was_given(agent: str) -> None:
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex", "opencode"])
-def test_images_of_tools_are_there(agent: str) -> None:
+def test_images_of_tools_are_included(agent: str) -> None:
     (*_, last), *_ = runs(agent)
     *_, part = last.request.messages[-1]["content"]
     assert part["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_calls_of_custom_tools_come_back() -> None:
+def test_calls_of_custom_tools_round_trip() -> None:
     (*_, last), *_ = runs("codex")
     (patch,) = [call for message in last.request.messages for call in message.get("tool_calls", ())][1:2]
     assert json.loads(patch["function"]["arguments"])["input"].startswith("*** Begin Patch")

@@ -74,7 +74,7 @@ def put_together(stream: Any) -> tuple[Any, list[Any]]:
 
 @examples(25)
 @given(responses | mixed_responses)
-def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
+def test_client_assembles_stream_into_the_whole_response(
     server: WireServer, client: OpenAI, response: LLMResponse
 ) -> None:
     server.response, server.keepalives = response, 2
@@ -106,7 +106,7 @@ FULL = LLMResponse(
 )
 
 
-def test_a_stream_has_the_documented_order(server: WireServer) -> None:
+def test_stream_has_the_documented_order(server: WireServer) -> None:
     server.response, server.keepalives = FULL, 2
     asked = WIRE.read({**HELLO, "stream": True}, {})
     written = b"".join(server.written(WIRE, asked))
@@ -156,14 +156,14 @@ def test_a_stream_has_the_documented_order(server: WireServer) -> None:
         ("content_filter", "incomplete", {"reason": "content_filter"}),
     ],
 )
-def test_reasons_of_the_end(finish: str, status: str, details: Any) -> None:
+def test_finish_reasons_are_converted(finish: str, status: str, details: Any) -> None:
     asked = WIRE.read({**HELLO, "stream": True}, {})
     *_, last = event_data(b"".join(WIRE.events(asked, LLMResponse.from_text("x", finish_reason=finish), 0)))
     assert last["type"] == f"response.{status}"
     assert (last["response"]["status"], last["response"]["incomplete_details"]) == (status, details)
 
 
-def test_tools_are_functions_for_the_policy() -> None:
+def test_tools_become_functions_for_the_policy() -> None:
     more = [{"type": "additional_tools", "role": "developer", "tools": [{"type": "local_shell"}]}]
     given = [{"role": "user", "content": "hello"}, *more]
     asked = WIRE.read({**HELLO, "input": given, "tools": [*TOOLS, {"type": "web_search"}]}, {})
@@ -238,7 +238,7 @@ def test_items_are_read_as_chat_messages() -> None:
     )
 
 
-def test_sampling_and_losses_are_named_and_not_in_the_request() -> None:
+def test_sampling_and_dropped_fields_are_named() -> None:
     body = {
         **HELLO,
         "instructions": "be brief",
@@ -291,12 +291,12 @@ def item(kind: str, **fields: Any) -> dict[str, Any]:
         (item("message", role="user", content=[{"type": "input_file", "file_url": "http://x"}]), "`file_data`"),
     ],
 )
-def test_what_cannot_be_left_out_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         WIRE.read({**HELLO, **change}, {})
 
 
-def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: WireServer, client: OpenAI) -> None:
+def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="nothing is stored") as refused:
         client.responses.create(**HELLO, previous_response_id="resp_1")
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "previous_response_id")
@@ -315,5 +315,5 @@ def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: Wir
     assert server.keys[-1] == "key-1"
 
 
-def test_tokens_of_a_request_are_estimated(client: OpenAI) -> None:
+def test_request_tokens_are_estimated(client: OpenAI) -> None:
     assert 10 < client.responses.input_tokens.count(model="policy", input="a" * 60).input_tokens < 60

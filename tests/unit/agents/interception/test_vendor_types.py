@@ -46,7 +46,7 @@ RESPONSES = {
 
 @pytest.mark.parametrize("what", RESPONSES)
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_responses_are_of_the_vendors_types(wire: Wire, what: str) -> None:
+def test_responses_have_the_vendor_types(wire: Wire, what: str) -> None:
     whole, event = (TypeAdapter(resolve_name(kind)) for kind in TYPES[wire.name])
     asked = wire.read({**BODIES[wire.name], "model": "policy", "stream": True}, {})
     whole.validate_python(json.loads(wire.whole(asked, RESPONSES[what])))
@@ -57,7 +57,7 @@ def test_responses_are_of_the_vendors_types(wire: Wire, what: str) -> None:
         event.validate_python(one)
 
 
-def test_a_failure_is_of_the_vendors_type() -> None:
+def test_failure_has_the_vendor_type() -> None:
     (wire,) = (wire for wire in WIRES if wire.name == "responses")
     asked = wire.read({**BODIES["responses"], "stream": True}, {})
     (failed,) = event_data(wire.error_event(asked, "the policy is gone", 1))

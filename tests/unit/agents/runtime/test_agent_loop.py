@@ -48,7 +48,7 @@ def pump(loop: AgentLoop) -> None:
     loop.pump(nullcontext())
 
 
-async def test_nothing_happens_until_it_is_pumped_and_then_all_that_can() -> None:
+async def test_callbacks_run_only_while_pumped() -> None:
     loop, _ = new_loop()
     seen: list[int] = []
 
@@ -63,7 +63,7 @@ async def test_nothing_happens_until_it_is_pumped_and_then_all_that_can() -> Non
     assert (seen, task.done()) == ([0, 1, 2], True)
 
 
-async def test_callbacks_run_in_the_order_in_which_they_were_given() -> None:
+async def test_callbacks_run_in_order() -> None:
     loop, _ = new_loop()
     seen: list[str] = []
     loop.call_soon(seen.append, "a")
@@ -74,7 +74,7 @@ async def test_callbacks_run_in_the_order_in_which_they_were_given() -> None:
     assert seen == ["a", "b", "c"]
 
 
-async def test_inside_it_is_the_running_loop_and_outside_the_other() -> None:
+async def test_agent_loop_is_only_the_running_loop_inside() -> None:
     outer = asyncio.get_running_loop()
     loop, _ = new_loop()
     seen: list[object] = []
@@ -115,7 +115,7 @@ async def test_pump_hides_and_restores_the_task_outside() -> None:
     assert asyncio.current_task() is outer_task
 
 
-async def test_pump_from_a_callback_has_no_task_to_restore() -> None:
+async def test_pump_from_a_callback_restores_no_task() -> None:
     outer = asyncio.get_running_loop()
     loop, _ = new_loop()
     after = outer.create_future()
@@ -129,7 +129,7 @@ async def test_pump_from_a_callback_has_no_task_to_restore() -> None:
     assert task.done()
 
 
-async def test_what_ends_the_program_passes_and_leaves_everything_in_place() -> None:
+async def test_keyboard_interrupt_passes_and_keeps_the_loop() -> None:
     outer, outer_task = asyncio.get_running_loop(), asyncio.current_task()
     loop, _ = new_loop()
     after: list[int] = []
@@ -147,7 +147,7 @@ async def test_what_ends_the_program_passes_and_leaves_everything_in_place() -> 
     assert after == [1]
 
 
-async def test_sys_exit_ends_a_task_and_no_more() -> None:
+async def test_sys_exit_ends_only_its_task() -> None:
     loop, _ = new_loop()
     seen: list[int] = []
 
@@ -161,7 +161,7 @@ async def test_sys_exit_ends_a_task_and_no_more() -> None:
     assert isinstance(task.exception(), SystemExit)
 
 
-async def test_timers_are_the_owners_affair() -> None:
+async def test_timers_are_passed_to_the_owner() -> None:
     loop, owner = new_loop()
     seen: list[str] = []
     loop.now = 3.0
@@ -174,7 +174,7 @@ async def test_timers_are_the_owners_affair() -> None:
     assert seen == ["first"]
 
 
-async def test_what_nobody_awaits_is_reported() -> None:
+async def test_unawaited_exceptions_are_reported() -> None:
     loop, owner = new_loop()
 
     async def fails() -> None:
@@ -200,13 +200,13 @@ REFUSED = sorted(
 )
 
 
-def test_no_sockets_processes_signals_and_threads() -> None:
+def test_sockets_processes_signals_and_threads_are_refused() -> None:
     wanted = {"create_connection", "create_server", "sock_recv", "subprocess_exec", "add_signal_handler", "getaddrinfo"}
     assert wanted | {"call_soon_threadsafe", "run_until_complete", "add_reader"} <= set(REFUSED)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_everything_else_is_refused_by_name(name: str) -> None:
+async def test_unsupported_calls_are_refused_by_name(name: str) -> None:
     loop, owner = new_loop()
     raised: list[BaseException] = []
 
@@ -246,7 +246,7 @@ async def recorded(agent: Program = twice) -> Journal:
     return journal
 
 
-async def test_calls_of_one_burst_may_come_in_another_order() -> None:
+async def test_concurrent_calls_may_change_their_order() -> None:
     async def reversed_order(w: World) -> None:
         await asyncio.gather(w.exec("b"), w.exec("a"))
         await w.ask("question")
@@ -254,7 +254,7 @@ async def test_calls_of_one_burst_may_come_in_another_order() -> None:
     await again(reversed_order, await recorded())
 
 
-async def test_other_arguments() -> None:
+async def test_other_arguments_diverge() -> None:
     async def other(w: World) -> None:
         await asyncio.gather(w.exec("a"), w.exec("c"))
 
@@ -263,7 +263,7 @@ async def test_other_arguments() -> None:
     assert """recorded was a call for exec {"command": "b"}, now {"command": "c"}""" in message
 
 
-async def test_another_kind_of_call() -> None:
+async def test_other_kind_of_call_diverges() -> None:
     async def other(w: World) -> None:
         await asyncio.gather(w.exec("a"), w.exec("b"))
         await w.exec("question")
@@ -272,7 +272,7 @@ async def test_another_kind_of_call() -> None:
     assert 'recorded was an LLM request with 1 messages, now a call for exec {"command": "question"}' in message
 
 
-async def test_one_call_more_and_one_call_less() -> None:
+async def test_extra_or_missing_call_diverges() -> None:
     async def more(w: World) -> None:
         await asyncio.gather(w.exec("a"), w.exec("b"), w.exec("c"))
 
@@ -283,7 +283,7 @@ async def test_one_call_more_and_one_call_less() -> None:
     assert 'recorded was a call for exec {"command": "b"}; now it waited' in await divergence(less, await recorded())
 
 
-async def test_ending_too_early_and_too_late() -> None:
+async def test_early_or_late_end_diverges() -> None:
     async def early(w: World) -> None:
         await asyncio.gather(w.exec("a"), w.exec("b"))
 
@@ -296,7 +296,7 @@ async def test_ending_too_early_and_too_late() -> None:
     assert "after 1 LLM responses (entry 6 of 6 of its journal): it made one call more" in message
 
 
-async def test_giving_up_what_was_waited_for() -> None:
+async def test_cancelling_an_awaited_call_diverges() -> None:
     async def gives_up(w: World) -> None:
         tasks = [asyncio.create_task(w.exec("a")), asyncio.create_task(w.exec("b"))]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -306,7 +306,7 @@ async def test_giving_up_what_was_waited_for() -> None:
     assert "it had given up call" in await divergence(gives_up, await recorded())
 
 
-async def test_another_message_and_other_settings() -> None:
+async def test_other_message_or_settings_diverge() -> None:
     async def asks(w: World, content: Any = "one", **settings: Any) -> None:
         messages = [{"role": "user", "content": "zero"}, {"role": "user", "content": content}]
         await w.runtime.call("llm", LLMRequest(messages, **settings))
@@ -321,7 +321,7 @@ async def test_another_message_and_other_settings() -> None:
     assert "settings of an LLM request" in await divergence(lambda w: asks(w, system_prompt="Be kind."), journal)
 
 
-async def test_more_messages_than_recorded() -> None:
+async def test_more_messages_than_recorded_diverge() -> None:
     async def asks(w: World, count: int = 1) -> None:
         await w.runtime.call("llm", LLMRequest([{"role": "user", "content": "same"}] * count))
 
@@ -329,7 +329,7 @@ async def test_more_messages_than_recorded() -> None:
     assert "recorded was an LLM request with 1 messages, now an LLM request with 2 messages" in message
 
 
-async def test_what_was_recorded_is_shown_where_it_is_known() -> None:
+async def test_divergence_shows_the_recorded_message() -> None:
     async def asks(w: World, word: str = "black") -> None:
         text = "It is a long story. " * 20 + f"The cat is {word} and white."
         await w.runtime.call("llm", LLMRequest([{"role": "user", "content": text}]))
@@ -342,7 +342,7 @@ async def test_what_was_recorded_is_shown_where_it_is_known() -> None:
     await world.runtime.cancel(5)
 
 
-async def test_an_agent_that_swallows_errors_is_not_told_and_cannot_go_on() -> None:
+async def test_agent_cannot_swallow_a_divergence() -> None:
     heard: list[BaseException] = []
 
     async def swallows(w: World) -> None:
@@ -356,7 +356,7 @@ async def test_an_agent_that_swallows_errors_is_not_told_and_cannot_go_on() -> N
     assert heard == []
 
 
-async def test_nothing_is_carried_out_after_a_divergence() -> None:
+async def test_calls_after_a_divergence_are_not_executed() -> None:
     async def other(w: World) -> None:
         await w.exec("other")
 
@@ -369,7 +369,7 @@ async def test_nothing_is_carried_out_after_a_divergence() -> None:
     assert (world.performed, world.asked) == ([], [])
 
 
-async def test_a_journal_that_ends_in_the_middle_of_a_call_cannot_be_followed() -> None:
+async def test_journal_ending_during_a_call_is_refused() -> None:
     journal = await recorded()
     first_done = next(place for place, entry in enumerate(journal.entries) if isinstance(entry, DoneEntry))
     journal.entries = journal.entries[:first_done]

@@ -35,7 +35,7 @@ def encoded(*entries: Entry) -> list[bytes]:
 
 @often
 @given(journals())
-def test_what_is_written_is_read_back(journal: Journal) -> None:
+def test_journal_round_trips(journal: Journal) -> None:
     lines = JournalEncoder().update(journal)
     assert all(b"\n" not in line for line in lines)
     again = decoded(lines)
@@ -52,7 +52,7 @@ def test_what_is_written_is_read_back(journal: Journal) -> None:
 
 @often
 @given(journals(), st.integers(0, 30))
-def test_writing_on_costs_only_what_is_new(journal: Journal, cut: int) -> None:
+def test_update_encodes_only_new_entries(journal: Journal, cut: int) -> None:
     encoder, growing = JournalEncoder(), Journal(journal.started_at, journal.seed, journal.entries[:cut])
     first = list(encoder.update(growing))
     growing.entries.extend(journal.entries[cut:])
@@ -74,13 +74,13 @@ LINES = encoded(
 )
 
 
-def test_these_lines_are_fine() -> None:
+def test_sample_lines_are_valid() -> None:
     assert len(decoded(LINES).entries) == len(LINES)
 
 
 @often
 @given(st.data())
-def test_broken_lines_are_an_error_that_says_so(data: st.DataObject) -> None:
+def test_damaged_lines_are_a_clear_error(data: st.DataObject) -> None:
     lines = list(LINES)
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(lines) - 1))
@@ -100,7 +100,7 @@ JSON = st.recursive(
 
 @often
 @given(st.data())
-def test_other_values_are_an_error_that_says_so(data: st.DataObject) -> None:
+def test_changed_values_are_a_clear_error(data: st.DataObject) -> None:
     lines = [json.loads(line) for line in LINES]
     for _ in range(data.draw(st.integers(1, 3))):
         target: Any = lines
@@ -136,32 +136,35 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "no JSON": ([b"{"], "entry 0"),
     "no object": ([b"[]"], "entry 0"),
     "nested": ([b"[" * 100_000], "entry 0"),
-    "a completion of nothing": ([line(t="done", id=3, at=0)], "there is no call 3"),
+    "a completion without a call": ([line(t="done", id=3, at=0)], "there is no call 3"),
     "twice": ([CALL, CALL], "call 0 exists twice"),
     "a negative call": ([line(t="call", id=-1, k="exec", a={})], "negative"),
-    "a call of no kind": ([line(t="call", id=0, k="eval", a={})], "unknown kind of call 'eval'"),
+    "a call without a kind": ([line(t="call", id=0, k="eval", a={})], "unknown kind of call 'eval'"),
     "completed twice": ([CALL, *[line(t="done", id=0, at=0, v=RESULT)] * 2], "call 0 is completed twice"),
     "never": ([CALL, line(t="done", id=0, at="later", v=RESULT)], "expected a finite number, got 'later'"),
     "at infinity": ([CALL, b'{"t": "done", "id": 0, "at": Infinity, "v": {}}'], "finite number, got inf"),
-    "an odd result": ([CALL, line(t="done", id=0, at=0, v={**RESULT, "exit_code": [1]})], r"expected int, got \[1\]"),
+    "an invalid result": (
+        [CALL, line(t="done", id=0, at=0, v={**RESULT, "exit_code": [1]})],
+        r"expected int, got \[1\]",
+    ),
     "another result": ([CALL, line(t="done", id=0, at=0, v={**RESULT, "more": 1})], "more"),
     "a class of ours": ([CALL, line(t="done", id=0, at=0, e=["Path", []])], "error that is known"),
     "a builtin": ([CALL, line(t="done", id=0, at=0, e=["exec", ["1/0"]])], "error that is known"),
     "a signal": ([CALL, line(t="done", id=0, at=0, e=["KeyboardInterrupt", []])], "error that is known"),
     "an iteration": ([CALL, line(t="done", id=0, at=0, e=["StopIteration", []])], "error that is known"),
-    "an error of objects": ([CALL, line(t="done", id=0, at=0, e=["OSError", [{}]])], "with plain values"),
-    "more than there is": ([line(t="call", id=0, k="llm", s="x", keep=5, m=[])], "keeps 5 messages of 0"),
-    "a step of a command": ([CALL, line(t="step", id=0, time=0, reward=0, sec=[0, 0, 0])], "kind that is known"),
+    "an error with objects": ([CALL, line(t="done", id=0, at=0, e=["OSError", [{}]])], "with plain values"),
+    "more messages than sent": ([line(t="call", id=0, k="llm", s="x", keep=5, m=[])], "keeps 5 messages of 0"),
+    "a step for a command": ([CALL, line(t="step", id=0, time=0, reward=0, sec=[0, 0, 0])], "kind that is known"),
     "a step without times": ([ASK, line(t="step", id=0, time=0, reward=0, sec=[0])], "not enough values"),
     "an unknown entry": ([ASK, line(t="jump", id=0)], "kind that is known, got 'jump'"),
-    "an odd seed": ([line(t="seed", seed="x")], "expected int"),
+    "an invalid seed": ([line(t="seed", seed="x")], "expected int"),
     "no base64": ([line(t="call", id=0, k="download", a={}), line(t="done", id=0, at=0, f=[["", 1, "!"]])], "entry 1"),
     "no text": ([b"\xff\xfe"], "entry 0"),
 }
 
 
 @pytest.mark.parametrize(("lines", "told"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_lines(lines: list[bytes], told: str) -> None:
+def test_hostile_lines_are_refused(lines: list[bytes], told: str) -> None:
     with pytest.raises(SnapshotMetadataError, match=told) as caught:
         decoded(lines)
     assert len(str(caught.value)) < 300
@@ -174,7 +177,7 @@ def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_ENTRIES > 3
 
 
-def test_few_lines_cannot_stand_for_very_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expanded_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ares_exp.agents.runtime.encoding.MAX_MESSAGES", 100)
     calls = [line(t="call", id=0, k="llm", s="x", keep=0, m=["a"] * 20)]
     calls += [line(t="call", id=number, k="llm", s="x", keep=20, m=[]) for number in range(1, 6)]
@@ -183,7 +186,7 @@ def test_few_lines_cannot_stand_for_very_many_messages(monkeypatch: pytest.Monke
         decoded(calls)
 
 
-def test_modes_of_files_are_only_permissions() -> None:
+def test_file_modes_are_only_permissions() -> None:
     lines = [line(t="call", id=0, k="download", a={}), line(t="done", id=0, at=0, f=[["", 0o4777, ""]])]
     done = decoded(lines).entries[1]
     assert isinstance(done, DoneEntry)
@@ -207,7 +210,7 @@ PLAIN_ERRORS: list[Exception] = [
 
 
 @pytest.mark.parametrize("error", PLAIN_ERRORS, ids=repr)
-def test_an_error_that_everybody_knows_is_kept(error: Exception) -> None:
+def test_standard_errors_round_trip(error: Exception) -> None:
     [_, done] = decoded(encoded(CallEntry(0, "exec", {}), DoneEntry(0, 1.0, error=error))).entries
     assert isinstance(done, DoneEntry)
     assert (type(done.error), str(done.error)) == (type(error), str(error))
@@ -233,17 +236,17 @@ OTHER_ERRORS = [
 
 
 @pytest.mark.parametrize("error", OTHER_ERRORS, ids=lambda error: type(error).__qualname__)
-def test_an_error_that_nobody_else_knows_cannot_be_kept(error: Exception) -> None:
+def test_custom_errors_cannot_be_recorded(error: Exception) -> None:
     with pytest.raises(SnapshotUnsupportedError, match=type(error).__name__):
         encoded(CallEntry(0, "exec", {}), DoneEntry(0, 1.0, error=error))
 
 
-def test_an_outcome_that_no_file_can_hold_is_told() -> None:
-    with pytest.raises(SnapshotUnsupportedError, match="The agent was told a set"):
+def test_outcome_without_an_encoding_is_an_error() -> None:
+    with pytest.raises(SnapshotUnsupportedError, match="The agent received a set"):
         encoded(CallEntry(0, "exec", {}), DoneEntry(0, 1.0, {1, 2}))
 
 
-def test_each_message_is_told_apart() -> None:
+def test_requests_have_distinct_identities() -> None:
     identities = CallIdentities()
     texts: list[Any] = ["a", "b", ["a"], [{"type": "text", "text": "a"}], "", " "]
     requests = [LLMRequest([{"role": "user", "content": text}]) for text in texts]
@@ -264,9 +267,7 @@ async def _output(secret: str) -> ExecResult:
 
 
 @pytest.mark.parametrize("secret", ["s3cr3t-value", 'with "quotes" and \\', "ünïcode-secret"])
-async def test_secrets_are_masked_and_what_holds_them_still_matches(
-    secret: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_secrets_are_masked_and_still_match(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", secret)
     agent: Callable[[World], Any] = lambda w: _speaks_of_it(w, secret)  # noqa: E731
     world = await World(new_journal()).execute(agent)
@@ -280,7 +281,7 @@ async def test_secrets_are_masked_and_what_holds_them_still_matches(
     assert again.runtime.has_ended
 
 
-def test_a_request_print_is_small() -> None:
+def test_request_fingerprint_is_small() -> None:
     request = LLMRequest([{"role": "user", "content": "x" * 100_000}] * 3, system_prompt="y" * 100_000)
     identity = CallIdentities().of_request(request)
     assert isinstance(identity, RequestPrint)

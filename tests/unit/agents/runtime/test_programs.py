@@ -34,7 +34,7 @@ async def recorded(agent: Program, seed: int = 7) -> World:
 
 
 @each_program
-async def test_a_program_does_the_same_again_and_once_more(agent: Program) -> None:
+async def test_program_replays_repeatedly(agent: Program) -> None:
     first = await recorded(agent)
     assert first.log
     assert first.runtime.journal is not None
@@ -48,7 +48,7 @@ async def test_a_program_does_the_same_again_and_once_more(agent: Program) -> No
     assert JournalEncoder().update(journals[0]) == JournalEncoder().update(journals[1])
 
 
-async def test_forty_at_the_same_time_here_and_in_a_new_process() -> None:
+async def test_forty_programs_replay_together_in_any_process() -> None:
     agents = [*(list(PROGRAMS.items()) * 2)[:39], ("everything", PROGRAMS["everything"])]
     worlds = await asyncio.gather(*(recorded(agent, seed) for seed, (_, agent) in enumerate(agents)))
     recordings: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def run_again_in_a_new_process(recordings: list[dict[str, Any]], hash_seed: str)
 
 
 @pytest.mark.parametrize("agent", list(PROGRAMS.values())[:-1], ids=list(PROGRAMS)[:-1])
-async def test_every_part_of_a_journal_leads_to_where_the_agent_was_then(agent: Program) -> None:
+async def test_journal_prefix_restores_its_state(agent: Program) -> None:
     """Wherever nothing was being carried out, as it is when an episode is exported."""
     first = await recorded(agent)
     journal = first.runtime.journal
@@ -112,7 +112,7 @@ def read(path: Path) -> tuple[list[bytes], Journal]:
 
 
 @each_schema
-def test_all_of_it_is_read(path: Path) -> None:
+def test_golden_journal_is_read(path: Path) -> None:
     _, journal = read(path)
     kinds = Counter(entry.kind for entry in journal.entries if isinstance(entry, CallEntry))
     assert kinds == {"llm": 3, "exec": 6, "timer": 3, "thread": 3, "upload": 3, "download": 6}
@@ -122,7 +122,7 @@ def test_all_of_it_is_read(path: Path) -> None:
 
 
 @each_schema
-async def test_its_agent_does_it_again(path: Path) -> None:
+async def test_golden_agent_replays(path: Path) -> None:
     lines, journal = read(path)
     container = RehearsalContainer()
     host = AgentHost(cast("Container", container), journal)
@@ -157,7 +157,7 @@ def host_of(run: Any) -> AgentHost:
     return host
 
 
-async def test_one_that_polls_without_waiting() -> None:
+async def test_polling_without_waiting_is_an_error() -> None:
     async def polls(container: Any, llm: Any) -> None:
         command = asyncio.ensure_future(container.exec("ls"))
         while not command.done():  # noqa: ASYNC110
@@ -169,7 +169,7 @@ async def test_one_that_polls_without_waiting() -> None:
     await asyncio.wait_for(host.cancel(), 30)
 
 
-async def test_one_that_does_not_take_no_for_a_response() -> None:
+async def test_agent_that_insists_is_stopped() -> None:
     async def insists(container: Any, llm: Any) -> None:
         while True:
             with contextlib.suppress(Exception, asyncio.CancelledError):
@@ -180,7 +180,7 @@ async def test_one_that_does_not_take_no_for_a_response() -> None:
     await asyncio.wait_for(host.cancel(), 30)
 
 
-async def test_one_that_waits_for_nothing() -> None:
+async def test_endless_wait_is_an_error() -> None:
     async def waits(container: Any, llm: Any) -> None:
         await asyncio.Event().wait()
 
@@ -190,7 +190,7 @@ async def test_one_that_waits_for_nothing() -> None:
     await host.cancel()
 
 
-async def test_one_that_leaves_in_a_thread() -> None:
+async def test_exit_in_a_thread_is_an_error() -> None:
     async def leaves(container: Any, llm: Any) -> None:
         await asyncio.to_thread(sys.exit, 3)
 
@@ -200,7 +200,7 @@ async def test_one_that_leaves_in_a_thread() -> None:
     await host.cancel()
 
 
-async def test_a_command_that_was_cancelled_by_somebody_else() -> None:
+async def test_externally_cancelled_command_is_an_error() -> None:
     async def works(container: Any, llm: Any) -> None:
         with pytest.raises(RuntimeError, match="was cancelled"):
             await container.exec("ls")
@@ -225,7 +225,7 @@ def make_tree(root: Path) -> Path:
     return root
 
 
-def test_a_file_and_a_directory_are_made_again(tmp_path: Path) -> None:
+def test_file_and_directory_round_trip(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     HostFiles.read(tree).write(tmp_path / "again")
     assert HostFiles.read(tmp_path / "again") == HostFiles.read(tree)
@@ -235,7 +235,7 @@ def test_a_file_and_a_directory_are_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "copy").read_bytes() == b"\x00\xff"
 
 
-def test_too_much_is_not_kept_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_files_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree(tmp_path / "tree")
     monkeypatch.setattr(host_files, "MAX_BYTES", 5)
     found = HostFiles.read(tree)
@@ -247,13 +247,13 @@ def test_too_much_is_not_kept_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/ares-exp-out", "inner/../../out", ".."])
-def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
+def test_name_outside_the_target_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SnapshotUnsupportedError, match="leads out"):
         HostFiles(((name, 0o644, b"x"),)).write(tmp_path / "here")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_link_in_the_way_is_not_followed_out(tmp_path: Path) -> None:
+def test_existing_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "link").symlink_to(tmp_path)
     with pytest.raises(SnapshotUnsupportedError, match="leads out"):
@@ -261,7 +261,7 @@ def test_a_link_in_the_way_is_not_followed_out(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_digest_tells_names_and_contents_apart(tmp_path: Path) -> None:
+def test_digest_depends_on_names_and_contents(tmp_path: Path) -> None:
     one, other = make_tree(tmp_path / "one"), make_tree(tmp_path / "other")
     assert digest_of(one) == digest_of(other)
     (other / "a").write_bytes(b"changed")

@@ -33,7 +33,7 @@ def nothing_is_left() -> bool:
 
 
 @both_loops
-async def test_a_call_is_carried_out_and_its_outcome_returned_or_raised(deterministic: bool) -> None:
+async def test_call_returns_or_raises_its_outcome(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         w.log.append((await w.exec("works"))[:5])
         try:
@@ -48,7 +48,7 @@ async def test_a_call_is_carried_out_and_its_outcome_returned_or_raised(determin
 
 
 @both_loops
-async def test_the_end_of_an_agent_is_told(deterministic: bool) -> None:
+async def test_end_of_the_agent_is_signalled(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         await w.ask("last")
 
@@ -60,7 +60,7 @@ async def test_the_end_of_an_agent_is_told(deterministic: bool) -> None:
 
 
 @both_loops
-async def test_what_an_agent_gives_up_ends(deterministic: bool) -> None:
+async def test_abandoned_calls_are_cancelled(deterministic: bool) -> None:
     ended: list[str] = []
 
     async def agent(w: World) -> None:
@@ -81,7 +81,7 @@ async def test_what_an_agent_gives_up_ends(deterministic: bool) -> None:
 
 
 @both_loops
-async def test_a_response_to_a_call_that_was_given_up_goes_nowhere(deterministic: bool) -> None:
+async def test_response_to_an_abandoned_call_is_dropped(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         try:
             async with asyncio.timeout(0.001):
@@ -101,7 +101,7 @@ async def test_a_response_to_a_call_that_was_given_up_goes_nowhere(deterministic
 
 
 @both_loops
-async def test_cancelling_ends_everything(deterministic: bool) -> None:
+async def test_cancel_ends_all_calls(deterministic: bool) -> None:
     ended: list[str] = []
 
     async def agent(w: World) -> None:
@@ -125,14 +125,14 @@ async def test_cancelling_ends_everything(deterministic: bool) -> None:
 
 
 @both_loops
-async def test_cancelling_twice_and_before_the_start_is_no_error(deterministic: bool) -> None:
+async def test_repeated_cancel_is_accepted(deterministic: bool) -> None:
     world = new_world(deterministic)
     await world.runtime.cancel(GRACE_SEC)
     await world.runtime.cancel(GRACE_SEC)
 
 
 @both_loops
-async def test_an_agent_that_swallows_its_cancellation_finds_the_forwarded_port_closed(deterministic: bool) -> None:
+async def test_agent_ignoring_cancellation_loses_its_calls(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         while True:
             try:
@@ -152,7 +152,7 @@ async def test_an_agent_that_swallows_its_cancellation_finds_the_forwarded_port_
     assert nothing_is_left()
 
 
-async def test_an_agent_that_does_not_end_is_left_behind_after_the_grace() -> None:
+async def test_endless_agent_is_abandoned_after_the_grace_period() -> None:
     async def agent(w: World) -> None:
         try:
             await asyncio.sleep(3600)
@@ -170,7 +170,7 @@ async def test_an_agent_that_does_not_end_is_left_behind_after_the_grace() -> No
     assert world.runtime.has_ended
 
 
-async def test_what_is_kept_back_is_delivered_afterwards_and_in_its_order() -> None:
+async def test_held_outcomes_are_delivered_in_order() -> None:
     async def agent(w: World) -> None:
         async def one(name: str) -> None:
             w.log.append((await w.exec(name, turns=1))[:1])
@@ -191,7 +191,7 @@ async def test_what_is_kept_back_is_delivered_afterwards_and_in_its_order() -> N
     assert (await again(agent, journal)).log == world.log
 
 
-async def test_calls_at_the_same_time_are_told_in_the_order_in_which_they_were_made() -> None:
+async def test_simultaneous_responses_are_delivered_in_call_order() -> None:
     async def agent(w: World) -> None:
         w.log.append(await asyncio.gather(*(w.ask(name) for name in "abc")))
 
@@ -203,7 +203,7 @@ async def test_calls_at_the_same_time_are_told_in_the_order_in_which_they_were_m
     assert world.log == [["A", "B", "C"]]
 
 
-async def test_the_agents_clock_is_that_of_what_it_was_told_last() -> None:
+async def test_agent_clock_follows_the_last_outcome() -> None:
     async def agent(w: World) -> None:
         w.log.append([time.monotonic(), asyncio.get_running_loop().time()])
         await asyncio.sleep(0.01)
@@ -214,7 +214,7 @@ async def test_the_agents_clock_is_that_of_what_it_was_told_last() -> None:
     assert world.log[1][0] == world.log[1][1] >= 0.01
 
 
-async def test_with_a_new_seed_it_draws_other_values_and_does_so_again() -> None:
+async def test_new_seed_gives_new_reproducible_draws() -> None:
     async def agent(w: World) -> None:
         for _ in range(3):
             w.log.append([random.random(), uuid.uuid4().hex])
@@ -235,7 +235,7 @@ async def test_with_a_new_seed_it_draws_other_values_and_does_so_again() -> None
     assert (await again(agent, other.runtime.journal)).log == other.log
 
 
-async def test_a_refusal_is_remembered_also_where_the_agent_swallows_it() -> None:
+async def test_refusal_is_recorded_even_if_swallowed() -> None:
     async def agent(w: World) -> None:
         try:
             await asyncio.open_connection("127.0.0.1", 1)
@@ -247,7 +247,7 @@ async def test_a_refusal_is_remembered_also_where_the_agent_swallows_it() -> Non
     assert "create_connection" in str(world.runtime.refused)
 
 
-async def test_an_agent_that_nothing_can_wake_is_stuck() -> None:
+async def test_agent_without_pending_calls_is_stuck() -> None:
     async def agent(w: World) -> None:
         await w.exec("first")
         await asyncio.Event().wait()
@@ -259,7 +259,7 @@ async def test_an_agent_that_nothing_can_wake_is_stuck() -> None:
     await world.runtime.cancel(GRACE_SEC)
 
 
-async def test_what_nobody_awaits_is_reported_until_the_agent_phase_is_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unawaited_exceptions_are_reported_during_the_phase(caplog: pytest.LogCaptureFixture) -> None:
     async def agent(w: World) -> None:
         async def fails(text: str) -> None:
             raise ValueError(text)
@@ -282,7 +282,7 @@ async def test_what_nobody_awaits_is_reported_until_the_agent_phase_is_over(capl
     assert "too late" not in caplog.text
 
 
-async def test_a_program_that_leaves_is_caught_where_it_was_awaited() -> None:
+async def test_awaited_exit_can_be_caught() -> None:
     async def agent(w: World) -> None:
         async def leaves() -> None:
             raise SystemExit(4)
@@ -295,7 +295,7 @@ async def test_a_program_that_leaves_is_caught_where_it_was_awaited() -> None:
     assert (await new_world().execute(agent)).log == [4]
 
 
-async def test_a_future_of_another_loop_cannot_be_awaited() -> None:
+async def test_foreign_future_cannot_be_awaited() -> None:
     foreign = asyncio.get_running_loop().create_future()
 
     async def agent(w: World) -> None:
@@ -305,7 +305,7 @@ async def test_a_future_of_another_loop_cannot_be_awaited() -> None:
         await new_world().execute(agent)
 
 
-async def test_many_agents_at_the_same_time_have_each_their_own() -> None:
+async def test_concurrent_agents_have_independent_draws() -> None:
     async def agent(w: World) -> None:
         for place in range(5):
             w.log.append([random.random(), uuid.uuid4().hex])
@@ -319,7 +319,7 @@ async def test_many_agents_at_the_same_time_have_each_their_own() -> None:
     assert len({str(world.log) for world in together}) == 20
 
 
-async def test_while_it_is_held_an_agent_with_the_whole_event_loop_does_nothing_either() -> None:
+async def test_hold_also_pauses_a_nondeterministic_agent() -> None:
     touched = asyncio.Event()
 
     async def perform() -> None:

@@ -26,7 +26,7 @@ def clock_and_random(seed: int = 1, now: float = 5.0) -> VirtualClockAndRandom:
     return VirtualClockAndRandom(seed=seed, started_at=THEN, now=lambda: now)
 
 
-def test_the_clock_is_the_agents() -> None:
+def test_clock_is_virtual() -> None:
     with clock_and_random():
         assert time.time() == THEN + 5
         assert time.time_ns() == int((THEN + 5) * 1e9)
@@ -39,7 +39,7 @@ def test_the_clock_is_the_agents() -> None:
     assert now_there() == REAL
 
 
-def test_chance_is_the_seeds() -> None:
+def test_random_numbers_follow_the_seed() -> None:
     def draw(seed: int) -> list[object]:
         with clock_and_random(seed):
             drawn = [random.random(), random.choice(range(99)), random.sample(range(99), 4), random.gauss(0, 1)]
@@ -58,7 +58,7 @@ def test_ids_are_well_formed() -> None:
         assert uuid.uuid4() != uuid.uuid4()
 
 
-def test_what_everybody_shares_is_not_drawn_from() -> None:
+def test_global_random_state_is_unchanged() -> None:
     before = random.getstate()
     with clock_and_random():
         random.random()
@@ -66,7 +66,7 @@ def test_what_everybody_shares_is_not_drawn_from() -> None:
     assert random.getstate() == before
 
 
-def test_from_reseeding_on_other_values_are_drawn() -> None:
+def test_reseed_changes_the_draws() -> None:
     one, other = clock_and_random(), clock_and_random()
     other.reseed(8)
     with one:
@@ -75,13 +75,13 @@ def test_from_reseeding_on_other_values_are_drawn() -> None:
         assert (random.random(), uuid.uuid4()) != first
 
 
-def test_an_exception_passes_and_all_is_as_before() -> None:
+def test_exception_restores_the_real_clock() -> None:
     with pytest.raises(KeyError), clock_and_random():
         raise KeyError
     assert now_there() == REAL
 
 
-def test_what_a_test_has_put_in_place_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monkeypatched_functions_survive(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = clock_and_random()
     monkeypatch.setattr(time, "time", lambda: 7.0)
     monkeypatch.setattr(random, "random", lambda: 0.25)
@@ -95,7 +95,7 @@ def test_what_a_test_has_put_in_place_survives(monkeypatch: pytest.MonkeyPatch) 
     assert now_there() == REAL
 
 
-def test_one_inside_another() -> None:
+def test_virtual_clocks_can_be_nested() -> None:
     with clock_and_random():
         with clock_and_random(2, now=9.0):
             assert time.monotonic() == 9.0
@@ -104,7 +104,7 @@ def test_one_inside_another() -> None:
     assert now_there() == REAL
 
 
-def test_other_threads_see_the_real_ones_at_the_same_time() -> None:
+def test_other_threads_see_the_real_clock() -> None:
     def look() -> tuple[float, float, str]:
         random.seed(11)
         return time.time(), random.random(), time.strftime("%Y")
@@ -119,7 +119,7 @@ def test_other_threads_see_the_real_ones_at_the_same_time() -> None:
     assert mine == (THEN + 5, "2001")
 
 
-def test_agents_in_several_threads_do_not_meet() -> None:
+def test_agents_in_threads_are_independent() -> None:
     started = threading.Barrier(4)
 
     def work(number: int) -> list[float]:
@@ -177,7 +177,7 @@ ended.set()
 """
 
 
-def test_a_forked_process_has_what_its_parent_has() -> None:
+def test_forked_process_inherits_the_virtual_clock() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

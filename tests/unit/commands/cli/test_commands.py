@@ -81,7 +81,7 @@ def called(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
+def test_help_shows_the_name_of_the_caller(command: str) -> None:
     texts = set()
     for program, words in PROGRAMS.items():
         own_process = command == IN_PROCESSES_OF_ITS_OWN
@@ -94,14 +94,14 @@ def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
     assert len(texts) == 1
 
 
-def test_the_help_lists_every_command() -> None:
+def test_help_lists_every_command() -> None:
     for program in PROGRAMS:
         done = called(program, "--help")
         assert f"Usage: {program} [" in done.stdout
         assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
-def test_help_may_stand_before_the_command() -> None:
+def test_help_may_precede_the_command() -> None:
     first, second = (called("ares-exp", *words).stdout for words in (("--help", "show"), ("show", "--help")))
     assert first == second
     assert "usage: ares-exp show" in first
@@ -121,13 +121,13 @@ def test_help_may_stand_before_the_command() -> None:
         (["xyzzy"], f"Expected one of {', '.join(COMMANDS)}."),
     ],
 )
-def test_an_unknown_word_is_answered_with_what_was_meant(
+def test_unknown_word_suggests_a_command(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert expected in said(capsys, monkeypatch, *words)
 
 
-def test_a_folder_is_no_command(
+def test_directory_suggests_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = said(capsys, monkeypatch, str(tmp_path))
@@ -135,7 +135,7 @@ def test_a_folder_is_no_command(
     assert f"`ares-exp env.path={tmp_path}`" in text
 
 
-def test_a_group_of_options_with_help_is_none_either(
+def test_option_group_with_help_lists_its_options(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ares-exp", "policy", "--help"])
@@ -144,13 +144,13 @@ def test_a_group_of_options_with_help_is_none_either(
 
 
 @pytest.mark.parametrize("words", [["+no.such=1"], ["--cfg", "jobb"]])
-def test_anything_else_is_a_run(words: list[str]) -> None:
+def test_unknown_options_are_handled_by_hydra(words: list[str]) -> None:
     done = subprocess.run([*warm_command(), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "There is no command" not in done.stderr
 
 
-def test_a_command_starts_without_hydra() -> None:
+def test_commands_start_without_hydra() -> None:
     load = (
         "import sys; sys.argv[1:] = ['show', 'gone/for/good']\n"
         "from ares_exp.commands.cli.main import main\n"
@@ -169,7 +169,7 @@ def test_a_command_starts_without_hydra() -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_latest_is_a_run_for_every_command(
+def test_every_command_accepts_latest(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,7 +197,7 @@ def test_latest_is_a_run_for_every_command(
         (["--zzz"], "There is no flag `--zzz`. To set a key, write `key=value`"),
     ],
 )
-def test_a_flag_that_is_none_is_answered_with_the_override(argv: list[str], expected: str) -> None:
+def test_unknown_flag_suggests_an_override(argv: list[str], expected: str) -> None:
     said = explain_flags(argv)
     assert said is not None
     assert expected in said
@@ -214,13 +214,13 @@ def test_a_flag_that_is_none_is_answered_with_the_override(argv: list[str], expe
         ["-sc", "query=bash"],
     ],
 )
-def test_hydras_own_flags_are_left_to_it(argv: list[str]) -> None:
+def test_flags_of_hydra_are_accepted(argv: list[str]) -> None:
     assert explain_flags(argv) is None
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_a_sweep_that_was_stopped_was_interrupted_whichever_process_run_its_jobs(
+def test_stopped_sweep_counts_as_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool, is_stopped: bool
 ) -> None:
     SweepPlan(1, jobs=(("seed=1",),)).write(tmp_path)
@@ -237,7 +237,7 @@ class Lazy:
         return "rendered"
 
 
-def test_unchecked_help_accepts_an_object_for_a_while() -> None:
+def test_unchecked_help_temporarily_accepts_an_object() -> None:
     before = argparse.ArgumentParser.add_argument
     with unchecked_help():
         action = argparse.ArgumentParser().add_argument("--flag", action="store_true", help=Lazy())  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ def test_hydra_still_needs_unchecked_help() -> None:
         ("ares-exp task check t", ["tasks/"], False),
     ],
 )
-def test_commands_flags_paths_and_tasks(
+def test_commands_flags_paths_and_tasks_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: list[str], is_hydra_asked: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -311,13 +311,13 @@ def test_commands_flags_paths_and_tasks(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_its_flags_completed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_flags_of_every_command_are_completed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("COMP_LINE", f"ares-exp {name} --h")
     monkeypatch.delenv("COMP_POINT", raising=False)
     assert "--help" in candidates()[0]
 
 
-def test_what_stands_behind_the_cursor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_after_the_cursor_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_LINE", "ares-exp sho outputs/first")
     monkeypatch.setenv("COMP_POINT", str(len("ares-exp sho")))
     assert candidates() == (["show"], True)

@@ -59,7 +59,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(every_ending(folder / "run"), folder / "jobs")
 
 
-def test_documents_have_the_keys_and_types_of_harbors(job: Path) -> None:
+def test_documents_match_the_harbor_schema(job: Path) -> None:
     result = read(job / "result.json")
     has_shape(result, "job/result.json")
     has_shape(result["stats"], "stats")
@@ -92,7 +92,7 @@ def has_shape(document: dict[str, Any] | None, name: str) -> None:
         assert isinstance(value, kinds[kind.rstrip("?")]) or (kind.endswith("?") and value is None), (name, key, value)
 
 
-def test_how_an_attempt_ended(job: Path) -> None:
+def test_outcomes_become_exceptions(job: Path) -> None:
     first, second = TASKS
     found = trials(job)
     errors = {
@@ -125,7 +125,7 @@ def test_how_an_attempt_ended(job: Path) -> None:
     assert not (job / found[first, 0]["trial_name"] / "exception.txt").exists()
 
 
-def test_a_trial(job: Path) -> None:
+def test_trial_is_complete(job: Path) -> None:
     trial = trials(job)[TASKS[0], 0]
     folder = job / trial["trial_name"]
     assert re.fullmatch("write-greeting__[0-9a-f]{7}", folder.name)
@@ -159,7 +159,7 @@ def test_a_trial(job: Path) -> None:
     }
 
 
-def test_the_job(job: Path) -> None:
+def test_job_is_complete(job: Path) -> None:
     config, result = (read(job / f"{name}.json") for name in ("config", "result"))
     assert (config["job_name"], config["jobs_dir"]) == ("job", str(job.parent.resolve()))
     assert config["n_attempts"] == 12
@@ -191,7 +191,7 @@ def test_the_job(job: Path) -> None:
     assert metrics == {"reward": pytest.approx(6 / 14), "style": pytest.approx(0.25 / 14)}
 
 
-def test_steps_have_folders_of_their_own(job: Path) -> None:
+def test_steps_have_separate_directories(job: Path) -> None:
     trial = trials(job)[TASKS[0], 10]
     folder = job / trial["trial_name"]
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["steps"]
@@ -209,7 +209,7 @@ def test_steps_have_folders_of_their_own(job: Path) -> None:
     assert agents == {"one": ["I do 1.", "I do 2."], "two": ["I do 3."]}
 
 
-def test_what_came_after_the_last_step_that_ended(tmp_path: Path) -> None:
+def test_usage_after_the_last_step_is_counted(tmp_path: Path) -> None:
     stages = (StageResult("one", 1.0, {"reward": 1.0}, None, 1),)
     run = record(tmp_path / "run", [failed(Outcome.CONTAINER_ERROR, "ContainerDiedError", stages=stages)])
     write(run / "trajectories" / f"{SOLVED}.json", chat(SOLVED, TASKS[0], length=3, reward=None))
@@ -222,7 +222,7 @@ def test_what_came_after_the_last_step_that_ended(tmp_path: Path) -> None:
     assert trial["agent_result"]["n_input_tokens"] == 300, "all that the episode used"
 
 
-def test_steps_without_a_trajectory(tmp_path: Path) -> None:
+def test_steps_without_a_trajectory_have_no_usage(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried(stages=(StageResult("one", 1.0, {"reward": 1.0}, None, 3),))])
     shutil.rmtree(run / "trajectories")
     [trial] = trials(exported(run, tmp_path)).values()
@@ -230,7 +230,7 @@ def test_steps_without_a_trajectory(tmp_path: Path) -> None:
     assert trial["step_results"][0]["agent_result"]["n_input_tokens"] is None
 
 
-def test_tokens_of_every_turn(tmp_path: Path) -> None:
+def test_token_ids_of_every_turn_are_exported(tmp_path: Path) -> None:
     ids = {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.5]}
     episode = chat(SOLVED, TASKS[0], length=3)
     run = record(tmp_path / "run", [tried()])
@@ -242,7 +242,7 @@ def test_tokens_of_every_turn(tmp_path: Path) -> None:
     assert trial["agent_result"]["rollout_details"] == [{name: [value] * 2 for name, value in ids.items()}]
 
 
-def test_tasks_out_of_git_repositories(tmp_path: Path) -> None:
+def test_git_tasks_keep_their_origin(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1], config={"env": {**CONFIG["env"], "repo": "org/name"}})
     origin = {"git_url": "https://host/org/name.git", "git_commit": "c" * 40, "path": f"tasks/{TASKS[0]}"}
     provenance = {**read(run / "provenance.json"), "task_origins": {TASKS[0]: origin}}
@@ -255,7 +255,7 @@ def test_tasks_out_of_git_repositories(tmp_path: Path) -> None:
     assert read(job / "config.json")["tasks"] == [{**place, "source": trial["source"]}]
 
 
-def test_the_same_every_time(tmp_path: Path) -> None:
+def test_export_is_deterministic(tmp_path: Path) -> None:
     run = every_ending(tmp_path / "run")
     first = exported(run, tmp_path / "jobs")
     files = {path.relative_to(first): path.read_bytes() for path in first.rglob("*") if path.is_file()}
@@ -264,7 +264,7 @@ def test_the_same_every_time(tmp_path: Path) -> None:
     assert {path.relative_to(again): path.read_bytes() for path in again.rglob("*") if path.is_file()} == files
 
 
-def test_a_finished_run_with_passes(tmp_path: Path) -> None:
+def test_finished_run_has_pass_rates(tmp_path: Path) -> None:
     results = [tried(attempt=0), tried(attempt=1, reward=0.0), tried(TASKS[1], 0), tried(TASKS[1], 1)]
     result = read(exported(record(tmp_path / "run", results, attempts=2), tmp_path) / "result.json")
     assert result["finished_at"] == result["updated_at"]
@@ -273,7 +273,7 @@ def test_a_finished_run_with_passes(tmp_path: Path) -> None:
     assert evals["exception_stats"] == {}
 
 
-def test_an_environment_without_containers_and_tasks_without_files(tmp_path: Path) -> None:
+def test_environment_without_containers_is_exported(tmp_path: Path) -> None:
     config = {"env": {"_target_": "somewhere.Riddles"}, "policy": {"_target_": "ares_exp.policies.oracle.OraclePolicy"}}
     result = tried("a riddle/with slashes", container_image=None, phase_sec={}, rewards={})
     run = record(tmp_path / "run", [result], tasks=["a riddle/with slashes"], trajectories=False, config=config)
@@ -288,7 +288,7 @@ def test_an_environment_without_containers_and_tasks_without_files(tmp_path: Pat
     assert not list(job.rglob("trajectory.json"))
 
 
-def test_the_checksum_is_that_of_the_task_as_it_was_run(tmp_path: Path) -> None:
+def test_checksum_belongs_to_the_executed_task(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1])
     provenance = read(run / "provenance.json")
     (run / "provenance.json").write_text(json.dumps({**provenance, "tasks": {TASKS[0]: f"sha256:{'0' * 64}"}}))
@@ -296,7 +296,7 @@ def test_the_checksum_is_that_of_the_task_as_it_was_run(tmp_path: Path) -> None:
     assert trial["task_checksum"] == "0" * 64
 
 
-def test_secrets_do_not_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "sk-very-secret-0123456789"
     run = record(tmp_path / "run", [failed(Outcome.AGENT_ERROR, secret)], config={"agent": {"password": secret}})
     (run / "files" / SOLVED / "artifacts" / "leak").write_bytes(b"\xff" + secret.encode())
@@ -306,7 +306,7 @@ def test_secrets_do_not_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not [path for path in job.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
-def test_nothing_outside_of_the_run_goes_along(tmp_path: Path) -> None:
+def test_files_outside_the_run_are_not_exported(tmp_path: Path) -> None:
     """A run directory may come from anybody."""
     run = record(tmp_path / "run", [tried(), tried(attempt=1)], attempts=2, tasks=TASKS[:1])
     (tmp_path / "mine" / "verifier").mkdir(parents=True)
@@ -337,7 +337,7 @@ def refused(run: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_exports_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, jobs = record(tmp_path / "run", [tried()]), tmp_path / "jobs"
     (jobs / "run").mkdir(parents=True)
     assert f"{jobs / 'run'} exists" in refused(run, jobs / "run", capsys)
@@ -361,13 +361,13 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("episodes.jsonl", json.dumps(tried().to_dict() | {"stages": [{"name": "../up", "reward": 1.0}]}) + "\n"),
     ],
 )
-def test_broken_records(tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_records_are_named(tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = record(tmp_path / "run", [tried()])
     (run / name).write_text(text)
     assert name in refused(run, tmp_path / "job", capsys)
 
 
-def test_what_is_missing_is_no_obstacle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_records_are_tolerated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed runs and merged ones lack some records; a broken trajectory is told."""
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1])
     for name in ("provenance.json", "sessions.jsonl", "summary.json", "run.log"):
@@ -382,7 +382,7 @@ def test_what_is_missing_is_no_obstacle(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.skipif(HARBOR_PYTHON is None, reason="ARES_EXP_HARBOR_PYTHON names no Python that has Harbor")
-def test_harbor_opens_it(job: Path) -> None:
+def test_harbor_reads_the_export(job: Path) -> None:
     assert HARBOR_PYTHON is not None
     command = [HARBOR_PYTHON, "-W", "ignore", str(HERE / "harbor_check.py"), str(job)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -10,7 +10,7 @@ from ares_exp.commands.harbor_export.exported_job import stable_id, trial_name
 from ares_exp.commands.harbor_export.harbor_documents import mean_rewards, pass_rates
 
 
-def test_the_mean_of_one_key_is_called_mean() -> None:
+def test_mean_of_one_key_is_called_mean() -> None:
     assert mean_rewards([{"reward": 1.0}, None, {}]) == {"mean": pytest.approx(1 / 3)}
     assert mean_rewards([{"accuracy": 1.0}]) == {"mean": 1.0}
     assert mean_rewards([None]) == {"mean": 0.0}
@@ -27,7 +27,7 @@ def test_the_mean_of_one_key_is_called_mean() -> None:
         (1, 11, {"2": 2 / 11, "4": 4 / 11, "5": 5 / 11, "8": 8 / 11, "10": 10 / 11}),
     ],
 )
-def test_pass_at_k(passed: int, attempts: int, expected: dict[str, float]) -> None:
+def test_pass_rates_are_computed_per_k(passed: int, attempts: int, expected: dict[str, float]) -> None:
     each = [number < passed for number in range(attempts)]
     assert pass_rates({"a": each}) == pytest.approx(expected)
     assert pass_rates({"a": each, "b": [False] * (attempts + 1)}) == pytest.approx(
@@ -35,12 +35,12 @@ def test_pass_at_k(passed: int, attempts: int, expected: dict[str, float]) -> No
     )
 
 
-def test_pass_at_k_of_nothing() -> None:
+def test_pass_rates_without_attempts_are_empty() -> None:
     nothing: dict[str, Any] = {}
     assert pass_rates(nothing) == {}
 
 
-def test_names_of_trials() -> None:
+def test_trial_names_are_short_and_unique() -> None:
     assert trial_name("org/a" * 10, "x") != trial_name("org/a" * 10, "y")
     head, _, drawn = trial_name("some/long-name-of-a-task-that-is-cut__-here", "x").rpartition("__")
     assert (head, len(drawn)) == ("long-name-of-a-task-that-is-cut", 7)

@@ -52,7 +52,7 @@ def test_two_shards_become_one_run(tmp_path: Path, shards: list[str], capsys: py
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_merged_run_can_be_run_again(tmp_path: Path, shards: list[str]) -> None:
+def test_merged_run_can_be_run_again(tmp_path: Path, shards: list[str]) -> None:
     config = {"env": {"path": "${name}", "tasks": "${name}"}, "name": "x"}
     (Path(shards[0]) / ".hydra" / "config.yaml").write_text(json.dumps(config))
     assert main([str(tmp_path / "out"), *shards]) == 0
@@ -60,7 +60,9 @@ def test_a_merged_run_can_be_run_again(tmp_path: Path, shards: list[str]) -> Non
     assert composed["env"] == {"path": "${name}", "tasks": ["a", "b"], "exclude": [], "limit": None}
 
 
-def test_shards_of_others(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_and_odd_names_in_shards_are_harmless(
+    tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     first, out = Path(shards[0]), tmp_path / "out"
     (tmp_path / "mine").write_text("mine\n")
     for name in ("trajectories.jsonl", "run.log"):
@@ -76,7 +78,7 @@ def test_shards_of_others(tmp_path: Path, shards: list[str], capsys: pytest.Capt
     assert RecordedRun(out).overrides() == ["name=${", 'env.tasks=["a\\"],x=[","a","b"]']
 
 
-def test_what_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_shards_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed = shard(tmp_path / "killed", "a", None, ended=False)
     config = yaml.safe_load((killed / "config.yaml").read_text())
     (killed / "config.yaml").write_text(yaml.safe_dump({**config, "env": {"tasks": "@0/3"}}))
@@ -93,14 +95,16 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_other_runs_are_refused(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_runs_are_refused(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     other = shard(tmp_path / "other", "c", seed=3)
     out = str(tmp_path / "out")
     assert "`seed` is 'nothing' and 3" in refused([out, *shards, str(other)], capsys)
     assert main([out, *shards, str(other), "--allow", "seed"]) == 0
 
 
-def test_the_same_attempt_twice(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicate_attempts_are_refused_or_counted_once(
+    tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     again = shard(tmp_path / "again", "a", 0.0)
     out = str(tmp_path / "out")
     told = refused([out, *shards, str(again)], capsys)
@@ -111,7 +115,7 @@ def test_the_same_attempt_twice(tmp_path: Path, shards: list[str], capsys: pytes
     assert len(read_results(Path(out) / "episodes.jsonl").results) == 2
 
 
-def test_tasks_that_changed_in_between(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_tasks_are_refused(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for path, digest in zip(shards, "12", strict=True):
         (Path(path) / "provenance.json").write_text(json.dumps({"tasks": {"shared": digest}}))
     assert "the files of shared are not the same" in refused([str(tmp_path / "out"), *shards], capsys)
@@ -128,20 +132,20 @@ def test_tasks_that_changed_in_between(tmp_path: Path, shards: list[str], capsys
         ("episodes.jsonl", "{}\n"),
     ],
 )
-def test_broken_records(
+def test_broken_records_are_named(
     tmp_path: Path, shards: list[str], name: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (Path(shards[1]) / name).write_text(text)
     assert name in refused([str(tmp_path / "out"), *shards], capsys)
 
 
-def test_what_is_there_stays(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_directory_is_kept(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out").mkdir()
     assert "exists" in refused([str(tmp_path / "out"), *shards], capsys)
     assert "no episodes.jsonl" in refused([str(tmp_path / "other"), str(tmp_path / "out")], capsys)
 
 
-def test_links_in_a_run_from_elsewhere_are_not_followed(tmp_path: Path, shards: list[str]) -> None:
+def test_links_in_a_foreign_run_are_not_followed(tmp_path: Path, shards: list[str]) -> None:
     (tmp_path / "secret").write_text("secret")
     (Path(shards[0]) / "trajectories" / "x.json").symlink_to(tmp_path / "secret")
     (Path(shards[1]) / "trajectories" / "folder").symlink_to(tmp_path)

@@ -79,7 +79,7 @@ def lines_of(*values: Any, header: Any = HEADER) -> list[bytes]:
 
 @given(deltas())
 @examples(33)
-def test_a_delta_comes_back(delta: Delta) -> None:
+def test_delta_round_trips(delta: Delta) -> None:
     lines = list(encode(delta))
     found = decode(lines)
     assert differences(delta, found) == []
@@ -90,7 +90,7 @@ def test_a_delta_comes_back(delta: Delta) -> None:
 
 @given(delta=deltas(), seed=st.integers(0, 2**32))
 @examples(50, suppress_health_check=[HealthCheck.too_slow])
-def test_mutated_lines_give_a_typed_error_or_a_sound_delta(delta: Delta, seed: int) -> None:
+def test_mutated_lines_decode_soundly_or_raise_snapshot_error(delta: Delta, seed: int) -> None:
     chance = random.Random(seed)
     lines = [bytearray(line) for line in encode(delta)]
     for _ in range(chance.randint(1, 4)):
@@ -159,8 +159,8 @@ UNSAFE = [
     ([{"path": "/sys", "kind": "whiteout"}], "/dev, /proc or /sys"),
     ([{**D, "path": "/sys/kernel"}], "/dev, /proc or /sys"),
     ([F, F], "each path once"),
-    ([{**F, "path": "/a/f"}], "directory of a path before it"),
-    ([{**F, "path": "/d/f"}, D], "directory of a path before it"),
+    ([{**F, "path": "/a/f"}], "directory of an entry before it"),
+    ([{**F, "path": "/d/f"}, D], "directory of an entry before it"),
     ([{**D, "kind": "symlink", "target": "/etc"}, {**F, "path": "/d/f"}], "below something else"),
     ([{**D, "kind": "whiteout"}, {**F, "path": "/d/f"}], "below something else"),
     ([{**D, "kind": "file"}, {**F, "path": "/d/f"}], "below something else"),
@@ -179,10 +179,10 @@ UNSAFE = [
     ([{**F, "size": 1, "chunks": [2**60]}], "pieces of zeros"),
     ([{**F, "size": 1, "chunks": [0]}], "pieces of zeros"),
     ([{**F, "size": 1, "chunks": [1]}, [1]], "pieces of zeros"),
-    ([{**F, "xattrs": {"trusted.overlay.opaque": ""}}], "security.capability alone"),
-    ([{**F, "xattrs": {"user.overlay.opaque": "79"}}], "security.capability alone"),
-    ([{**F, "xattrs": {"security.selinux": ""}}], "security.capability alone"),
-    ([{**F, "xattrs": {"system.posix_acl_access": ""}}], "security.capability alone"),
+    ([{**F, "xattrs": {"trusted.overlay.opaque": ""}}], "only the attributes user"),
+    ([{**F, "xattrs": {"user.overlay.opaque": "79"}}], "only the attributes user"),
+    ([{**F, "xattrs": {"security.selinux": ""}}], "only the attributes user"),
+    ([{**F, "xattrs": {"system.posix_acl_access": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"user.a": "00" * 70_000}}], "bytes of attributes"),
     ([{**F, "kind": "block"}], "devices and sockets are refused"),
     ([{**F, "kind": "character"}], "devices and sockets are refused"),
@@ -208,7 +208,7 @@ MALFORMED = [
     ([{**F, "size": None}], "size to be a whole number"),
     ([{**D, "opaque": 1}], "opaque to be true or false"),
     ([{**F, "path": "/\udcc3\udca9"}], "another spelling"),
-    ([{**F, "path": "/\ud800"}], "what is none"),
+    ([{**F, "path": "/\ud800"}], "found an invalid one"),
     ([{**F, "kind": "symlink"}], "where a link points"),
     ([{**F, "size": 1, "chunks": ["x"]}], "sha256 of a chunk"),
     ([{**F, "size": 1, "chunks": [None]}], "whole number"),
@@ -220,13 +220,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("values", "message"), UNSAFE)
-def test_what_no_capture_gives_is_unsafe(values: list[Any], message: str) -> None:
+def test_entry_outside_the_capture_format_is_unsafe(values: list[Any], message: str) -> None:
     with pytest.raises(UnsafeSnapshotError, match=message):
         decode(lines_of(*values))
 
 
 @pytest.mark.parametrize(("values", "message"), MALFORMED)
-def test_what_is_no_entry_is_malformed(values: list[Any], message: str) -> None:
+def test_invalid_entry_is_malformed(values: list[Any], message: str) -> None:
     with pytest.raises(SnapshotMetadataError, match=message) as error:
         decode(lines_of(*values))
     assert not isinstance(error.value, UnsafeSnapshotError)
@@ -252,28 +252,28 @@ def test_errors_name_the_line() -> None:
         ({**HEADER, "notes": ["x"] * 1001}, "at most 1000 notes"),
     ],
 )
-def test_a_first_line_is_checked(header: Any, message: str) -> None:
+def test_first_line_is_checked(header: Any, message: str) -> None:
     with pytest.raises(SnapshotMetadataError, match=message):
         decode(lines_of(header=header))
 
 
-def test_another_version_is_said_to_be_one() -> None:
+def test_newer_version_is_reported() -> None:
     with pytest.raises(SnapshotVersionError, match="expected version 1, found 2"):
         decode(lines_of(header={**HEADER, "version": 2, "future": 1}))
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[" * 100_000, b"\xff", b"1" * 10_000, b'{"a":NaN', b"{}{}"])
-def test_what_is_no_json_is_malformed(line: bytes) -> None:
+def test_invalid_json_is_malformed(line: bytes) -> None:
     with pytest.raises(SnapshotMetadataError, match=r"line 2\): expected JSON"):
         decode([*lines_of(), line])
 
 
-def test_no_lines_are_no_delta() -> None:
+def test_empty_delta_is_rejected() -> None:
     with pytest.raises(SnapshotMetadataError, match="found none"):
         decode([])
 
 
-def test_a_delta_is_bounded() -> None:
+def test_delta_is_bounded() -> None:
     file = {**F, "size": 600, "chunks": [DIGEST]}
     lines = lines_of(file, {**file, "path": "/g"})
     assert len(decode(lines, limits=DeltaLimits(max_entries=2, max_bytes=1200)).entries) == 2
@@ -283,14 +283,14 @@ def test_a_delta_is_bounded() -> None:
         decode(lines, limits=DeltaLimits(max_bytes=1199))
 
 
-def test_privileges_are_kept() -> None:
+def test_decoding_preserves_privileges() -> None:
     file = {**F, "mode": 0o6755, "xattrs": {"security.capability": "0100", "user.x": ""}}
     entry = decode(lines_of(file)).entries["/f"]
     assert entry.mode == 0o6755
     assert entry.xattrs == {"security.capability": b"\x01\x00", "user.x": b""}
 
 
-def test_what_changes_a_little_changes_few_objects(tmp_path: Path) -> None:
+def test_small_change_changes_few_objects(tmp_path: Path) -> None:
     objects = ObjectStore(tmp_path)
     big = 2**30 // CHUNK_BYTES
     entries = {"/d": Entry("directory")} | {f"/d/{n:05}": Entry("file", mtime_ns=n) for n in range(20_000)}
@@ -314,14 +314,14 @@ def test_what_changes_a_little_changes_few_objects(tmp_path: Path) -> None:
     assert get_delta(objects, after).entries == changed
 
 
-def test_a_name_with_a_secret_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_with_a_secret_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "sécret-secret-1")
     with pytest.raises(CaptureError):
         put_delta(Delta(BASE, {"/sécret-secret-1": Entry("file")}), ObjectStore(tmp_path))
     assert not any(b"secret" in ObjectStore(tmp_path).get(digest) for digest in ObjectStore(tmp_path).digests())
 
 
-def test_differences_are_said_path_by_path() -> None:
+def test_differences_are_listed_by_path() -> None:
     one = Delta("x:1", {"/a": Entry("file", mode=1), "/b": Entry("fifo"), "/l": Entry("file", link=1)})
     assert differences(one, one) == []
     other = Delta("x:2", {"/a": Entry("file", mode=2), "/c": Entry("fifo"), "/l": Entry("file")})

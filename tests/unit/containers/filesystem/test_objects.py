@@ -42,7 +42,7 @@ def temporary_files(store: ObjectStore) -> list[Path]:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"text " * 100_000, os.urandom(300_000)])
-def test_an_object_comes_back_and_is_stored_once(store: ObjectStore, data: bytes) -> None:
+def test_object_round_trips_and_is_stored_once(store: ObjectStore, data: bytes) -> None:
     digest = store.put(data)
     assert store.put(data) == digest
     assert store.get(digest) == data
@@ -52,7 +52,7 @@ def test_an_object_comes_back_and_is_stored_once(store: ObjectStore, data: bytes
     assert temporary_files(store) == []
 
 
-def test_an_unused_store_touches_nothing(store: ObjectStore) -> None:
+def test_unused_store_creates_no_files(store: ObjectStore) -> None:
     assert not store.file("0" * 64).exists()
     assert not store.keep("0" * 64)
     assert list(store.digests()) == []
@@ -61,13 +61,13 @@ def test_an_unused_store_touches_nothing(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("read", ["get", "size"])
-def test_a_missing_object_is_named(store: ObjectStore, read: str) -> None:
+def test_missing_object_is_named(store: ObjectStore, read: str) -> None:
     with pytest.raises(SnapshotCorruptError, match=r"objects/00/0{62} is missing\. Restore it"):
         getattr(store, read)("0" * 64)
 
 
 @pytest.mark.parametrize("digest", ["", "../" * 20, "0" * 63, "0" * 65, "A" * 64, "0" * 62 + "/x", None, 5])
-def test_what_is_no_digest_names_no_file(store: ObjectStore, digest: str) -> None:
+def test_invalid_digest_is_rejected(store: ObjectStore, digest: str) -> None:
     for use in (store.get, store.file, store.keep, store.size):
         with pytest.raises(SnapshotMetadataError, match="Expected a sha256 as 64 hexadecimal digits, got"):
             use(digest)
@@ -91,7 +91,7 @@ def damaged_in_turn(file: Path) -> None:
         yield
 
 
-def test_a_damaged_object_is_refused_and_written_anew_when_it_is_put_again(store: ObjectStore) -> None:
+def test_damaged_object_is_refused_and_rewritten_by_put(store: ObjectStore) -> None:
     data = b"content " * 1000
     file = store.file(store.put(data))
     for _ in damaged_in_turn(file):
@@ -101,7 +101,7 @@ def test_a_damaged_object_is_refused_and_written_anew_when_it_is_put_again(store
         assert other_process.get(other_process.put(data)) == data
 
 
-def test_no_fifo_directory_or_link_is_read_in_place_of_an_object(store: ObjectStore, tmp_path: Path) -> None:
+def test_fifo_directory_or_link_as_object_is_refused(store: ObjectStore, tmp_path: Path) -> None:
     digest = store.put(b"data")
     file = store.file(digest)
     moved = file.rename(tmp_path / "moved")
@@ -112,7 +112,7 @@ def test_no_fifo_directory_or_link_is_read_in_place_of_an_object(store: ObjectSt
         file.rmdir() if file.is_dir() else file.unlink()
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(store: ObjectStore) -> None:
+def test_compression_bomb_is_refused_before_decompression(store: ObjectStore) -> None:
     digest = store.put(b"x")
     file = store.file(digest)
     file.write_bytes(zstd.compress(bytes(MAX_OBJECT_BYTES + 1)))
@@ -126,7 +126,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(store: ObjectStore) -> None:
         store.get(digest)
 
 
-def test_a_frame_that_lies_about_its_size_is_damaged(store: ObjectStore) -> None:
+def test_frame_with_wrong_size_is_damaged(store: ObjectStore) -> None:
     digest = store.put(b"x")
     frame = bytearray(zstd.compress(bytes(1_000_000)))
     assert frame[5:9] == (1_000_000).to_bytes(4, "little")
@@ -136,7 +136,7 @@ def test_a_frame_that_lies_about_its_size_is_damaged(store: ObjectStore) -> None
         store.get(digest, max_bytes=2000)
 
 
-def test_threads_put_the_same_objects_at_once(store: ObjectStore) -> None:
+def test_threads_put_same_objects_concurrently(store: ObjectStore) -> None:
     contents = [bytes([number]) * 200_000 for number in range(20)] * 4
     with ThreadPoolExecutor(8) as pool:
         digests = list(pool.map(store.put, contents))
@@ -146,14 +146,14 @@ def test_threads_put_the_same_objects_at_once(store: ObjectStore) -> None:
     assert temporary_files(store) == []
 
 
-def test_two_processes_put_the_same_objects_at_once(store: ObjectStore) -> None:
+def test_two_processes_put_same_objects_concurrently(store: ObjectStore) -> None:
     writers = [putting(store.path, start, 300) for start in (0, 0, 200)]
     assert [writer.communicate(timeout=60) and writer.returncode for writer in writers] == [0, 0, 0]
     assert {store.get(digest)[:8] for digest in store.digests()} == {number.to_bytes(8) for number in range(500)}
     assert temporary_files(store) == []
 
 
-def test_a_killed_process_leaves_only_whole_objects(store: ObjectStore) -> None:
+def test_killed_process_leaves_only_complete_objects(store: ObjectStore) -> None:
     for round_number in range(5):
         writer = putting(store.path, round_number * 100_000, 100_000)
         with writer:
@@ -185,7 +185,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_sync_writes_through_what_was_put_since_the_last(store: ObjectStore, synced: list[Path]) -> None:
+def test_sync_flushes_new_objects(store: ObjectStore, synced: list[Path]) -> None:
     first, second = store.file(store.put(b"first")), store.file(store.put(b"second"))
     assert synced == []
     store.sync()
@@ -204,7 +204,7 @@ def test_sync_writes_through_what_was_put_since_the_last(store: ObjectStore, syn
     assert synced[0] == second, "another process may have put it and not synced it yet"
 
 
-def test_a_failed_sync_is_made_up_for_by_the_next(
+def test_failed_sync_is_repeated_by_the_next(
     store: ObjectStore, synced: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = store.file(store.put(b"data"))
@@ -216,7 +216,7 @@ def test_a_failed_sync_is_made_up_for_by_the_next(
     assert file in synced
 
 
-def test_unneeded_objects_go_and_young_ones_stay(store: ObjectStore) -> None:
+def test_cleanup_removes_unneeded_and_keeps_young_objects(store: ObjectStore) -> None:
     needed, old, young, kept = (store.put(data) for data in (b"needed", b"old" * 1000, b"young", b"kept"))
     for digest in (needed, old, kept):
         os.utime(store.file(digest), (time.time() - 7200,) * 2)
@@ -231,7 +231,7 @@ def test_unneeded_objects_go_and_young_ones_stay(store: ObjectStore) -> None:
     store.sync()
 
 
-def test_lines_come_back(store: ObjectStore) -> None:
+def test_lines_round_trip(store: ObjectStore) -> None:
     for lines in (
         [],
         [b""],
@@ -243,7 +243,7 @@ def test_lines_come_back(store: ObjectStore) -> None:
         assert store.get_lines(store.put_lines(lines)) == lines
 
 
-def test_a_growing_list_shares_all_but_its_last_object(store: ObjectStore) -> None:
+def test_growing_list_shares_all_objects_except_last(store: ObjectStore) -> None:
     lines = [b"%d " % number * 50 for number in range(5000)]
     before = store.put_lines(lines)
     after = store.put_lines([*lines, b"one more"])
@@ -269,7 +269,7 @@ def test_lines_are_bounded(store: ObjectStore) -> None:
         store.put_lines([b"a\nb"])
 
 
-def test_a_line_with_a_secret_is_not_stored(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_with_a_secret_is_not_stored(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", 'q"u\\o-te-1234')
     line = b'{"text": "the key is q\\"u\\\\o-te-1234"}'
     with pytest.raises(CaptureError, match="Expected nothing to be kept that holds a secret") as error:
@@ -279,7 +279,7 @@ def test_a_line_with_a_secret_is_not_stored(store: ObjectStore, monkeypatch: pyt
 
 
 @pytest.mark.local
-def test_putting_what_a_read_only_store_has_changes_nothing(tmp_path: Path) -> None:
+def test_put_of_existing_object_accepts_read_only_store(tmp_path: Path) -> None:
     digest = ObjectStore(tmp_path).put(b"there")
     os.utime(ObjectStore(tmp_path).file(digest), (1, 1))
     code = f"""from pathlib import Path

@@ -56,7 +56,7 @@ def make_old(path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("options", [(), ("userxattr",)], ids=["trusted", "user"])
-def test_every_change_to_an_overlay_comes_back(tmp_path: Path, objects: ObjectStore, options: tuple[str, ...]) -> None:
+def test_overlay_changes_round_trip(tmp_path: Path, objects: ObjectStore, options: tuple[str, ...]) -> None:
     base = make_base(tmp_path / "base")
     first = Overlay(tmp_path / "first", base)
     with first.mounted(*options) as merged:
@@ -103,7 +103,7 @@ def test_deletions_as_attributes_are_read(upper: Path, objects: ObjectStore) -> 
 
 @pytest.mark.root
 @pytest.mark.parametrize("name", ["trusted.overlay.redirect", "trusted.overlay.metacopy"])
-def test_what_the_overlay_keeps_elsewhere_is_refused(upper: Path, objects: ObjectStore, name: str) -> None:
+def test_content_outside_the_upper_directory_is_refused(upper: Path, objects: ObjectStore, name: str) -> None:
     (upper / "d").mkdir()
     os.setxattr(upper / "d", name, b"/other")
     with pytest.raises(CaptureError, match=rf"'/d' cannot be read: .* elsewhere \({name}\)"):
@@ -111,7 +111,7 @@ def test_what_the_overlay_keeps_elsewhere_is_refused(upper: Path, objects: Objec
 
 
 @pytest.mark.root
-def test_marks_of_the_overlay_are_no_attributes(tmp_path: Path, objects: ObjectStore) -> None:
+def test_overlay_marks_are_not_attributes(tmp_path: Path, objects: ObjectStore) -> None:
     base = make_base(tmp_path / "base")
     overlay = Overlay(tmp_path / "first", base)
     with overlay.mounted() as merged:
@@ -129,7 +129,7 @@ def own_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_an_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
+def test_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
     with as_nobody():
         own = (os.geteuid(), os.getegid())
         first, second, objects = own_directory / "first", own_directory / "second", ObjectStore(own_directory / "store")
@@ -142,7 +142,7 @@ def test_an_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
         assert tree_of(second) == tree_of(first)
 
 
-def test_a_user_namespace_has_the_same_marks(own_directory: Path) -> None:
+def test_user_namespace_has_the_same_marks(own_directory: Path) -> None:
     """The overlay of a box that an ordinary user runs, read and written from outside."""
     script = """
 set -e
@@ -175,7 +175,7 @@ cd merged; rm removed; rm -r renewed; mkdir renewed; echo new > renewed/only; ec
         assert differences(Delta("x:1", entries), Delta("x:1", found)) == []
 
 
-def test_several_directories_are_mapped_into_one_delta(tmp_path: Path, objects: ObjectStore) -> None:
+def test_several_directories_become_one_delta(tmp_path: Path, objects: ObjectStore) -> None:
     cache, notes = ScanCache(), list[str]()
     for name in ("root", "usr"):
         (tmp_path / name / "bin").mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_several_directories_are_mapped_into_one_delta(tmp_path: Path, objects: 
     assert (tmp_path / "out").stat().st_mode & 0o7777 == 0o711
 
 
-def test_what_is_skipped_is_not_looked_into(upper: Path, objects: ObjectStore) -> None:
+def test_skipped_directories_are_not_scanned(upper: Path, objects: ObjectStore) -> None:
     for name in ("proc", "dev/shm", "sys", "mounted/on", "etc", "devices"):
         (upper / name).mkdir(parents=True)
         (upper / name / "file").touch()
@@ -229,7 +229,7 @@ def test_unchanged_files_are_not_read_again(upper: Path, objects: ObjectStore) -
     assert scan(upper, objects, cache, notes=notes)["/a"].mode == 0o600
 
 
-def test_a_file_that_has_just_changed_is_read_again(
+def test_recently_changed_file_is_read_again(
     upper: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next change could have the very same times."""
@@ -241,7 +241,7 @@ def test_a_file_that_has_just_changed_is_read_again(
     assert cache[upper] == {}
 
 
-def test_what_was_removed_from_the_store_is_read_again(upper: Path, objects: ObjectStore, tmp_path: Path) -> None:
+def test_file_removed_from_the_store_is_read_again(upper: Path, objects: ObjectStore, tmp_path: Path) -> None:
     cache = ScanCache()
     (upper / "f").write_bytes(b"data")
     make_old(upper / "f")
@@ -290,7 +290,7 @@ def test_holes_and_zeros_are_not_stored(
 
 
 @pytest.mark.parametrize("offset", [0, 1000, CHUNK_BYTES - 5, CHUNK_BYTES - len(KEY), 3 * CHUNK_BYTES - 1])
-def test_a_file_with_a_secret_is_refused(
+def test_file_with_a_secret_is_refused(
     upper: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", KEY)
@@ -306,14 +306,14 @@ def test_a_file_with_a_secret_is_refused(
     ("limits", "message"),
     [(DeltaLimits(max_entries=2), "at most 2 changed files"), (DeltaLimits(max_bytes=299), "at most 299 bytes")],
 )
-def test_a_scan_is_bounded(upper: Path, objects: ObjectStore, limits: DeltaLimits, message: str) -> None:
+def test_scan_is_bounded(upper: Path, objects: ObjectStore, limits: DeltaLimits, message: str) -> None:
     for name in "abc":
         (upper / name).write_bytes(b"x" * 100)
     with pytest.raises(CaptureError, match=f"Expected {message}.*, found more, '/[abc]' last"):
         scanned(upper, objects, limits=limits)
 
 
-def test_nothing_is_read_through_a_link(upper: Path, objects: ObjectStore, tmp_path: Path) -> None:
+def test_scan_does_not_follow_links(upper: Path, objects: ObjectStore, tmp_path: Path) -> None:
     """Not even one that takes the place of a directory while the directory is on the list of those to read."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -335,7 +335,7 @@ def test_nothing_is_read_through_a_link(upper: Path, objects: ObjectStore, tmp_p
         scanned(upper / "link", objects)
 
 
-def test_a_file_that_is_written_to_is_kept_with_a_note(upper: Path, objects: ObjectStore) -> None:
+def test_file_modified_during_scan_is_stored_with_note(upper: Path, objects: ObjectStore) -> None:
     file = upper / "log"
     file.write_bytes(b"x" * CHUNK_BYTES * 2)
 
@@ -349,10 +349,10 @@ def test_a_file_that_is_written_to_is_kept_with_a_note(upper: Path, objects: Obj
     store = Growing(objects.path)
     entries = scan(upper, store, ScanCache(), notes=notes)
     assert content(store, entries, "/log").startswith(b"x" * CHUNK_BYTES)
-    assert notes == ["'/log' was written to while it was read: what is kept may be of several moments."]
+    assert notes == ["'/log' was modified while it was read: the stored content may be inconsistent."]
 
 
-def test_a_file_that_shrinks_for_ever_is_refused(upper: Path, objects: ObjectStore) -> None:
+def test_endlessly_shrinking_file_is_refused(upper: Path, objects: ObjectStore) -> None:
     file = upper / "log"
     file.write_bytes(b"".join(number.to_bytes(2) * (CHUNK_BYTES // 2) for number in range(1, 300)))
 
@@ -367,9 +367,7 @@ def test_a_file_that_shrinks_for_ever_is_refused(upper: Path, objects: ObjectSto
 
 
 @pytest.mark.parametrize("vanish", [Path.unlink, lambda path: shutil.rmtree(path.parent)])
-def test_what_vanishes_meanwhile_is_not_there(
-    upper: Path, objects: ObjectStore, vanish: Callable[[Path], None]
-) -> None:
+def test_file_deleted_during_scan_is_omitted(upper: Path, objects: ObjectStore, vanish: Callable[[Path], None]) -> None:
     (upper / "d").mkdir()
     (upper / "d/f").touch()
     (upper / "stays").touch()
@@ -394,7 +392,7 @@ def nested(upper: Path, name: str, depth: int) -> None:
     os.close(here)
 
 
-def test_a_deep_tree_takes_few_file_descriptors(upper: Path, objects: ObjectStore) -> None:
+def test_deep_tree_needs_few_file_descriptors(upper: Path, objects: ObjectStore) -> None:
     nested(upper, "d", 400)
     upper.joinpath(*["d"] * 400, "f").write_text("deep")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -407,18 +405,18 @@ def test_a_deep_tree_takes_few_file_descriptors(upper: Path, objects: ObjectStor
     assert content(objects, entries, "/d" * 400 + "/f") == b"deep"
 
 
-def test_a_path_that_no_call_takes_is_refused(upper: Path, objects: ObjectStore) -> None:
+def test_too_long_path_is_refused(upper: Path, objects: ObjectStore) -> None:
     nested(upper, "d" * 250, 20)
     with pytest.raises(CaptureError, match="Expected paths of at most 4095 bytes"):
         scanned(upper, objects)
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path, objects: ObjectStore) -> None:
+def test_missing_directory_is_named(tmp_path: Path, objects: ObjectStore) -> None:
     with pytest.raises(CaptureError, match=r"in .*/nothing cannot be read: No such file or directory"):
         scanned(tmp_path / "nothing", objects)
 
 
-def test_an_ordinary_user_is_told_what_it_cannot_read(upper: Path, objects: ObjectStore) -> None:
+def test_unreadable_file_of_ordinary_user_is_named(upper: Path, objects: ObjectStore) -> None:
     own = Path(tempfile.mkdtemp())
     try:
         own.chmod(0o755)

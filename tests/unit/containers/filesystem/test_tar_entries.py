@@ -75,11 +75,11 @@ def test_archives_of_gnu_tar_are_read(tmp_path: Path, objects: ObjectStore, opti
     ("etc/f", "/", "/etc/f"), ("./etc/f", "/", "/etc/f"), ("/etc//f", "/", "/etc/f"), ("f", "/etc", "/etc/f"),
     ("./f", "/etc/", "/etc/f"), ("etc/...", "/", "/etc/..."),
 ])  # fmt: skip
-def test_names_are_relative_to_a_place(objects: ObjectStore, name: str, at: str, path: str) -> None:
+def test_names_are_relative_to_the_given_directory(objects: ObjectStore, name: str, at: str, path: str) -> None:
     assert list(entries_of(archive_of(member(name)), objects, at=at)) == [path]
 
 
-def test_root_and_what_is_the_kernels_and_what_is_skipped_are_left_out(objects: ObjectStore) -> None:
+def test_root_kernel_and_skipped_entries_are_omitted(objects: ObjectStore) -> None:
     names = ["./", "proc/1", "sys", "dev/null", "skipped", "kept"]
     large = (member("skipped-large"), b"x" * 3_000_000)
     archive = archive_of(*(member(name) for name in names[:-1]), large, member("kept"))
@@ -103,7 +103,7 @@ def test_times_have_nanoseconds(objects: ObjectStore) -> None:
         assert entries_of(archive, objects)["/f"].mtime_ns == expected
 
 
-def test_only_portable_attributes_are_kept(objects: ObjectStore) -> None:
+def test_only_portable_attributes_are_stored(objects: ObjectStore) -> None:
     names = ["user.a", "security.capability", "trusted.overlay.opaque", "user.overlay.opaque", "security.selinux"]
     archive = archive_of(member("f", pax_headers={f"SCHILY.xattr.{name}": "v" for name in names}))
     assert entries_of(archive, objects)["/f"].xattrs == {"user.a": b"v", "security.capability": b"v"}
@@ -171,7 +171,7 @@ class Endless:
         return data or self.then(size)
 
 
-def test_a_map_of_a_sparse_file_is_bounded(objects: ObjectStore) -> None:
+def test_sparse_file_map_is_bounded(objects: ObjectStore) -> None:
     headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "f", "GNU.sparse.realsize": "5"}
     start = archive_of(member("f", pax_headers=headers))[: 3 * 512]
     start = start[:1024] + with_size(start[1024:], HUGE) + b"999999999999\n"
@@ -181,7 +181,7 @@ def test_a_map_of_a_sparse_file_is_bounded(objects: ObjectStore) -> None:
     assert stream.read_bytes < 3_000_000
 
 
-def test_an_archive_without_end_is_bounded(objects: ObjectStore) -> None:
+def test_endless_archive_is_bounded(objects: ObjectStore) -> None:
     one = archive_of(member("d/f"))[:512]
     stream = Endless(b"", lambda size: one * (size // 512))
     with pytest.raises(CaptureError, match="is in it twice"):
@@ -191,7 +191,7 @@ def test_an_archive_without_end_is_bounded(objects: ObjectStore) -> None:
         read_tar(stream, objects, notes=[], limits=DeltaLimits(max_bytes=-(2**29) + 1_000_000))
 
 
-def test_an_archive_is_bounded(objects: ObjectStore) -> None:
+def test_archive_is_bounded(objects: ObjectStore) -> None:
     archive = archive_of((member("a"), b"x" * 100), member("b", tarfile.LNKTYPE, linkname="a"))
     assert len(entries_of(archive, objects, limits=DeltaLimits(max_entries=2, max_bytes=200))) == 2
     with pytest.raises(CaptureError, match="more than 1 files, '/b' the last"):
@@ -202,7 +202,7 @@ def test_an_archive_is_bounded(objects: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, CHUNK_BYTES - 5])
-def test_a_file_with_a_secret_is_refused(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
+def test_file_with_a_secret_is_refused(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
     monkeypatch.setenv("SERVICE_PASSWORD", SECRET)
     archive = archive_of((member("home/notes"), b"x" * offset + SECRET.encode() + b"y" * CHUNK_BYTES))
     with pytest.raises(CaptureError, match="'/home/notes' holds the value of a sensitive") as error:
@@ -211,7 +211,7 @@ def test_a_file_with_a_secret_is_refused(objects: ObjectStore, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_archives_give_a_typed_error_or_sound_entries(objects: ObjectStore, seed: int) -> None:
+def test_mutated_archives_read_soundly_or_raise_snapshot_error(objects: ObjectStore, seed: int) -> None:
     chance = random.Random(seed)
     sound = archive_of(
         member("d", tarfile.DIRTYPE),
@@ -246,7 +246,7 @@ def _mend_sum(archive: bytearray, start: int) -> None:
         archive[start + 148 : start + 156] = b"%06o\0 " % (sum(block[:148]) + 256 + sum(block[156:]))
 
 
-def test_the_callers_file_stays_open(objects: ObjectStore) -> None:
+def test_caller_file_remains_open(objects: ObjectStore) -> None:
     source, sink = os.pipe()
     with os.fdopen(source, "rb") as reader:
         with os.fdopen(sink, "wb") as writer:

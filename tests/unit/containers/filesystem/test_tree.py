@@ -25,7 +25,7 @@ def out(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plain_tree_comes_back(tmp_path: Path, out: Path, objects: ObjectStore) -> None:
+def test_plain_tree_round_trips(tmp_path: Path, out: Path, objects: ObjectStore) -> None:
     source = tmp_path / "source"
     source.mkdir()
     make_awkward(source / "n")
@@ -38,7 +38,7 @@ def test_a_plain_tree_comes_back(tmp_path: Path, out: Path, objects: ObjectStore
     assert set(Path("/proc/self/fd").iterdir()) <= open_files
 
 
-def test_directories_that_are_there_get_the_metadata(out: Path, objects: ObjectStore) -> None:
+def test_existing_directories_get_the_metadata(out: Path, objects: ObjectStore) -> None:
     (out / "d").mkdir(mode=0o700)
     write_tree({"/d": Entry("directory", mode=0o751, uid=os.geteuid(), gid=os.getegid(), mtime_ns=5)}, objects, out)
     assert stat.S_IMODE((out / "d").stat().st_mode) == 0o751
@@ -48,7 +48,7 @@ def test_directories_that_are_there_get_the_metadata(out: Path, objects: ObjectS
 @pytest.mark.parametrize(
     "inner", [FILE, DIRECTORY, Entry("fifo"), Entry("symlink", target="x"), Entry("file", link=1)], ids=str
 )
-def test_no_link_is_followed(out: Path, objects: ObjectStore, tmp_path: Path, inner: Entry) -> None:
+def test_links_are_not_followed(out: Path, objects: ObjectStore, tmp_path: Path, inner: Entry) -> None:
     """`decode` refuses such entries; here is the second lock."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -63,7 +63,7 @@ def test_no_link_is_followed(out: Path, objects: ObjectStore, tmp_path: Path, in
         write_tree({}, objects, out / "there")
 
 
-def test_a_file_is_not_written_through_a_link_that_is_there(out: Path, objects: ObjectStore, tmp_path: Path) -> None:
+def test_existing_link_is_not_written_through(out: Path, objects: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("safe")
     (out / "f").symlink_to(tmp_path / "victim")
     with pytest.raises(RestoreError, match="'/f' cannot be made: File exists"):
@@ -72,36 +72,36 @@ def test_a_file_is_not_written_through_a_link_that_is_there(out: Path, objects: 
 
 
 @pytest.mark.parametrize("path", ["/other/f", "/usrx", "/"])
-def test_only_what_is_below_can_be_made(out: Path, objects: ObjectStore, path: str) -> None:
+def test_path_outside_the_root_is_refused(out: Path, objects: ObjectStore, path: str) -> None:
     with pytest.raises(RestoreError, match="it is not in /usr"):
         write_tree({path: FILE}, objects, out, at="/usr")
 
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "whiteout"])
-def test_the_place_itself_stays_a_directory(out: Path, objects: ObjectStore, kind: EntryKind) -> None:
+def test_root_must_be_a_directory(out: Path, objects: ObjectStore, kind: EntryKind) -> None:
     with pytest.raises(RestoreError, match=f"'/usr' cannot be made: it has to be a directory here, not a {kind}"):
         write_tree({"/usr": Entry(kind)}, objects, out, at="/usr")
 
 
 @pytest.mark.parametrize("entry", [Entry("whiteout"), Entry("directory", opaque=True)], ids=["whiteout", "opaque"])
-def test_only_an_overlay_takes_deletions(out: Path, objects: ObjectStore, entry: Entry) -> None:
+def test_deletions_need_an_overlay(out: Path, objects: ObjectStore, entry: Entry) -> None:
     with pytest.raises(RestoreError, match="'/x' cannot be hidden here: only an overlay"):
         write_tree({"/x": entry}, objects, out, root_ids=(os.geteuid(), os.getegid()))
 
 
-def test_a_missing_object_is_named(out: Path, objects: ObjectStore) -> None:
+def test_missing_object_is_named(out: Path, objects: ObjectStore) -> None:
     with pytest.raises(SnapshotCorruptError, match="is missing"):
         write_tree({"/f": Entry("file", size=1, chunks=("a" * 64,))}, objects, out)
 
 
 @pytest.mark.parametrize("size", [3, 5, CHUNK_BYTES])
-def test_an_object_of_another_size_is_refused(out: Path, objects: ObjectStore, size: int) -> None:
+def test_object_of_wrong_size_is_refused(out: Path, objects: ObjectStore, size: int) -> None:
     entry = Entry("file", size=size, chunks=(objects.put(b"four"),))
     with pytest.raises(SnapshotCorruptError, match=f"to hold {size} bytes of '/f', got 4"):
         write_tree({"/f": entry}, objects, out)
 
 
-def test_an_ordinary_user_is_told_what_it_cannot_set() -> None:
+def test_attribute_forbidden_to_ordinary_user_is_named() -> None:
     with tempfile.TemporaryDirectory() as name:
         if IS_ROOT:
             os.chown(name, NOBODY, NOBODY)

@@ -30,7 +30,7 @@ HERE = __name__
         ({"lines": 7}, 7.0, {"x.lines": 7.0}),
     ],
 )
-def test_what_counts_and_how_it_is_called(returned: Any, value: float, rewards: dict[str, float]) -> None:
+def test_returned_values_become_named_rewards(returned: Any, value: float, rewards: dict[str, float]) -> None:
     score = checked_score("x", 1.0, returned)
     assert (score.value, score.rewards) == (value, rewards)
 
@@ -38,17 +38,17 @@ def test_what_counts_and_how_it_is_called(returned: Any, value: float, rewards: 
 @pytest.mark.parametrize(
     "returned", [None, "1", math.nan, math.inf, {}, {"a": None}, {1: 1.0}, {"a": 1, "b": 2}, [1.0], 10**400, 1j]
 )
-def test_what_is_no_reward_is_refused_with_the_scorers_name(returned: Any) -> None:
+def test_invalid_reward_names_the_scorer(returned: Any) -> None:
     with pytest.raises(ScorerError, match="`x`") as raised:
         checked_score("x", 1.0, returned)
     assert (raised.value.scorer, Outcome.of(raised.value)) == ("x", Outcome.VERIFIER_ERROR)
 
 
-def test_several_that_are_only_recorded_need_none_that_counts() -> None:
+def test_unweighted_scorer_may_return_several_values() -> None:
     assert checked_score("x", 0.0, {"a": 1, "b": 2}).value is None
 
 
-def test_the_weighted_sum() -> None:
+def test_rewards_are_a_weighted_sum() -> None:
     scores = [checked_score("a", 0.5, 1.0), checked_score("b", 0.0, 100.0), checked_score("c", -1.0, 0.25)]
     assert combined_reward(1.0, 1.0, scores) == 1.25
     assert combined_reward(1.0, 0.0, scores) == 0.25
@@ -81,7 +81,7 @@ class Counts(ScorerBase):
         self.closed = True
 
 
-async def test_functions_and_objects_sync_and_async() -> None:
+async def test_functions_and_objects_may_be_sync_or_async() -> None:
     assert await check_scorer(half) == {"scorer": 0.5}
     assert await check_scorer(functools.partial(half, of=3.0), name="x") == {"x": 1.5}
     assert await check_scorer(later, sample_episode("a", "b")) == {"scorer": 2.0}
@@ -124,7 +124,7 @@ async def test_failures_are_named_and_bounded() -> None:
     never.set()
 
 
-def test_what_an_episode_tells() -> None:
+def test_sample_episode_has_instruction_and_conversation() -> None:
     episode = sample_episode("ls", "done", task="List the files.")
     assert (episode.instruction, episode.responses, episode.task_name) == ("List the files.", ("ls", "done"), "sample")
     assert [one["role"] for one in episode.conversation] == ["user", "assistant", "user", "assistant"]
@@ -138,7 +138,7 @@ def made(*overrides: str) -> tuple[tuple[ConfiguredScorer, ...], float]:
     return tuple(rules.scorers), rules.verifier_weight
 
 
-def test_scorers_of_a_config() -> None:
+def test_scorers_are_built_from_the_config() -> None:
     assert made() == ((), 1.0)
     (first, second), weight = made(f"env.scorers=[{HERE}.half,'{HERE}:Counts']", "env.verifier_weight=0")
     assert (first.name, first.part.func, first.weight, first.timeout_sec, weight) == ("half", half, 1.0, 600.0, 0.0)
@@ -155,16 +155,16 @@ def test_scorers_of_a_config() -> None:
     [
         ("env.scorers=3", "a list or a mapping"),
         ("env.scorers=[nowhere.at.all]", "`nowhere.at.all`"),
-        (f"env.scorers=[{HERE}.half,{HERE}.half]", "a name of its own"),
+        (f"env.scorers=[{HERE}.half,{HERE}.half]", "a unique name"),
         (f"env.scorers={{reward: {{_target_: {HERE}.half}}}}", "got 'reward'"),
         ("env.scorers={x: {weight: 1}}", "`env.scorers.x` to name a function"),
         (f"env.scorers={{x: {{_target_: {HERE}.half, off: 1}}}}", "unexpected keyword argument 'off'"),
         (f"env.scorers={{x: {{_target_: {HERE}.Counts, stepp: 1}}}}", "`stepp`"),
         (f"env.scorers={{x: {{_target_: {HERE}.half, weight: much}}}}", "`env.scorers.x.weight`"),
         (f"env.scorers={{x: {{_target_: {HERE}.half, timeout_sec: 0}}}}", "`env.scorers.x.timeout_sec`"),
-        (f"env.scorers=[{HERE}.test_the_weighted_sum]", "callable with an episode and its container"),
+        (f"env.scorers=[{HERE}.test_rewards_are_a_weighted_sum]", "callable with an episode and its container"),
     ],
 )
-def test_what_cannot_be_a_scorer_is_refused_before_anything_starts(override: str, said: str) -> None:
+def test_invalid_scorer_is_refused_before_the_start(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(override)

@@ -21,7 +21,7 @@ def rejected(found: list[OrderFile]) -> dict[str, str]:
     return {one.name: one.problem for one in found if one.order is None}
 
 
-def test_orders_are_taken_once_and_the_oldest_goes_first(tmp_path: Path) -> None:
+def test_commands_are_taken_once_oldest_first(tmp_path: Path) -> None:
     box = Inbox(tmp_path / "control")
     assert box.take() == []
     given = [Order.new("pause", now=True, for_sec=60, reason="a\x1b[2Jb"), Order.new("resume")]
@@ -34,7 +34,7 @@ def test_orders_are_taken_once_and_the_oldest_goes_first(tmp_path: Path) -> None
     assert list(box.folder.iterdir()) == []
 
 
-def test_what_is_for_all_jobs_stays_and_is_taken_by_each(tmp_path: Path) -> None:
+def test_shared_commands_are_taken_by_each_job(tmp_path: Path) -> None:
     order = Order.new("pause")
     boxes = [Inbox(tmp_path / "control", is_shared=True) for _ in range(2)]
     path = write_order(tmp_path / "control", order)
@@ -43,7 +43,7 @@ def test_what_is_for_all_jobs_stays_and_is_taken_by_each(tmp_path: Path) -> None
     assert path.exists()
 
 
-def test_garbage_is_refused_once_and_nothing_outside_is_touched(tmp_path: Path) -> None:
+def test_garbage_is_refused_once_and_removed(tmp_path: Path) -> None:
     folder, outside = tmp_path / "control", tmp_path / "outside.json"
     whole = write_order(folder, Order.new("pause")).read_bytes()
     outside.write_bytes(whole)
@@ -91,14 +91,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "named"), WRONG)
-def test_what_no_order_is(change: dict[str, object], named: str) -> None:
+def test_invalid_commands_are_refused(change: dict[str, object], named: str) -> None:
     said = {"id": "1", "verb": "pause", "by": "me", "at": 1.0}
     assert Order.parse(json.dumps(said).encode()).verb == "pause"
     with pytest.raises(ValueError, match=named):
         Order.parse(json.dumps(said | change).encode())
 
 
-def test_a_flood_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_is_taken_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TAKEN", 10)
     box = Inbox(tmp_path / "control")
     write_order(box.folder, Order.new("resume"))
@@ -109,7 +109,7 @@ def test_a_flood_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one.verb for piece in pieces for one in orders(piece)] == ["resume"]
 
 
-def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+def test_link_replacing_the_inbox_is_not_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     path = write_order(elsewhere, Order.new("pause"))
     box = Inbox(tmp_path / "control")
@@ -122,7 +122,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
     assert list(elsewhere.iterdir()) == [path]
 
 
-def test_who_looks_is_known_for_a_while(tmp_path: Path) -> None:
+def test_watcher_is_remembered_for_a_while(tmp_path: Path) -> None:
     box = Inbox(tmp_path / "control")
     assert not box.is_watched
     watch(box.folder)

@@ -28,7 +28,7 @@ def by_night(*worlds: World) -> list[Any]:
     ],
     ids=str,
 )
-def test_intervals_hold_the_truth_as_often_as_they_say(world: World) -> None:
+def test_intervals_have_their_nominal_coverage(world: World) -> None:
     found = simulate(world, repetitions=1000)
     for share in (found.mean_reward, found.pass_at_k, found.pass_hat_k, found.difference):
         assert 0.92 <= share <= 1.0 + 1e-9
@@ -42,14 +42,14 @@ def test_interval_over_seeds_covers_the_mean(world: World) -> None:
     assert 0.90 <= simulate_seeds(world, seeds=4, repetitions=500) <= 0.98
 
 
-def test_taking_attempts_for_independent_would_not() -> None:
+def test_ignoring_clusters_loses_coverage() -> None:
     """The check can fail: this is what the intervals would be without the tasks as clusters."""
     found = simulate(World(20, 8, 0.5, 0.8), repetitions=500)
     assert found.independent < 0.7
     assert found.mean_reward > 0.92
 
 
-def test_they_are_not_just_wide() -> None:
+def test_intervals_are_not_needlessly_wide() -> None:
     """With many tasks there is nothing left to be cautious about."""
     found = simulate(World(100, 2, 0.5, 0.3), repetitions=1000)
     assert found.mean_reward < 0.98

@@ -15,14 +15,14 @@ from ares_exp.records.statistics.estimate import mean_over_attempts, mean_over_t
     ("passed", "of", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0000, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_wilson_gives_newcombes_published_intervals(passed: int, of: int, low: float, high: float) -> None:
+def test_wilson_matches_newcombes_published_intervals(passed: int, of: int, low: float, high: float) -> None:
     """Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3."""
     assert wilson(passed / of, of) == pytest.approx((low, high), abs=5e-5)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
 @pytest.mark.parametrize(("passed", "of"), [(0, 1), (1, 1), (4, 6), (6, 6), (50, 164)])
-def test_one_attempt_a_task_is_scipys_wilson(passed: int, of: int, level: float) -> None:
+def test_single_attempts_match_scipys_wilson_interval(passed: int, of: int, level: float) -> None:
     expected = scipy.stats.binomtest(passed, of).proportion_ci(level, method="wilson")
     found = mean_over_attempts([[1.0]] * passed + [[0.0]] * (of - passed), level=level)
     assert found is not None
@@ -30,7 +30,7 @@ def test_one_attempt_a_task_is_scipys_wilson(passed: int, of: int, level: float)
     assert (found.value, found.tasks, found.attempts) == (pytest.approx(passed / of), of, of)
 
 
-def test_attempts_that_are_all_the_same_add_nothing() -> None:
+def test_identical_attempts_add_no_information() -> None:
     once, often = ([[one] * n for one in (1.0, 1.0, 0.0, 1.0, 0.0, 1.0)] for n in (1, 8))
     a, b = mean_over_attempts(once), mean_over_attempts(often)
     assert a is not None
@@ -39,14 +39,14 @@ def test_attempts_that_are_all_the_same_add_nothing() -> None:
     assert b.attempts == 8 * a.attempts
 
 
-def test_attempts_are_used_as_far_as_the_tasks_are_alike() -> None:
+def test_attempts_count_as_far_as_tasks_agree() -> None:
     tasks = [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]] * 10
     found = mean_over_attempts(tasks)
     assert found is not None
     assert (found.low, found.high) == pytest.approx(wilson(0.5, 80))  # never better than independent attempts
 
 
-def test_clustered_interval_is_the_formula_of_the_docstring() -> None:
+def test_clustered_interval_matches_its_documented_formula() -> None:
     tasks = [[1.0, 0.0, 1.0, 1.0]] * 9 + [[1.0, 1.0, 1.0, 1.0]] * 5 + [[0.0, 0.0, 0.0, 1.0]] * 6
     means = [sum(own) / 4 for own in tasks]
     center = sum(means) / 20
@@ -59,7 +59,7 @@ def test_clustered_interval_is_the_formula_of_the_docstring() -> None:
     assert (found.low, found.high) == pytest.approx(wilson(center, observations))
 
 
-def test_another_scale_gets_students_interval_over_the_tasks() -> None:
+def test_other_scales_use_students_interval() -> None:
     tasks = [[12.0, 14.0], [9.0, 9.0], [20.0, 16.0], [11.0, 13.0]]
     means = [13.0, 9.0, 18.0, 12.0]
     expected = scipy.stats.ttest_1samp(means, 0).confidence_interval(0.95)
@@ -79,7 +79,7 @@ def test_unequal_attempts_are_weighted_as_a_ratio() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((center, center - half, center + half))
 
 
-def test_rewards_between_nought_and_one_stay_there() -> None:
+def test_interval_of_unit_rewards_is_within_bounds() -> None:
     found = mean_over_attempts([[1.0], [0.9], [1.0], [0.4], [1.0]])
     assert found is not None
     assert found.low is not None
@@ -89,19 +89,19 @@ def test_rewards_between_nought_and_one_stay_there() -> None:
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.5])
 @pytest.mark.parametrize("attempts", [1, 4])
-def test_equal_rewards_have_an_interval_of_some_width(reward: float, attempts: int) -> None:
+def test_equal_rewards_have_a_nonempty_interval(reward: float, attempts: int) -> None:
     found = mean_over_attempts([[reward] * attempts] * 6)
     assert found is not None
     assert (found.low, found.high) == pytest.approx(wilson(reward, 6))
 
 
-def test_equal_rewards_on_another_scale_have_none() -> None:
+def test_equal_rewards_on_other_scales_have_none() -> None:
     found = mean_over_attempts([[7.1], [7.1], [7.1]])
     assert found is not None
     assert (found.value, found.low, found.high) == (pytest.approx(7.1), None, None)
 
 
-def test_a_single_task_is_judged_by_its_attempts() -> None:
+def test_single_task_uses_the_variance_of_attempts() -> None:
     found = mean_over_attempts([[1.0, 0.0, 1.0, 1.0]])
     assert found is not None
     assert (found.unit, found.tasks, found.attempts) == ("attempts", 1, 4)
@@ -111,24 +111,24 @@ def test_a_single_task_is_judged_by_its_attempts() -> None:
     assert (other.value, other.low, other.high) == (50.0, None, None)
 
 
-def test_nothing_scored_is_no_estimate() -> None:
+def test_missing_scores_give_no_estimate() -> None:
     assert mean_over_attempts([]) is None
     assert mean_over_attempts([[], []]) is None
 
 
-def test_tasks_without_scores_do_not_count() -> None:
+def test_tasks_without_scores_are_ignored() -> None:
     assert mean_over_attempts([[1.0], [], [0.0]]) == mean_over_attempts([[1.0], [0.0]])
 
 
 @pytest.mark.parametrize("huge", [1e200, 1.7e308])
-def test_numbers_too_large_to_be_squared_have_no_interval(huge: float) -> None:
+def test_huge_numbers_have_no_interval(huge: float) -> None:
     found = mean_over_attempts([[huge], [huge], [-huge]])
     assert found is not None
     assert math.isfinite(found.value)
     assert (found.low, found.high) == (None, None)
 
 
-def test_few_tasks_on_one_side_are_not_trusted_where_the_numbers_are_skewed() -> None:
+def test_skewed_rewards_of_few_tasks_widen_the_interval() -> None:
     values = [1.0] * 18 + [0.9, 0.5]
     trusting = mean_over_tasks(values, attempts=160)
     careful = mean_over_tasks(values, attempts=160, is_skewed=True)
@@ -141,12 +141,12 @@ def test_few_tasks_on_one_side_are_not_trusted_where_the_numbers_are_skewed() ->
 @pytest.mark.parametrize(
     ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (10, 2.2281), (30, 2.0423), (120, 1.9799)]
 )
-def test_the_quantiles_of_textbooks(freedom: int, expected: float) -> None:
+def test_quantiles_match_textbooks(freedom: int, expected: float) -> None:
     assert t_quantile(freedom, 0.975) == pytest.approx(expected, abs=5e-5)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 29, 100, 1_000, 49_999])
-def test_quantiles_and_tails_are_scipys(freedom: int) -> None:
+def test_quantiles_and_tails_match_scipy(freedom: int) -> None:
     for probability in (0.5, 0.51, 0.75, 0.9, 0.975, 0.995, 0.9999, 0.1, 0.025):
         expected = scipy.special.stdtrit(freedom, probability)
         assert t_quantile(freedom, probability) == pytest.approx(expected, rel=1e-9, abs=1e-9)

@@ -22,19 +22,19 @@ SLEEP = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
 """Extra hours of sleep of two drugs: Student 1908; R's `t.test(extra ~ group, data = sleep, paired = TRUE)`."""
 
 
-def test_sign_flips_of_darwins_maize_are_fishers_count() -> None:
+def test_sign_flips_match_fishers_count_for_darwin() -> None:
     """Section 21: of 32,768 choices of signs 863 on either side are as extreme."""
     assert sign_flip_p(DARWIN) == 2 * 863 / 32768
 
 
-def test_students_sleep_has_the_interval_of_the_textbooks() -> None:
+def test_students_sleep_data_match_the_textbook_interval() -> None:
     found = Difference.of(SLEEP, is_bounded=False)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((1.58, 0.7001142, 2.4598858))
     assert (found.test, found.p) == ("sign-flip", 2 / 2**9)  # nine of ten are not zero, and all have one sign
 
 
-def test_the_t_test_where_many_tasks_differ_is_scipys() -> None:
+def test_many_differences_match_scipys_t_test() -> None:
     rng = random.Random(3)
     differences = [rng.gauss(0.1, 0.4) for _ in range(MOST_FLIPS + 1)]
     expected = scipy.stats.ttest_1samp(differences, 0)
@@ -46,7 +46,7 @@ def test_the_t_test_where_many_tasks_differ_is_scipys() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sign_flips_are_scipys_permutation_test(seed: int) -> None:
+def test_sign_flips_match_scipys_permutation_test(seed: int) -> None:
     rng = random.Random(seed)
     differences = [rng.randint(-4, 5) / 4 for _ in range(9)]
     expected = scipy.stats.permutation_test(
@@ -55,19 +55,19 @@ def test_sign_flips_are_scipys_permutation_test(seed: int) -> None:
     assert sign_flip_p(differences) == pytest.approx(expected.pvalue)
 
 
-def test_fractions_that_should_be_equal_are() -> None:
+def test_sign_flips_tolerate_rounding() -> None:
     """0.1 + 0.2 is not 0.3, but no sum of signs is less far from zero for it."""
     assert sign_flip_p([0.1, 0.2, -0.3]) == 1.0
     assert sign_flip_p([1 / 3] * 6) == 2 / 64
 
 
-def test_both_tests_agree_where_one_follows_the_other() -> None:
+def test_both_tests_agree_at_their_boundary() -> None:
     rng = random.Random(8)
     differences = [rng.gauss(0.2, 0.5) for _ in range(MOST_FLIPS)]
     assert sign_flip_p(differences) == pytest.approx(scipy.stats.ttest_1samp(differences, 0).pvalue, abs=0.02)
 
 
-def test_all_zero_is_no_proof_of_sameness() -> None:
+def test_zero_differences_do_not_prove_equality() -> None:
     """Bonett & Price 2012: with n = 20 and no discordant pair, `0 ± z sqrt(2 / 22 / 22)`."""
     found = Difference.of([0.0] * 20, is_bounded=True)
     assert found is not None
@@ -75,14 +75,14 @@ def test_all_zero_is_no_proof_of_sameness() -> None:
     assert (found.value, found.low, found.high, found.p) == (0.0, pytest.approx(-half), pytest.approx(half), 1.0)
 
 
-def test_an_unknown_scale_has_no_interval_where_nothing_varies() -> None:
+def test_constant_difference_without_scale_has_no_interval() -> None:
     found = Difference.of([3.0] * 7, is_bounded=False)
     assert found is not None
     assert (found.value, found.low, found.high, found.p) == (3.0, None, None, 2 / 128)
 
 
 @pytest.mark.parametrize("tasks", [MOST_FLIPS, MOST_FLIPS + 1])
-def test_many_tasks_that_differ_alike_are_no_chance(tasks: int) -> None:
+def test_equal_differences_of_many_tasks_are_significant(tasks: int) -> None:
     found = Difference.of([0.25] * tasks, is_bounded=True)
     assert found is not None
     assert found.p == smallest_sign_flip_p(tasks)
@@ -90,7 +90,7 @@ def test_many_tasks_that_differ_alike_are_no_chance(tasks: int) -> None:
     assert found.low > 0
 
 
-def test_no_task_is_no_difference_and_one_proves_nothing() -> None:
+def test_zero_or_one_task_proves_no_difference() -> None:
     assert Difference.of([], is_bounded=True) is None
     one = Difference.of([1.0], is_bounded=True)
     assert one is not None
@@ -107,7 +107,7 @@ def _worlds() -> Iterator[list[float]]:
         yield [max(-1.0, min(1.0, shift + rng.randint(-attempts, attempts) / attempts)) for _ in range(count)]
 
 
-def test_interval_and_p_value_never_contradict_each_other() -> None:
+def test_interval_and_p_value_are_consistent() -> None:
     for differences in _worlds():
         found = Difference.of(differences, is_bounded=True)
         assert found is not None
@@ -127,7 +127,7 @@ def _effect(size: float) -> Pairs:
 
 
 @pytest.mark.parametrize(("size", "tasks"), [(0.5, 34), (0.8, 15), (0.2, 199), (0.3, 90)])
-def test_tasks_are_the_published_sample_sizes_of_a_paired_t_test(size: float, tasks: int) -> None:
+def test_needed_tasks_match_published_sample_sizes(size: float, tasks: int) -> None:
     """G*Power: two-sided, alpha 0.05, power 0.8; the quantiles added up are off by one at most."""
     found = find_remedy(_effect(size), alpha=0.05)
     assert found.tasks is not None
@@ -152,7 +152,7 @@ def _varied(passed: Sequence[tuple[int, int]], attempts: int) -> Pairs:
 NOISY = [(1, 3), (2, 2), (2, 3), (3, 2), (1, 2), (2, 1), (2, 3), (3, 3), (2, 2), (1, 3)]
 
 
-def test_attempts_are_enough_and_not_more_than_needed() -> None:
+def test_advised_attempts_are_sufficient_and_minimal() -> None:
     pairs = _varied(NOISY, 4)
     found = find_remedy(pairs, alpha=0.05)
     assert found.attempts is not None
@@ -169,7 +169,7 @@ def test_attempts_are_enough_and_not_more_than_needed() -> None:
     assert not is_enough(found.attempts - 1)
 
 
-def test_where_the_difference_itself_varies_only_tasks_help() -> None:
+def test_varying_differences_need_more_tasks() -> None:
     pairs = _varied([(0, 16), (16, 0), (0, 16), (16, 0), (0, 16), (8, 8), (0, 16), (16, 0)], 16)
     found = find_remedy(pairs, alpha=0.05)
     assert (found.attempts, found.obstacle) == (None, Obstacle.TASKS_VARY)
@@ -177,7 +177,7 @@ def test_where_the_difference_itself_varies_only_tasks_help() -> None:
     assert found.tasks > 8
 
 
-def test_single_attempts_do_not_tell_how_much_they_vary() -> None:
+def test_single_attempts_have_unknown_variance() -> None:
     pairs = _varied([(0, 1), (1, 0), (0, 1), (0, 1), (1, 1), (0, 0), (1, 1)], 1)
     found = find_remedy(pairs, alpha=0.05)
     assert (found.attempts, found.obstacle) == (None, Obstacle.SINGLE_ATTEMPTS)
@@ -185,7 +185,7 @@ def test_single_attempts_do_not_tell_how_much_they_vary() -> None:
 
 
 @pytest.mark.parametrize(("tasks", "obstacle"), [(5, Obstacle.TOO_FEW_TASKS), (6, None)])
-def test_five_tasks_never_reach_five_per_cent(tasks: int, obstacle: Obstacle | None) -> None:
+def test_five_tasks_cannot_reach_five_percent(tasks: int, obstacle: Obstacle | None) -> None:
     """Two of 2^5 choices of signs are more than that."""
     pairs = _varied([(0, 2), (1, 4), (0, 3), (1, 2), (2, 3), (1, 3)][:tasks], 4)
     found = find_remedy(pairs, alpha=0.05)
@@ -194,7 +194,7 @@ def test_five_tasks_never_reach_five_per_cent(tasks: int, obstacle: Obstacle | N
     assert found.tasks >= 6
 
 
-def test_what_was_not_seen_needs_no_number() -> None:
+def test_absent_difference_has_no_advised_number() -> None:
     same = find_remedy(_varied([(2, 2)] * 7, 4), alpha=0.05)
     assert (same.attempts, same.tasks, same.obstacle, same.detectable) == (None, None, Obstacle.NO_DIFFERENCE, None)
     even = find_remedy(_varied([(1, 3), (3, 1)] * 4, 4), alpha=0.05)
@@ -204,19 +204,19 @@ def test_what_was_not_seen_needs_no_number() -> None:
     )
 
 
-def test_a_stricter_limit_needs_more() -> None:
+def test_stricter_limit_needs_more() -> None:
     easy, strict = (find_remedy(_varied(NOISY, 4), alpha=alpha) for alpha in (0.1, 0.01))
     assert easy.tasks is not None
     assert strict.tasks is not None
     assert strict.tasks > easy.tasks
 
 
-def test_one_task_alone_settles_nothing() -> None:
+def test_one_task_settles_no_comparison() -> None:
     found = find_remedy(_varied([(1, 3)], 4), alpha=0.05)
     assert (found.attempts, found.tasks, found.obstacle) == (None, None, Obstacle.TOO_FEW_TASKS)
 
 
-def test_no_more_is_advised_than_there_is() -> None:
+def test_advice_exceeds_the_current_number() -> None:
     """Where the t-test would be significant and the exact one is not, what there is has not been enough."""
     rng, advised = random.Random(2), 0
     for _ in range(1500):
@@ -239,7 +239,7 @@ def test_no_more_is_advised_than_there_is() -> None:
 EVERY = [(n, c, k) for n in range(1, 8) for c in range(n + 1) for k in range(1, n + 1)]
 
 
-def test_they_are_shares_of_all_choices() -> None:
+def test_pass_rates_are_shares_of_all_choices() -> None:
     for n, c, k in EVERY:
         choices = list(combinations([True] * c + [False] * (n - c), k))
         assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices))
@@ -247,13 +247,13 @@ def test_they_are_shares_of_all_choices() -> None:
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(200, 13, 10), (200, 199, 100), (100, 0, 5), (1000, 1, 1000)])
-def test_pass_at_k_is_the_program_of_its_paper(n: int, c: int, k: int) -> None:
+def test_pass_at_k_matches_its_paper(n: int, c: int, k: int) -> None:
     """Chen et al. 2021, figure 3."""
     expected = 1.0 if n - c < k else 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
     assert pass_at_k(n, c, k) == pytest.approx(expected)
 
 
-def test_the_naive_estimate_would_be_biased() -> None:
+def test_naive_estimate_is_biased() -> None:
     """`1 - (1 - c/n)^k` is too low; of a coin tossed 4 times the mean over all outcomes is not 3/4."""
     outcomes = [(c, ways / 16) for c, ways in enumerate((1, 4, 6, 4, 1))]
     assert sum(share * pass_at_k(4, c, 2) for c, share in outcomes) == pytest.approx(0.75)
@@ -268,7 +268,7 @@ def test_ks_double_up_to_the_number_of_attempts(attempts: int, ks: tuple[int, ..
     assert ks_up_to(attempts) == ks
 
 
-def test_the_mean_is_over_tasks_with_enough_attempts() -> None:
+def test_mean_covers_tasks_with_enough_attempts() -> None:
     once, four = pass_rates([(4, 4), (4, 1), (2, 1), (1, 0)], [1, 4])
     assert once.pass_at_k is not None
     assert four.pass_at_k is not None
@@ -279,18 +279,18 @@ def test_the_mean_is_over_tasks_with_enough_attempts() -> None:
     assert (four.pass_at_k.value, four.pass_hat_k.value) == (1.0, 0.5)
 
 
-def test_without_such_a_task_there_is_no_rate() -> None:
+def test_rate_needs_tasks_with_enough_attempts() -> None:
     rate = pass_rates([(1, 1), (3, 0)], [4])[0]
     assert (rate.pass_at_k, rate.pass_hat_k) == (None, None)
 
 
-def test_all_tasks_that_pass_are_no_certainty() -> None:
+def test_perfect_pass_rate_has_an_interval() -> None:
     rate = pass_rates([(4, 4)] * 6, [2])[0]
     assert rate.pass_hat_k is not None
     assert (rate.pass_hat_k.low, rate.pass_hat_k.high) == pytest.approx(wilson(1.0, 6))
 
 
-def test_of_one_task_the_ends_follow_those_of_its_probability() -> None:
+def test_interval_of_one_task_follows_its_probability() -> None:
     low, high = wilson(0.5, 4)
     rate = pass_rates([(4, 2)], [2])[0]
     assert rate.pass_at_k is not None
@@ -300,7 +300,7 @@ def test_of_one_task_the_ends_follow_those_of_its_probability() -> None:
     assert rate.pass_at_k.unit == "attempts"
 
 
-def test_an_interval_holds_its_own_estimate() -> None:
+def test_interval_contains_its_estimate() -> None:
     for n, c, k in EVERY:
         _check_interval([(n, c)], k)
         _check_interval([(n, c), (n, n), (n, 0)], k)

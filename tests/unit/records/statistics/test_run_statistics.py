@@ -50,7 +50,7 @@ RESULTS = (
 )
 
 
-def test_errors_as_zero_and_scored_only_each_with_its_denominators() -> None:
+def test_errors_as_zero_and_scored_only_have_denominators() -> None:
     found = RunStatistics.of(RESULTS, planned=8)
     every, scored = found.errors_as_zero, found.scored_only
     assert (every.tasks, every.attempts, scored.tasks, scored.attempts) == (3, 6, 3, 5)
@@ -70,21 +70,21 @@ def test_errors_as_zero_and_scored_only_each_with_its_denominators() -> None:
 
 
 @pytest.mark.parametrize("outcome", sorted(UNFINISHED))
-def test_what_was_cut_short_is_in_no_score(outcome: Outcome) -> None:
+def test_cancelled_attempts_are_not_scored(outcome: Outcome) -> None:
     cut = [replace(_try(task, 2, None, error="BudgetExhaustedError"), outcome=outcome) for task in ("a", "d")]
     found, without = RunStatistics.of([*RESULTS, *cut], planned=8), RunStatistics.of(RESULTS, planned=8)
     assert (found.errors_as_zero, found.scored_only) == (without.errors_as_zero, without.scored_only)
     assert (found.attempts, found.outcomes[outcome]) == (without.attempts + 2, 2)
 
 
-def test_a_threshold_says_what_has_passed_and_errors_never_have() -> None:
+def test_threshold_defines_a_pass_and_excludes_errors() -> None:
     found = RunStatistics.of(RESULTS, planned=6, threshold=0.5)
     assert [task.passed for task in found.tasks] == [2, 0, 2]
     nought = RunStatistics.of(RESULTS, planned=6, threshold=0.0)
     assert [(task.passed, task.attempts) for task in nought.tasks] == [(2, 2), (1, 2), (2, 2)]
 
 
-def test_what_varies_is_told_by_task() -> None:
+def test_variation_is_reported_per_task() -> None:
     found = RunStatistics.of(RESULTS, planned=6)
     a, b, c = found.tasks
     assert (a.passed, a.scored, a.pass_variance, a.is_flaky, a.tries) == (2, 2, 0.0, False, 3)
@@ -101,7 +101,7 @@ def test_tries_outcomes_and_errors_are_counted() -> None:
     assert found.retried_errors == {"EndpointError": 1}
 
 
-def test_what_it_took_is_spread_over_the_attempts() -> None:
+def test_tokens_cost_and_seconds_are_summarized() -> None:
     found = RunStatistics.of([_try("a", n, 1.0) for n in range(21)], planned=21)
     assert (found.tokens.mean, found.tokens.median, found.tokens.total) == (1110.0, 1110.0, 23310.0)
     assert found.tokens.p95 == 2010.0  # the 20th of 21
@@ -109,7 +109,7 @@ def test_what_it_took_is_spread_over_the_attempts() -> None:
     assert (found.phase_sec["agent"].total, found.phase_sec["verify"].count) == (84.0, 21)
 
 
-def test_the_order_of_the_results_changes_nothing() -> None:
+def test_order_of_results_is_irrelevant() -> None:
     tries = [RESULTS[0], *RESULTS[3:]]
     expected = RunStatistics.of(tries, planned=6)
     for order in list(permutations(tries))[:60]:
@@ -117,14 +117,14 @@ def test_the_order_of_the_results_changes_nothing() -> None:
         assert replace(found, outcomes={}, errors={}) == replace(expected, outcomes={}, errors={})
 
 
-def test_no_results_are_no_numbers() -> None:
+def test_empty_results_have_no_numbers() -> None:
     found = RunStatistics.of((), planned=3)
     assert (found.errors_as_zero.mean_reward, found.errors_as_zero.pass_rates, found.tasks) == (None, (), ())
     json.dumps(results_document(RunSummary(3, ())), allow_nan=False)
     assert "stat/mean_reward" not in metrics(found)
 
 
-def test_results_json_has_totals_statistics_and_a_row_for_each_task() -> None:
+def test_results_json_has_totals_statistics_and_tasks() -> None:
     document = results_document(RunSummary(6, RESULTS, wall_sec=12.0))
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["schema_version"] == 1
@@ -154,7 +154,7 @@ def test_results_json_has_totals_statistics_and_a_row_for_each_task() -> None:
 
 
 @pytest.mark.parametrize("reward", [1.7e308, -1e300, 5e-324])
-def test_rewards_of_any_size_stay_json(reward: float) -> None:
+def test_rewards_of_any_size_are_valid_json(reward: float) -> None:
     results = [_try(task, n, sign * reward) for task, sign in (("a", 1), ("b", 1), ("c", -1)) for n in range(2)]
     json.dumps(results_document(RunSummary(6, tuple(results)))["statistics"], allow_nan=False)
 
@@ -170,7 +170,7 @@ def test_metrics_are_flat_and_finite() -> None:
     assert not any(name.startswith("stat/scored_only") for name in metrics(RunStatistics.of(RESULTS[:1], planned=1)))
 
 
-def test_one_attempt_at_each_of_six_tasks() -> None:
+def test_single_attempts_at_six_tasks_use_wilson() -> None:
     rng = random.Random(0)
     results = [_try(f"t{n}", 0, float(rng.random() < 0.5)) for n in range(6)]
     scores = RunStatistics.of(results, planned=6).errors_as_zero

@@ -31,7 +31,7 @@ def running(name: str, waits_for: WaitsFor, *, since: float = 0.0, steps: int = 
     )
 
 
-async def test_a_sample_counts_waits_and_process_figures() -> None:
+async def test_sample_counts_waits_and_process_figures() -> None:
     samples: list[Mapping[str, float]] = []
     bare = running("e4", "start", since=-10_000)
     bare.environment = None
@@ -74,7 +74,7 @@ async def test_samples_and_warnings_arrive_during_the_run() -> None:
     assert "e1" in sentences[0]
 
 
-async def test_a_failed_report_is_only_counted() -> None:
+async def test_failed_report_is_only_counted() -> None:
     calls = 0
     thrice = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def test_a_failed_report_is_only_counted() -> None:
     assert monitor.failures >= 3
 
 
-async def test_the_monitor_always_sends_a_last_sample() -> None:
+async def test_monitor_always_sends_a_last_sample() -> None:
     samples: list[Mapping[str, float]] = []
     inside = asyncio.Event()
 
@@ -109,7 +109,7 @@ async def test_the_monitor_always_sends_a_last_sample() -> None:
     assert "loop-lag" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_figures_of_the_process() -> None:
+def test_process_figures_are_sampled() -> None:
     gc.collect()  # files that other tests forgot
     figures = ProcessFigures()
     before = figures.take()
@@ -160,7 +160,7 @@ async def test_take_resets_the_lag() -> None:
         lag.stop()
 
 
-async def test_a_blocked_loop_is_reported_during_the_block() -> None:
+async def test_blocked_loop_is_reported_during_the_block() -> None:
     sentences: list[str] = []
     warned, ran = threading.Event(), asyncio.Event()
 
@@ -187,9 +187,9 @@ async def test_a_blocked_loop_is_reported_during_the_block() -> None:
 @pytest.mark.parametrize(
     ("look_takes_sec", "looks", "reports"),
     [(0.5, 40, 1), (1000.0, 5, 0)],
-    ids=["a block is reported once", "a process that was stopped as a whole accuses nobody"],
+    ids=["a block is reported once", "a stopped process is not reported"],
 )
-async def test_thread_reports_what_only_the_loop_missed(look_takes_sec: float, looks: int, reports: int) -> None:
+async def test_thread_reports_stalls_missed_by_the_loop(look_takes_sec: float, looks: int, reports: int) -> None:
     sentences: list[str] = []
     now, looked = [0.0], threading.Semaphore(0)
 
@@ -209,7 +209,7 @@ async def test_thread_reports_what_only_the_loop_missed(look_takes_sec: float, l
     assert len(sentences) == reports
 
 
-async def test_nothing_stays_behind() -> None:
+async def test_stop_ends_the_lag_thread() -> None:
     lag = LoopLag(_no_warning)
     lag.start()
     assert "loop-lag" in {thread.name for thread in threading.enumerate()}
@@ -230,7 +230,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_stall_is_reported_again_when_doubled(clock: Clock) -> None:
+def test_stall_is_reported_again_when_doubled(clock: Clock) -> None:
     watchdog, stuck = Watchdog(600, clock=clock), running("e1", "policy", steps=12)
     reported = {}
     for clock.now in range(0, 5001, 10):
@@ -251,7 +251,7 @@ def test_progress_resets_the_stall_timer(clock: Clock) -> None:
     assert len(watchdog.check([slow])) == 1
 
 
-def test_an_ended_episode_is_forgotten(clock: Clock) -> None:
+def test_ended_episode_is_forgotten(clock: Clock) -> None:
     watchdog, stuck = Watchdog(600, clock=clock), running("e1", "policy")
     clock.now = 600
     assert len(watchdog.check([stuck])) == 1
@@ -259,7 +259,7 @@ def test_an_ended_episode_is_forgotten(clock: Clock) -> None:
     assert len(watchdog.check([stuck])) == 1
 
 
-def test_a_long_pause_gives_one_report(clock: Clock) -> None:
+def test_long_pause_gives_one_report(clock: Clock) -> None:
     watchdog, stuck = Watchdog(600, clock=clock), running("e1", "policy")
     clock.now = 10_000
     assert len(watchdog.check([stuck])) == 1
@@ -279,14 +279,14 @@ def test_a_long_pause_gives_one_report(clock: Clock) -> None:
         ("end", None, "its resources to be released"),
     ],
 )
-def test_the_place_is_named(clock: Clock, waits_for: WaitsFor, phase: str | None, place: str) -> None:
+def test_stall_report_names_the_phase(clock: Clock, waits_for: WaitsFor, phase: str | None, place: str) -> None:
     clock.now = 61
     assert Watchdog(60, clock=clock).check([running("e1", waits_for, phase=phase)]) == [
         f"Episode e1 of task fix-bug has waited 61 s for {place} (step 0)."
     ]
 
 
-def test_a_stall_report_works_without_an_environment(clock: Clock) -> None:
+def test_stall_report_works_without_an_environment(clock: Clock) -> None:
     clock.now = 61
     bare = running("e1", "start")
     bare.environment = None

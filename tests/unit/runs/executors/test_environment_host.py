@@ -98,7 +98,7 @@ class Reporting(Inside):
         return EpisodeReport(format_errors=min(self._steps, self._changes))
 
 
-async def test_a_killed_host_ends_the_call_in_progress() -> None:
+async def test_killed_host_ends_the_call_in_progress() -> None:
     inside = Slow()
     environment = HostedEnvironment(lambda: inside)
     await environment.reset()
@@ -111,7 +111,7 @@ async def test_a_killed_host_ends_the_call_in_progress() -> None:
     await environment.close()
 
 
-async def test_a_lost_report_arrives_with_the_next_reply() -> None:
+async def test_lost_report_arrives_with_the_next_reply() -> None:
     environment = HostedEnvironment(lambda: Reporting(changes=1))
     await environment.reset()
     await environment.inside_now.act(environment.name_inside, "step", {"action": RESPONSE}, {})
@@ -121,7 +121,7 @@ async def test_a_lost_report_arrives_with_the_next_reply() -> None:
     await environment.close()
 
 
-async def test_an_outdated_report_is_ignored() -> None:
+async def test_outdated_report_is_ignored() -> None:
     environment = HostedEnvironment(lambda: Reporting(changes=1))
     await environment.reset()
     before = environment.report()
@@ -132,7 +132,7 @@ async def test_an_outdated_report_is_ignored() -> None:
     await environment.close()
 
 
-async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
+async def test_cancelled_call_is_cancelled_in_the_host() -> None:
     inside = Slow()
     environment = HostedEnvironment(lambda: inside)
     await environment.reset()
@@ -146,7 +146,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
     assert inside.closed.is_set()
 
 
-async def test_a_host_without_lease_closes_its_environments() -> None:
+async def test_host_without_lease_closes_its_environments() -> None:
     ended = asyncio.Event()
     host = EnvironmentHost(lease_sec=0.2, on_end=ended.set)
     inside = Slow()
@@ -159,7 +159,7 @@ async def test_a_host_without_lease_closes_its_environments() -> None:
     assert failure.name == EpisodeStateError.__name__
 
 
-async def test_an_environment_that_failed_creation_can_be_closed() -> None:
+async def test_environment_that_failed_creation_can_be_closed() -> None:
     inside = EnvironmentHost(lease_sec=60)
     host = RemoteHost(InProcessConnection(inside), models={}, lease_sec=60)
     await host.start()
@@ -175,7 +175,7 @@ async def test_an_environment_that_failed_creation_can_be_closed() -> None:
     await host.close()
 
 
-async def test_a_repeated_message_runs_once() -> None:
+async def test_repeated_message_runs_once() -> None:
     class Counted(Inside):
         steps = 0
 
@@ -193,7 +193,7 @@ async def test_a_repeated_message_runs_once() -> None:
     await host.end()
 
 
-async def test_the_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
+async def test_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
     """The models of a host have no keys: only the run's model answers."""
     asked = []
 
@@ -331,7 +331,7 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
     assert all(name in warning for name in ("absolute", "sub/up", "pipe"))
 
 
-async def test_the_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     host = EnvironmentHost(lease_sec=60)
     folders = await asyncio.gather(*(asyncio.to_thread(host._new_folder) for _ in range(20)))
@@ -360,7 +360,7 @@ assert found == [], found
 
 
 @pytest.mark.once
-def test_a_local_run_does_not_import_ray(tmp_path: Path) -> None:
+def test_local_run_does_not_import_ray(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", RUN_WORDS], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
@@ -370,7 +370,7 @@ def parts() -> EpisodeParts:
     return EpisodeParts(factory, factory, EpisodeLimits(), seed=0)
 
 
-async def test_a_missing_ray_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_ray_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     [check] = RayExecutor().checks(TwentyQuestionsEnvironments(), parts())
     with pytest.raises(PreflightError, match=r"pip install 'ares-exp\[ray\]'"):
@@ -428,7 +428,7 @@ asyncio.run(main())
 """
 
 
-def test_a_process_ends_although_ray_hangs() -> None:
+def test_process_ends_although_ray_hangs() -> None:
     left = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=100, check=False)
     assert left.returncode == 0, left.stderr
     assert left.stdout == "closed\n"
@@ -466,5 +466,5 @@ class TestAres(EnvironmentContract):
         inside = adapted(Wrapped())
         return HostedEnvironment(lambda: inside)
 
-    def test_timed(self, environment: MinimalEnvironment) -> None:
+    def test_time_limit_can_be_extended(self, environment: MinimalEnvironment) -> None:
         """In a run the time of such an environment is kept around it, in the host."""

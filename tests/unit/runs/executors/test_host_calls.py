@@ -77,7 +77,7 @@ async def test_concurrent_messages_share_calls_of_bounded_size(lost: int) -> Non
     assert sum(response for _, response in connection.sizes) > COUNT * len(TEXT)
 
 
-async def test_a_slow_call_does_not_delay_others() -> None:
+async def test_slow_call_does_not_delay_others() -> None:
     """The next call that listens gets it."""
     may_end = asyncio.Event()
 
@@ -108,7 +108,7 @@ def _refuse() -> None:
     raise ImportError("no module named 'mine'")
 
 
-async def test_an_unreadable_message_fails_only_its_call() -> None:
+async def test_unreadable_message_fails_only_its_call() -> None:
     host = RemoteHost(InProcessConnection(EnvironmentHost(lease_sec=60)), models={}, lease_sec=60)
     await host.start()
     unread, read = await asyncio.gather(
@@ -120,7 +120,7 @@ async def test_an_unreadable_message_fails_only_its_call() -> None:
     await host.close()
 
 
-def test_a_large_message_gets_a_separate_call() -> None:
+def test_large_message_gets_a_separate_call() -> None:
     assert fitting([]) == 0
     assert fitting([2 * CALL_BYTES, 1]) == 1
     assert fitting([1, 2 * CALL_BYTES]) == 1
@@ -156,7 +156,7 @@ def test_every_error_arrives_as_its_class(kind: type[AresExpError]) -> None:
     assert "a node" in arrived.__notes__[0]
 
 
-def test_the_attributes_of_an_error_arrive() -> None:
+def test_attributes_of_an_error_arrive() -> None:
     refusal = RefusalError("no")
     refusal.response = LLMResponse.from_text("I will not.")
     arrived = crossed(refusal)
@@ -176,13 +176,13 @@ class Held(Exception):
         return str(self.args[0])
 
 
-def test_an_error_that_cannot_be_pickled_keeps_its_name_and_text() -> None:
+def test_unpicklable_error_preserves_name_and_text() -> None:
     arrived = crossed(Held(7, held=lambda: None))
     assert (type(arrived).__name__, str(arrived)) == ("Held", "code 7")
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), FileNotFoundError(2, "No such file", "f"), SystemExit(3)])
-def test_errors_of_python_arrive(error: BaseException) -> None:
+def test_python_errors_arrive(error: BaseException) -> None:
     arrived = crossed(error)
     assert (type(arrived), str(arrived), arrived.args) == (type(error), str(error), error.args)
 
@@ -193,7 +193,7 @@ def turns(length: int, *, conversation: str = "main", text: str = "x" * 1000) ->
     return LLMRequest(messages, system_prompt=text, tools=tools, origin=Origin("messages", conversation=conversation))
 
 
-def test_a_request_crosses_as_its_difference() -> None:
+def test_request_crosses_as_its_difference() -> None:
     encoder, decoder, sizes = RequestEncoder(), RequestDecoder(), []
     for length in range(1, 60):
         conversation = ("main", "side")[length % 2]
@@ -209,7 +209,7 @@ def test_a_request_crosses_as_its_difference() -> None:
     assert max(sizes[2:]) < 4000, "each has two new messages, of 1,000 characters"
 
 
-def test_a_request_that_changes_in_the_middle_arrives() -> None:
+def test_request_that_changes_in_the_middle_arrives() -> None:
     encoder, decoder = RequestEncoder(), RequestDecoder()
     first = turns(10)
     decoder.decode(encoder.encode(first, {}))
@@ -217,7 +217,7 @@ def test_a_request_that_changes_in_the_middle_arrives() -> None:
     assert decoder.decode(encoder.encode(compacted, dict(decoder.bases))) == compacted
 
 
-def test_a_response_that_never_arrived_is_no_base() -> None:
+def test_undelivered_response_is_not_a_base() -> None:
     """The other side names what it has; what it has not, nothing is a difference to."""
     encoder, decoder = RequestEncoder(), RequestDecoder()
     encoder.encode(turns(3), {})
@@ -232,7 +232,7 @@ def of(**slots: int) -> Placement[str]:
     return placement
 
 
-async def test_attempts_at_one_task_go_to_one_node_while_it_has_room() -> None:
+async def test_attempts_at_a_task_prefer_one_node() -> None:
     placement = of(a=8, b=8, c=8)
     async with AsyncExitStack() as stack:
         for number in range(12):
@@ -244,7 +244,7 @@ async def test_attempts_at_one_task_go_to_one_node_while_it_has_room() -> None:
         assert one == other, "in whatever order the nodes came"
 
 
-async def test_no_node_gets_much_more_than_its_share() -> None:
+async def test_nodes_get_similar_shares() -> None:
     placement = of(a=20, b=20, c=20)
     async with AsyncExitStack() as stack:
         found = Counter([await stack.enter_async_context(placement.slot("task")) for _ in range(30)])
@@ -253,7 +253,7 @@ async def test_no_node_gets_much_more_than_its_share() -> None:
         assert found + rest == Counter(a=20, b=20, c=20), "all slots are used"
 
 
-async def test_it_waits_for_a_slot_and_for_a_host() -> None:
+async def test_placement_waits_for_slot_and_host() -> None:
     placement: Placement[str] = Placement()
 
     async def execute() -> str:
@@ -272,7 +272,7 @@ async def test_it_waits_for_a_slot_and_for_a_host() -> None:
         assert host == "a"
 
 
-async def test_the_more_often_it_was_lost_the_fewer_are_beside_it() -> None:
+async def test_repeatedly_lost_episode_gets_fewer_neighbours() -> None:
     assert [beside(losses, 64) for losses in range(4)] == [64, 8, 1, 1]
     placement = of(a=64)
     alone = asyncio.Event()
@@ -299,7 +299,7 @@ async def test_the_more_often_it_was_lost_the_fewer_are_beside_it() -> None:
     await asyncio.gather(running, newcomer)
 
 
-async def test_a_lost_host_gets_nothing_and_giving_up_ends_the_waiting() -> None:
+async def test_lost_host_gets_no_episodes() -> None:
     placement = of(a=1)
     async with placement.slot("task"):
         placement.remove("a")

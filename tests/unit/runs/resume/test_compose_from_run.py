@@ -113,7 +113,7 @@ def test_other_command_lines_are_unchanged() -> None:
     assert compose_from_run([], ["replay=null"]).argv == ["replay=null"]
 
 
-def test_a_replay_of_one_episode(recorded: Recorded) -> None:
+def test_replay_of_one_episode_selects_its_task(recorded: Recorded) -> None:
     run = recorded("seed=5", "attempts=4", "env.limit=1", "policy=scripted", "policy.replies=[a]", tasks=["fix", "sum"])
     config = composed("replay=first/e1")
     assert compose_from_run([], ["replay=first/e1"]).source == Path(run.name)
@@ -124,7 +124,7 @@ def test_a_replay_of_one_episode(recorded: Recorded) -> None:
     assert "replies" not in config["policy"]
 
 
-def test_a_replay_of_a_run_runs_every_attempt(recorded: Recorded) -> None:
+def test_replay_of_a_run_includes_every_attempt(recorded: Recorded) -> None:
     recorded("env.exclude=[x]", tasks=["fix", "sum", "fix"])
     config = composed("replay=first")
     assert (config["env"]["tasks"], config["env"]["exclude"], config["attempts"]) == (["fix", "sum"], [], 2)
@@ -152,7 +152,7 @@ def test_replays_and_branches_can_be_nested(recorded: Recorded, tmp_path: Path) 
         ("env=harbor", None),
     ],
 )
-def test_an_option_in_another_package_is_kept(recorded: Recorded, typed: str, oracle: object) -> None:
+def test_option_in_another_package_is_kept(recorded: Recorded, typed: str, oracle: object) -> None:
     recorded("env=twenty_questions", "policy@env.oracle=scripted", "env.oracle.replies=[yes]", "policy=oracle")
     config = composed("replay=first", *typed.split())
     found = config["env"].get("oracle")
@@ -160,7 +160,7 @@ def test_an_option_in_another_package_is_kept(recorded: Recorded, typed: str, or
     assert config["policy"]["trajectory"] == "first"
 
 
-def test_a_branch(recorded: Recorded) -> None:
+def test_branch_has_the_options_of_its_run(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
     config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch.response='a b'")
     assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@2", 8, 8)
@@ -186,7 +186,7 @@ def test_typed_options_override_recorded_options(recorded: Recorded, before: str
     assert policy == expected if isinstance(expected, dict) else expected in policy.values()
 
 
-def test_an_added_key_can_be_changed_and_removed(recorded: Recorded) -> None:
+def test_added_key_can_be_changed_and_removed(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
     again = ("branch_from=first/fix@1",)
     assert composed(*again)["policy"]["extra_body"] == {"top_k": 5, "x": 1}
@@ -205,7 +205,7 @@ def test_typed_choices_make_a_sweep(recorded: Recorded) -> None:
     assert "seed=1" not in derived.argv
 
 
-def test_names_from_a_run_directory_are_only_names(recorded: Recorded) -> None:
+def test_hostile_task_names_are_literal(recorded: Recorded) -> None:
     task = 'a "b", ${oc.env:HOME}] \\'
     recorded(tasks=[task, "*"])
     assert composed("replay=first")["env"]["tasks"] == [task, "*"]
@@ -253,7 +253,7 @@ def test_config_folders_inside_a_run_are_rejected(recorded: Recorded, tmp_path: 
             compose_from_run([], ["replay=first"])
 
 
-def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
+def test_masked_secrets_must_be_given_again(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "+policy.extra_body.api_token='***'", "+tracker.key='***'")
     with pytest.raises(ConfigError) as caught:
         compose_from_run([], ["branch_from=first/fix@1"])
@@ -269,7 +269,7 @@ def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
 @pytest.mark.parametrize(
     "line", ["+tracker._target_=os.system", "++tracker={_target_: os.system}", "+env.a={_target_: os.system}"]
 )
-def test_an_unlisted_class_in_a_record_is_rejected(recorded: Recorded, line: str) -> None:
+def test_unlisted_class_in_a_record_is_rejected(recorded: Recorded, line: str) -> None:
     run = recorded(line)
     assert "os.system" in str(composed("replay=first")), "it is the user's own run"
     run.chmod(0o777)
@@ -281,7 +281,7 @@ def test_an_unlisted_class_in_a_record_is_rejected(recorded: Recorded, line: str
     assert "mine.Tracker" in str(again), "typed again, it is the user's own"
 
 
-def test_a_class_of_a_custom_option_is_kept(recorded: Recorded, tmp_path: Path) -> None:
+def test_class_of_a_custom_option_is_kept(recorded: Recorded, tmp_path: Path) -> None:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "mine.yaml").write_text(
         "# mine\nsub: {_target_: mine.Part}\n_target_: 'mine.Policy'\n"
@@ -311,7 +311,7 @@ def test_recorded_references_to_this_machine_are_not_resolved(recorded: Recorded
     assert composed("resume=first")["name"] == "plain"
 
 
-def test_a_record_cannot_configure_hydra(recorded: Recorded) -> None:
+def test_record_cannot_configure_hydra(recorded: Recorded) -> None:
     recorded()
     text = "hydra: {callbacks: {theirs: {_target_: os.system}}}\ndefaults: [theirs]\n"
     Path("first/config.yaml").write_text(Path("first/config.yaml").read_text() + text)
@@ -320,7 +320,7 @@ def test_a_record_cannot_configure_hydra(recorded: Recorded) -> None:
     assert not {"hydra", "defaults"} & {*values}
 
 
-def test_references_to_keys_and_run_directory_stay(recorded: Recorded) -> None:
+def test_references_to_keys_and_run_directory_are_preserved(recorded: Recorded) -> None:
     recorded("policy=openai", "policy.model=m", "name=${policy.model}", "snapshot=every_step")
     config = composed("branch_from=first/fix@1", "policy.model=other")
     assert config["name"] == "other"
@@ -347,7 +347,7 @@ def test_several_options_can_be_chosen_again(recorded: Recorded) -> None:
     assert config["tracker"]["wandb"]["project"] == "x"
 
 
-def test_an_unrecorded_group_has_its_default(recorded: Recorded) -> None:
+def test_unrecorded_group_has_its_default(recorded: Recorded) -> None:
     recorded()
     for path in (Path("first/config.yaml"), Path("first/.hydra/config.yaml")):
         config = yaml.safe_load(path.read_text())
@@ -357,7 +357,7 @@ def test_an_unrecorded_group_has_its_default(recorded: Recorded) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume=first", "replay=first"])
-def test_an_incomplete_config_is_reported_as_broken(recorded: Recorded, verb: str) -> None:
+def test_incomplete_config_is_reported_as_broken(recorded: Recorded, verb: str) -> None:
     recorded()
     path = Path("first/config.yaml")
     path.write_text(path.read_text().partition("policy:")[0])
@@ -375,7 +375,7 @@ def test_overrides_of_own_sweep_are_repeated(sweep: Callable[..., Path], line: s
     assert line in compose_from_run([], ["resume=first"]).argv
 
 
-def test_sweep_others_can_write_is_rejected(sweep: Callable[..., Path]) -> None:
+def test_sweep_writable_by_others_is_rejected(sweep: Callable[..., Path]) -> None:
     sweep("seed=1,2").chmod(0o777)
     for typed in (["resume=first"], ["resume=first", "resume_force=true"]):
         with pytest.raises(ConfigError, match=r"`resume=true hydra.sweep.dir=.*first`"):
@@ -383,7 +383,7 @@ def test_sweep_others_can_write_is_rejected(sweep: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume=first", "replay=first", "branch_from=first/fix@1"])
-def test_run_others_can_write_needs_force(recorded: Recorded, verb: str) -> None:
+def test_run_writable_by_others_needs_force(recorded: Recorded, verb: str) -> None:
     run = recorded("seed=7")
     for place in (run, run / "config.yaml", run / ".hydra", run / ".hydra/overrides.yaml"):
         mode = place.stat().st_mode
@@ -414,7 +414,7 @@ def test_group_of_one_user_may_write(
     assert is_trusted(run) is expected
 
 
-def test_secrets_of_a_sweep_are_asked_for_again(sweep: Callable[..., Path]) -> None:
+def test_masked_secrets_of_a_sweep_are_required(sweep: Callable[..., Path]) -> None:
     sweep("seed=1,2", "+policy.extra_body.api_token=***")
     with pytest.raises(ConfigError, match=r"policy\.extra_body\.api_token=…"):
         compose_from_run([], ["resume=first"])
@@ -445,13 +445,13 @@ def test_conflicting_options_are_rejected(recorded: Recorded, typed: list[str], 
     assert expected in str(caught.value)
 
 
-def test_an_invalid_recorded_override_is_an_error(sweep: Callable[..., Path]) -> None:
+def test_invalid_recorded_override_is_an_error(sweep: Callable[..., Path]) -> None:
     sweep("seed=[")
     with pytest.raises(ConfigError, match=r"cannot be read: `seed=\["):
         compose_from_run([], ["resume=first"])
 
 
-def test_a_replay_skips_unfinished_episodes(recorded: Recorded) -> None:
+def test_replay_skips_unfinished_episodes(recorded: Recorded) -> None:
     run = recorded(tasks=[])
     with pytest.raises(ConfigError, match=r"found none\.$"):
         compose_from_run([], ["replay=first"])
@@ -465,7 +465,7 @@ def test_a_replay_skips_unfinished_episodes(recorded: Recorded) -> None:
     assert composed("replay=first")["env"]["tasks"] == ["sum"]
 
 
-def test_a_resumed_run_keeps_its_config(recorded: Recorded, tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_config(recorded: Recorded, tmp_path: Path) -> None:
     recorded("seed=5", "attempts=4", "env.tasks=[fix]", "env.limit=1", "policy=scripted", "policy.replies=[a]")
     derived = compose_from_run([], ["resume=first", "concurrency=2"])
     assert derived.source == tmp_path / "first"
@@ -494,7 +494,7 @@ def test_branches_and_replays_resume_with_their_config(recorded: Recorded, tmp_p
     assert (config["branch_from"], config["attempts"], config["branch"]["inject"]) == ("old/e@1", 4, "hi")
 
 
-def test_a_run_resumed_elsewhere_keeps_its_paths(recorded: Recorded, tmp_path: Path) -> None:
+def test_run_resumed_elsewhere_keeps_its_paths(recorded: Recorded, tmp_path: Path) -> None:
     there = tmp_path / "there"
     recorded("env.path=tasks", "branch_from=old/e@1", "attempts=2", cwd=there)
     config = composed("resume=first")
@@ -516,7 +516,7 @@ def test_attempts_are_kept_from_the_last_session(recorded: Recorded, tmp_path: P
     assert composed("resume=first", "branches=6")["attempts"] == 6
 
 
-def test_a_resumed_sweep_stays_a_sweep(sweep: Callable[..., Path], tmp_path: Path) -> None:
+def test_resumed_sweep_stays_a_sweep(sweep: Callable[..., Path], tmp_path: Path) -> None:
     folder = sweep("seed=1,2", "resume=true", "env.path=tasks", of_hydra=["hydra.sweep.dir=first"], there="there")
     folder = folder.rename(tmp_path / "my sweep")
     argv = compose_from_run([], ["resume='my sweep'", "concurrency=2"]).argv
@@ -562,7 +562,7 @@ def test_unsupported_resumes_are_rejected(
         ("branch_from", "/e0@1", "branch_from", "outputs/first/e0@1"),
     ],
 )
-def test_latest_is_the_run_itself(recorded: Recorded, verb: str, behind: str, key: str, expected: object) -> None:
+def test_latest_is_resolved_to_the_run(recorded: Recorded, verb: str, behind: str, key: str, expected: object) -> None:
     run = recorded("seed=7")
     (run / "sessions.jsonl").write_text('{"started": 100.0}\n')
     Path("outputs").mkdir()

@@ -55,7 +55,7 @@ def test_untyped_values_are_restored(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("typed", ["policy.temperature=1", "+policy.extra=1", "policy=other", "experiment=other"])
-def test_typed_values_stay(run_dir: RunDir, typed: str) -> None:
+def test_typed_values_are_unchanged(run_dir: RunDir, typed: str) -> None:
     now = composed(policy={**POLICY, "temperature": 1.0})
     changed, config = restored(run_dir, now, typed)
     assert changed == []
@@ -79,7 +79,7 @@ def test_invalid_recorded_values_are_ignored(run_dir: RunDir, recorded: dict[str
     assert config["policy"] == POLICY
 
 
-def test_a_recorded_path_is_made_absolute(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_path_is_made_absolute(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path.cwd()
     record(run_dir, env={"path": "tasks"})
     monkeypatch.chdir(tmp_path)

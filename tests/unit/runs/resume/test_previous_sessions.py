@@ -75,7 +75,7 @@ def outcomes(run_dir: RunDir) -> list[tuple[str, str]]:
     return [(row["episode_id"], row["outcome"]) for row in rows]
 
 
-def test_an_empty_run_owes_every_episode(run_dir: RunDir) -> None:
+def test_empty_run_owes_every_episode(run_dir: RunDir) -> None:
     earlier = load_previous_sessions(run_dir)
     assert (earlier.results, earlier.logs) == ((), {})
     [one] = owed(earlier)
@@ -83,7 +83,7 @@ def test_an_empty_run_owes_every_episode(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["completed", "truncated"])
-def test_an_episode_with_a_result_is_not_owed(run_dir: RunDir, outcome: str) -> None:
+def test_episode_with_a_result_is_not_owed(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, row("a", outcome), log("a"))
     earlier = load_previous_sessions(run_dir)
     assert owed(earlier) == []
@@ -91,7 +91,7 @@ def test_an_episode_with_a_result_is_not_owed(run_dir: RunDir, outcome: str) -> 
 
 
 @pytest.mark.parametrize("outcome", ["policy_error", "agent_error", "container_error", "verifier_error", "errored"])
-def test_an_error_is_repeated_only_with_redo(run_dir: RunDir, outcome: str) -> None:
+def test_error_is_repeated_only_with_redo(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, row("a", outcome), log("a"))
     earlier = load_previous_sessions(run_dir)
     assert owed(earlier) == []
@@ -101,13 +101,13 @@ def test_an_error_is_repeated_only_with_redo(run_dir: RunDir, outcome: str) -> N
     assert (one.retry, one.seed, one.earlier.episode_id, len(one.earlier.exchanges)) == (1, 7, "a", 3)
 
 
-def test_a_redo_without_responses_has_a_new_seed(run_dir: RunDir) -> None:
+def test_redo_without_responses_has_a_new_seed(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "completed", retry=2))
     [one] = owed(load_previous_sessions(run_dir), redo=("completed",))
     assert (one.retry, one.earlier, one.seed) == (3, None, episode_seed(0, "fix", 0, 3))
 
 
-def test_a_cancelled_episode_resumes_with_its_responses(run_dir: RunDir) -> None:
+def test_cancelled_episode_resumes_with_its_responses(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "cancelled"), log("a"))
     [one] = owed(load_previous_sessions(run_dir))
     assert one.earlier is not None
@@ -116,13 +116,13 @@ def test_a_cancelled_episode_resumes_with_its_responses(run_dir: RunDir) -> None
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "lost", "abandoned", "closed"])
-def test_a_cancelled_episode_without_responses_keeps_its_seed(run_dir: RunDir, outcome: str) -> None:
+def test_cancelled_episode_without_responses_keeps_its_seed(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, row("a", outcome, retry=1, seed=99))
     [one] = owed(load_previous_sessions(run_dir))
     assert (one.retry, one.earlier, one.seed) == (2, None, 99)
 
 
-def test_an_episode_in_progress_is_resumed_first(run_dir: RunDir) -> None:
+def test_episode_in_progress_is_resumed_first(run_dir: RunDir) -> None:
     leave(run_dir, row("b", "completed", task="sum"), log("a", task="fix"))
     earlier = load_previous_sessions(run_dir)
     assert outcomes(run_dir) == [("b", "completed"), ("a", "lost")]
@@ -133,7 +133,7 @@ def test_an_episode_in_progress_is_resumed_first(run_dir: RunDir) -> None:
     assert tasks == [("fix", 1), ("new", 0)]
 
 
-def test_settled_twice_is_settled_once(run_dir: RunDir) -> None:
+def test_sessions_are_settled_only_once(run_dir: RunDir) -> None:
     leave(run_dir, log("a"), log("b", task="sum"))
     first, second = load_previous_sessions(run_dir), load_previous_sessions(run_dir)
     assert (first.results, first.logs) == (second.results, second.logs)
@@ -141,7 +141,7 @@ def test_settled_twice_is_settled_once(run_dir: RunDir) -> None:
     assert len(outcomes(run_dir)) == 2
 
 
-def test_a_resumed_episode_is_paid_once(run_dir: RunDir) -> None:
+def test_resumed_episode_is_paid_once(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost", num_steps=3, prompt_tokens=30, generated_tokens=6, cost=1.5))
     leave(run_dir, log("b", retry=1, parent="a"))
     earlier = load_previous_sessions(run_dir)
@@ -151,7 +151,7 @@ def test_a_resumed_episode_is_paid_once(run_dir: RunDir) -> None:
     assert paid == {"prompt_tokens": 40, "generated_tokens": 8, "cost": 2.0}
 
 
-def test_a_prefetched_response_is_paid_once(run_dir: RunDir) -> None:
+def test_prefetched_response_is_paid_once(run_dir: RunDir) -> None:
     first, second = log_in(run_dir.responses, log("a")), log_in(run_dir.responses, log("b", retry=1, parent="a"))
     first.start(())
     for _ in range(3):
@@ -171,7 +171,7 @@ def test_a_prefetched_response_is_paid_once(run_dir: RunDir) -> None:
     assert RunSummary(planned=1, results=earlier.results).paid()["prompt_tokens"] == 40
 
 
-def test_a_kill_between_two_logs_keeps_the_newer(run_dir: RunDir) -> None:
+def test_kill_between_two_logs_keeps_the_newer(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), log("b", retry=1, parent="a"))
     [one] = owed(load_previous_sessions(run_dir))
     assert one.earlier is not None
@@ -179,7 +179,7 @@ def test_a_kill_between_two_logs_keeps_the_newer(run_dir: RunDir) -> None:
     assert [left.episode_id for left in logged_episodes(run_dir.responses)] == ["b"]
 
 
-def test_a_try_that_ended_early_keeps_earlier_responses(run_dir: RunDir) -> None:
+def test_try_that_ended_early_keeps_earlier_responses(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), row("b", "cancelled", retry=1), row("c", "container_error", retry=2))
     earlier = load_previous_sessions(run_dir)
     assert owed(earlier) == []
@@ -188,7 +188,7 @@ def test_a_try_that_ended_early_keeps_earlier_responses(run_dir: RunDir) -> None
     assert (one.retry, one.earlier.episode_id) == (3, "a")
 
 
-def test_responses_of_no_more_use_go(run_dir: RunDir) -> None:
+def test_obsolete_response_logs_are_deleted(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), row("b", "completed", retry=1), log("b", retry=1))
     leave(run_dir, row("c", "abandoned", task="sum"), log("c", task="sum"))
     earlier = load_previous_sessions(run_dir)
@@ -198,7 +198,7 @@ def test_responses_of_no_more_use_go(run_dir: RunDir) -> None:
     assert (one.task_name, one.earlier) == ("sum", None)
 
 
-def test_an_ended_episode_gets_its_missing_row(run_dir: RunDir) -> None:
+def test_ended_episode_gets_its_missing_row(run_dir: RunDir) -> None:
     in_progress = log_in(run_dir.responses, log("e0"))
     in_progress.start([])
     in_progress.append(LLMRequest([]), RESPONSE)
@@ -212,7 +212,7 @@ def test_an_ended_episode_gets_its_missing_row(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["completed", "container_error"])
-def test_an_episode_with_only_a_trajectory_is_lost(run_dir: RunDir, outcome: str) -> None:
+def test_episode_with_only_a_trajectory_is_lost(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, log("e0"))
     ended = replace(chat("e0", "fix"), outcome=outcome, total_reward=None, end_time=1e6)
     write(run_dir.trajectories / "e0.json", ended)
@@ -220,7 +220,7 @@ def test_an_episode_with_only_a_trajectory_is_lost(run_dir: RunDir, outcome: str
     assert (lost.outcome, lost.reward, lost.num_steps, lost.finished_at) == ("lost", None, 3, 1e6)
 
 
-def test_an_unanswered_request_is_not_a_step(run_dir: RunDir) -> None:
+def test_unanswered_request_is_not_a_step(run_dir: RunDir) -> None:
     in_progress = log_in(run_dir.responses, log("b", retry=1, parent="a"))
     unanswered = Exchange(serialize_llm_request(LLMRequest([])), None)
     in_progress.start([unanswered, unanswered._replace(response=RESPONSE), unanswered])
@@ -250,7 +250,7 @@ def test_torn_trajectory_is_ended_as_lost(run_dir: RunDir, name: str) -> None:
     assert path.read_text() == written
 
 
-def test_a_broken_trajectory_is_unchanged(run_dir: RunDir) -> None:
+def test_broken_trajectory_is_unchanged(run_dir: RunDir) -> None:
     lines = list(dump_episode(chat("e0", "fix")))
     run_dir.trajectories.mkdir()
     path = run_dir.trajectories / "e0.json"
@@ -261,7 +261,7 @@ def test_a_broken_trajectory_is_unchanged(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("torn", ['{"episode_id": "b", "task', '{"episode_id": "b"}', "\0" * 10])
-def test_an_incomplete_last_row_is_rewritten(run_dir: RunDir, torn: str) -> None:
+def test_incomplete_last_row_is_rewritten(run_dir: RunDir, torn: str) -> None:
     leave(run_dir, row("a", "completed"), log("b", task="sum"))
     with run_dir.episodes.open("a") as file:
         file.write(torn)
@@ -269,7 +269,7 @@ def test_an_incomplete_last_row_is_rewritten(run_dir: RunDir, torn: str) -> None
     assert outcomes(run_dir) == [("a", "completed"), ("b", "lost")]
 
 
-def test_an_invalid_earlier_row_is_an_error(run_dir: RunDir) -> None:
+def test_invalid_earlier_row_is_an_error(run_dir: RunDir) -> None:
     run_dir.episodes.write_text("{}\n")
     leave(run_dir, row("a", "completed"))
     with pytest.raises(ConfigError, match="line 1"):
@@ -285,7 +285,7 @@ def test_temporary_files_are_removed(run_dir: RunDir) -> None:
     assert [one.episode_id for one in logged_episodes(run_dir.responses)] == ["a"]
 
 
-def test_a_full_disk_keeps_the_responses(run_dir: RunDir) -> None:
+def test_full_disk_keeps_the_responses(run_dir: RunDir) -> None:
     leave(run_dir, log("a"))
     run_dir.episodes.unlink()
     run_dir.episodes.symlink_to("/dev/full")
@@ -310,7 +310,7 @@ def test_seeds_depend_on_run_task_and_attempt_only() -> None:
     assert all(0 <= episode_seed(seed, "t", 0) < 2**31 for seed in range(100))
 
 
-def test_an_episode_id_is_a_file_name() -> None:
+def test_episode_id_is_a_file_name() -> None:
     [item] = plan_episodes(["../we ird/näme" + "x" * 200], attempts=1, seed=0)
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,120}", item.episode_id)
 
@@ -331,7 +331,7 @@ class Fails(Responses):
         return await super().__call__(request)
 
 
-async def test_a_waiting_try_is_owed(tmp_path: Path) -> None:
+async def test_waiting_try_is_owed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     retry = RetryRules(policy_error=1, base_sec=80_000, max_wait_sec=80_000)
     made = experiment(tmp_path, count=1, policy=Fails(1), retry=retry, run_dir=run_dir)
@@ -348,7 +348,7 @@ async def test_a_waiting_try_is_owed(tmp_path: Path) -> None:
     assert [log.episode_id for log in logged_episodes(run_dir.responses)] == [owed.episode_id]
 
 
-async def test_a_retry_without_an_earlier_row_is_owed(tmp_path: Path) -> None:
+async def test_retry_without_an_earlier_row_is_owed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     with run_dir.owned():
         pass
@@ -362,7 +362,7 @@ async def test_a_retry_without_an_earlier_row_is_owed(tmp_path: Path) -> None:
     assert [log.episode_id for log in logged_episodes(run_dir.responses)] == ["first"]
 
 
-async def test_a_finished_try_leaves_no_log(tmp_path: Path) -> None:
+async def test_finished_try_leaves_no_log(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     retry = RetryRules(policy_error=2, base_sec=0)
     summary = await execute(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
@@ -384,7 +384,7 @@ class Looks(MemoryTrajectoryCollector):
         return super().end_episode(*given, **more)
 
 
-async def test_a_result_is_logged_before_its_trajectory_ends(tmp_path: Path) -> None:
+async def test_result_is_logged_before_its_trajectory_ends(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     looks = Looks(run_dir.responses)
     await execute(experiment(tmp_path, count=1, run_dir=run_dir, collectors={"looks": looks}), tmp_path)

@@ -53,21 +53,21 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_run_records_its_overrides_and_folders(run: Path) -> None:
+def test_run_records_its_overrides_and_folders(run: Path) -> None:
     recorded = RecordedRun(run)
     assert recorded.overrides() == ["seed=1", "env.tasks=[a,b]"]
     assert recorded.working_directory() == Path("/somewhere")
     assert recorded.config_dirs() == [Path("/somewhere/options"), Path("/else/options")]
 
 
-def test_episodes_of_rows_trajectories_and_snapshots(run: Path) -> None:
+def test_episodes_come_from_rows_trajectories_and_snapshots(run: Path) -> None:
     (run / "snapshots" / "sum__0__ccc3@4").mkdir(parents=True)
     (run / "snapshots" / "objects").mkdir()
     last_steps = {one.episode_id: one.last_step for one in RecordedRun(run).episodes()}
     assert last_steps == {"fix__0__aaa1": 2, "fix__1__bbb2": 2, "sum__0__ccc3": 4, "fix-more__0__ddd4": 0}
 
 
-def test_an_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
+def test_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").touch()
     shutil.copytree(GOLDEN, tmp_path / "snapshots")
     (tmp_path / "snapshots" / "broken__0__aa@1").mkdir()
@@ -76,7 +76,7 @@ def test_an_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
     assert EpisodeRef.parse(f"{tmp_path}/hello@3").step == 3
 
 
-def test_a_killed_episode_is_found(run: Path) -> None:
+def test_killed_episode_is_found(run: Path) -> None:
     lines = list(dump_episode(chat("killed__0__e5", "killed", length=5)))
     (run / "trajectories" / "killed__0__e5.json").write_text("".join(lines[:3]))
     assert RecordedRun(run).episode("killed").last_step == 1
@@ -93,7 +93,7 @@ def test_a_killed_episode_is_found(run: Path) -> None:
         ("fix-", "fix-more__0__ddd4", None),
     ],
 )
-def test_names_of_episodes(run: Path, name: str, episode_id: str, step: int | None) -> None:
+def test_episode_name_may_be_a_prefix(run: Path, name: str, episode_id: str, step: int | None) -> None:
     ref = EpisodeRef.parse(f"{run}/{name}")
     assert ref.episode is not None
     assert (ref.run.path, ref.episode.episode_id, ref.step) == (run, episode_id, step)
@@ -101,13 +101,13 @@ def test_names_of_episodes(run: Path, name: str, episode_id: str, step: int | No
     assert str(EpisodeRef.parse(str(ref))) == str(ref)
 
 
-def test_a_task_name_selects_its_last_episode(run: Path) -> None:
+def test_task_name_selects_its_last_episode(run: Path) -> None:
     with (run / "episodes.jsonl").open("w") as file:
         file.write(row("sum__0__fff6", "sum", 1, "lost") + row("sum__0__ccc3", "sum", 4))
     assert [RecordedRun(run).episode(name).episode_id for name in ("sum", "sum__0")] == ["sum__0__ccc3"] * 2
 
 
-def test_a_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent.parent)
     for text in ("s/0", "s/0/", "./s/0", str(run)):
         ref = EpisodeRef.parse(text)
@@ -132,20 +132,20 @@ def test_a_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyP
         ("0\0", ["no run"]),
     ],
 )
-def test_a_missing_episode_is_an_error(run: Path, name: str, expected: list[str]) -> None:
+def test_missing_episode_is_an_error(run: Path, name: str, expected: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         EpisodeRef.parse(f"{run.parent}/{name}")
     assert all(text in str(caught.value) for text in expected), caught.value
 
 
-def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a run directory"):
         EpisodeRef.parse(str(tmp_path))
     with pytest.raises(ConfigError, match="expected a run directory"):
         EpisodeRef.parse(str(tmp_path / "gone" / "far"))
 
 
-def test_a_run_without_records(tmp_path: Path) -> None:
+def test_run_without_records_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("[1]\nnull\n{}\n" + "[" * 100_000 + '\n{"episode_id": "a\n')
     with pytest.raises(ConfigError, match="found none"):
         RecordedRun(tmp_path).episode("a")
@@ -170,7 +170,7 @@ def test_broken_records_are_reported(run: Path, text: str) -> None:
         assert len(str(caught.value)) < 600
 
 
-def test_a_broken_trajectory_leaves_the_others(run: Path) -> None:
+def test_broken_trajectory_does_not_affect_others(run: Path) -> None:
     (run / "trajectories" / "fix__0__aaa1.json").write_text("{")
     assert RecordedRun(run).episode("fix-more").last_step == 0
     assert RecordedRun(run).episode("fix__0").last_step == 2, "by its row"
@@ -188,7 +188,7 @@ def test_a_broken_trajectory_leaves_the_others(run: Path) -> None:
         ("env.dataset", set(), False),
     ],
 )
-def test_which_values_are_paths_of_this_machine(key: str, given: set[str], expected: bool) -> None:
+def test_local_path_options_are_recognized(key: str, given: set[str], expected: bool) -> None:
     assert starts_where_started(key, given) is expected
 
 
@@ -224,7 +224,7 @@ def sessions(run_dir: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_dir.sessions.read_text().splitlines()]
 
 
-def test_a_run_starts_and_is_resumed(run_dir: RunDir) -> None:
+def test_run_starts_and_is_resumed(run_dir: RunDir) -> None:
     started = opened(run_dir)
     files = {path: path.read_bytes() for path in (run_dir.config, run_dir.provenance)}
     assert started.earlier is None
@@ -237,7 +237,7 @@ def test_a_run_starts_and_is_resumed(run_dir: RunDir) -> None:
     assert [line["resumed"] for line in sessions(run_dir)] == [False, True]
 
 
-def test_a_run_killed_before_its_config_starts_again(run_dir: RunDir) -> None:
+def test_run_killed_before_its_config_starts_again(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.config.unlink()
     assert not run_dir.has_run
@@ -297,20 +297,22 @@ def test_another_task_set_is_refused(run_dir: RunDir, tasks: dict[str, str], exp
     assert expected in str(caught.value)
 
 
-def test_a_changed_hint_file_is_rejected_by_name(run_dir: RunDir) -> None:
+def test_changed_hint_file_is_rejected_by_name(run_dir: RunDir) -> None:
     opened(run_dir, {name: with_files(digest, {"/a/hint.md": "old"}) for name, digest in TASKS.items()})
     assert opened(run_dir, TASKS).earlier is not None
     with pytest.raises(ConfigError, match=r"it has changed: other files that agents read have changed \(/a/hint.md\)"):
         opened(run_dir, {name: with_files(digest, {"/a/hint.md": "new"}) for name, digest in TASKS.items()})
 
 
-def test_a_long_list_of_differences_is_cut(run_dir: RunDir) -> None:
+def test_long_list_of_differences_is_cut(run_dir: RunDir) -> None:
     opened(run_dir)
     with pytest.raises(ConfigError, match="; and 5 more"):
         opened(run_dir, policy={f"k{number}": number for number in range(5)}, seed=3)
 
 
-def test_paths_are_the_same_from_wherever(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_compared_independent_of_working_directory(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     opened(run_dir)
     (tmp_path / "elsewhere").mkdir()
@@ -347,7 +349,7 @@ def test_seconds_of_all_sessions_are_added_up(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"started"', '{"ended": 5.0}\n', "[]\n5\n"])
-def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
+def test_incomplete_session_counts_no_time(run_dir: RunDir, text: str) -> None:
     opened(run_dir)
     run_dir.sessions.write_text(text)
     earlier = opened(run_dir).earlier
@@ -355,7 +357,7 @@ def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
     assert earlier.wall_sec == 0.0
 
 
-def test_a_session_ends(run_dir: RunDir) -> None:
+def test_end_of_a_session_is_recorded(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.responses.mkdir()
     close_session(run_dir, RunSummary(planned=1, results=(), interrupted=True))
@@ -363,7 +365,7 @@ def test_a_session_ends(run_dir: RunDir) -> None:
     assert not run_dir.responses.exists()
 
 
-def test_useful_responses_stay(run_dir: RunDir) -> None:
+def test_useful_responses_are_kept(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.responses.mkdir()
     (run_dir.responses / "a.jsonl").touch()

@@ -68,14 +68,14 @@ def plain(value: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_a_log_returns_the_written_responses(tmp_path: Path) -> None:
+def test_log_returns_the_written_responses(tmp_path: Path) -> None:
     [log] = logged_episodes(written(tmp_path / "responses", 3).parent)
     assert replace(log, exchanges=()) == EPISODE
     assert [one.response for one in log.exchanges] == RESPONSES
     assert [plain(one.request) for one in log.exchanges] == [plain(one.request) for one in exchanges(3)]
 
 
-def test_an_unanswered_request_keeps_its_stage(tmp_path: Path) -> None:
+def test_unanswered_request_keeps_its_stage(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(1))
     log.append(request(1), None)
@@ -107,7 +107,7 @@ def test_prefetched_responses_are_read_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [{"applied": 7}, {"applied": 0}, {"applied": None}, {"ahead": "1"}, {"ahead": 0, "action": None}], ids=str
 )
-def test_a_turn_of_nothing(tmp_path: Path, line: dict[str, Any]) -> None:
+def test_invalid_turn_ends_the_log(tmp_path: Path, line: dict[str, Any]) -> None:
     path = written(tmp_path, 2)
     lines = path.read_text().rstrip("\n").split("\n")
     last = json.loads(lines[-1]) if "ahead" in line else {}
@@ -128,7 +128,7 @@ def test_log_of_another_version_is_rejected(tmp_path: Path, version: int) -> Non
 RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, rewards={"lines": 3.0}, retry=1)
 
 
-def test_a_result_ends_the_log(tmp_path: Path) -> None:
+def test_result_ends_the_log(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(2))
     log.end(dump_json(RESULT.to_dict()))
@@ -151,7 +151,7 @@ def test_a_result_ends_the_log(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_result_of_something_else_is_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_foreign_result_is_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
     path = written(tmp_path, 1)
     with path.open("a") as file:
         file.write(json.dumps({"result": RESULT.to_dict() | other}) + "\n")
@@ -160,7 +160,7 @@ def test_the_result_of_something_else_is_not_used(tmp_path: Path, other: dict[st
 
 
 @pytest.mark.parametrize("stage", [-1, 1.5, "1", None, True, 10**20])
-def test_an_invalid_stage_ends_the_log(tmp_path: Path, stage: object) -> None:
+def test_invalid_stage_ends_the_log(tmp_path: Path, stage: object) -> None:
     path = written(tmp_path, 2)
     *lines, last = path.read_text().rstrip("\n").split("\n")
     path.write_text("\n".join([*lines, json.dumps({**json.loads(last), "stage": stage})]) + "\n")
@@ -187,7 +187,7 @@ def test_copied_responses_are_written_at_start(tmp_path: Path) -> None:
     assert [one.response for one in found.exchanges] == RESPONSES
 
 
-def test_a_restarted_log_replaces_the_earlier_log(tmp_path: Path) -> None:
+def test_restarted_log_replaces_the_earlier_log(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(3))
     log.start(exchanges(1))
@@ -212,7 +212,7 @@ def test_whole_lines_of_a_truncated_log_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "\n", "{", "[]", "null", "{}", "[" * 100_000, '{"episode_id": 5}', "\xff\xfe", '{"retry": "0"}']
 )
-def test_a_log_without_a_first_line_is_kept(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_without_a_first_line_is_kept(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     other = written(tmp_path, 1)
     broken = tmp_path / "broken.jsonl"
     broken.write_bytes(text.encode("latin-1"))
@@ -234,18 +234,18 @@ def test_lines_after_a_broken_line_are_ignored(tmp_path: Path, line: str) -> Non
     ("name", "value"),
     [("episode_id", "../../x"), ("retry", -1), ("started_at", float("nan")), ("seed", "7"), ("attempt", 1.5)],
 )
-def test_an_invalid_head_is_ignored(tmp_path: Path, name: str, value: object) -> None:
+def test_invalid_head_is_ignored(tmp_path: Path, name: str, value: object) -> None:
     path = written(tmp_path, 1)
     head, *lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([json.dumps({**json.loads(head), name: value}) + "\n", *lines]))
     assert logged_episodes(tmp_path) == []
 
 
-def test_no_log_and_no_folder(tmp_path: Path) -> None:
+def test_missing_directory_has_no_logs(tmp_path: Path) -> None:
     assert logged_episodes(tmp_path / "responses") == []
 
 
-def test_a_discarded_log_stays_away(tmp_path: Path) -> None:
+def test_discarded_log_is_not_written_again(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start([])
     log.discard()

@@ -70,7 +70,7 @@ def request(text: str) -> LLMRequest:
     return LLMRequest([{"role": "user", "content": text}])
 
 
-async def test_a_background_response_is_replayed_once(
+async def test_background_response_is_replayed_once(
     tmp_path: Path,
 ) -> None:
     started = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
@@ -130,7 +130,7 @@ async def said(policy: ResumablePolicy, *texts: str) -> list[str]:
     return [(await policy(request(text))).text for text in texts]
 
 
-async def test_responses_are_given_again_and_then_asked_for(tmp_path: Path) -> None:
+async def test_responses_are_replayed_then_requested(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path)
     texts = ["q0 at 12:00:00", "q1 at 12:00:01", "q2 at 18:30:59", "q3"]
     assert await said(policy, *texts) == ["a0", "a1", "a2", "new 1"]
@@ -139,7 +139,7 @@ async def test_responses_are_given_again_and_then_asked_for(tmp_path: Path) -> N
     assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
 
 
-async def test_the_policy_is_called_after_a_difference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_policy_is_called_after_a_difference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy, client = resumed(tmp_path)
     texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
     assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
@@ -150,7 +150,7 @@ async def test_the_policy_is_called_after_a_difference(tmp_path: Path, caplog: p
     assert logged(tmp_path) == ["a0", "new 1", "new 2"]
 
 
-async def test_a_full_disk_at_divergence_ends_the_run(tmp_path: Path) -> None:
+async def test_full_disk_at_divergence_ends_the_run(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path / "responses")
     (tmp_path / "responses" / "e.jsonl").unlink()
     (tmp_path / "responses").rmdir()
@@ -166,7 +166,7 @@ async def test_replay_continues_after_a_snapshot(tmp_path: Path) -> None:
     assert (len(policy.given_again.responses), client.asked) == (3, ["q3"])
 
 
-async def test_an_unanswered_request_stays_unanswered(tmp_path: Path) -> None:
+async def test_unanswered_request_stays_unanswered(tmp_path: Path) -> None:
     earlier = [EARLIER[0], EARLIER[1]._replace(response=None), EARLIER[2]._replace(stage=1)]
     client, events = Placed(), Told(0, 0, 1, 1, 1)
     policy, _ = resumed(tmp_path, client, earlier=earlier, events=events)
@@ -179,7 +179,7 @@ async def test_an_unanswered_request_stays_unanswered(tmp_path: Path) -> None:
     assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", None), ("q2 at 12:00:02", "a2")]
 
 
-async def test_an_ended_stage_ends_at_the_same_request(tmp_path: Path) -> None:
+async def test_ended_stage_ends_at_the_same_request(tmp_path: Path) -> None:
     """More time is left than before, and no model is called."""
     earlier = [EARLIER[0], EARLIER[1]._replace(stage=1)]
     events = Told(0, 0, 0)
@@ -199,7 +199,7 @@ async def test_an_ended_stage_ends_at_the_same_request(tmp_path: Path) -> None:
     ]
 
 
-async def test_an_unanswered_request_is_logged(tmp_path: Path) -> None:
+async def test_unanswered_request_is_logged(tmp_path: Path) -> None:
     events = EpisodeEvents()
     policy, client = resumed(tmp_path, start_at=2, events=events)
     assert await said(policy, "q2 at 12:00:02") == ["a2"]
@@ -224,7 +224,7 @@ async def test_an_unanswered_request_is_logged(tmp_path: Path) -> None:
     assert [one.response for one in log.exchanges[3:]] == [None, None]
 
 
-async def test_a_policy_with_position_gets_replayed_responses(tmp_path: Path) -> None:
+async def test_policy_with_position_gets_replayed_responses(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, Placed(), start_at=1)
     assert isinstance(client, Placed)
     await said(policy, "q1 at 12:00:01", "something else")
@@ -232,7 +232,7 @@ async def test_a_policy_with_position_gets_replayed_responses(tmp_path: Path) ->
     assert client.asked == ["something else"]
 
 
-async def test_a_failed_request_is_not_logged(tmp_path: Path) -> None:
+async def test_failed_request_is_not_logged(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, start_at=3)
     client.error = PolicyError("down")
     with pytest.raises(PolicyError, match="down"):
@@ -240,7 +240,7 @@ async def test_a_failed_request_is_not_logged(tmp_path: Path) -> None:
     assert logged(tmp_path) == ["a0", "a1", "a2"]
 
 
-async def test_an_invalid_response_is_neither_logged_nor_paid(tmp_path: Path) -> None:
+async def test_invalid_response_is_neither_logged_nor_paid(tmp_path: Path) -> None:
     class Talker(Client):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             return "text"  # type: ignore[return-value]
@@ -304,7 +304,7 @@ async def test_each_conversation_has_a_separate_order(tmp_path: Path) -> None:
     assert len(logged(tmp_path)) == 7
 
 
-async def test_a_finished_conversation_asks_during_replay_of_others(tmp_path: Path) -> None:
+async def test_finished_conversation_asks_during_replay_of_others(tmp_path: Path) -> None:
     policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
     assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
@@ -324,7 +324,7 @@ async def test_prefetching_waits_for_replay_of_other_conversations(tmp_path: Pat
     await policy.close()
 
 
-async def test_a_diverged_conversation_does_not_affect_others(tmp_path: Path) -> None:
+async def test_diverged_conversation_does_not_affect_others(tmp_path: Path) -> None:
     policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-a", "another"), ("sub-a", "sub-a 1"), ("sub-b", "sub-b 0"), ("main", "main 1")]
     assert await said_in(policy, *asked) == ["main answer 0", "new 1", "new 2", "sub-b answer 0", "main answer 1"]
@@ -335,7 +335,7 @@ async def test_a_diverged_conversation_does_not_affect_others(tmp_path: Path) ->
     assert {"new 1", "new 2", "main answer 1", "sub-b answer 1"} <= set(logged(tmp_path))
 
 
-async def test_a_renamed_conversation_matches_by_first_request(tmp_path: Path) -> None:
+async def test_renamed_conversation_matches_by_first_request(tmp_path: Path) -> None:
     policy, client = resumed_in_conversations(tmp_path)
     asked = [("main", "main 0"), ("sub-x", "sub-b 0"), ("sub-x", "sub-b 1"), ("sub-y", "never asked")]
     assert await said_in(policy, *asked) == ["main answer 0", "sub-b answer 0", "sub-b answer 1", "new 1"]
@@ -350,7 +350,7 @@ async def test_conversation_names_are_normalised(tmp_path: Path) -> None:
     assert client.asked == []
 
 
-async def test_another_spelling_of_the_same_is_the_same(tmp_path: Path) -> None:
+async def test_equivalent_spelling_is_replayed(tmp_path: Path) -> None:
     policy, client = resumed_in_conversations(tmp_path)
     parts = [{"type": "text", "text": "main "}, {"type": "text", "text": "0", "cache_control": {"type": "ephemeral"}}]
     spelt = LLMRequest([{"role": "user", "content": parts}], origin=Origin("messages"))

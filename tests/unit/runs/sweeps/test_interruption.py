@@ -33,7 +33,7 @@ sys.stdin.readline()
 """
 
 
-def test_an_interrupt_reaches_jobs_and_starts_no_more(tmp_path: Path) -> None:
+def test_interrupt_reaches_jobs_and_starts_no_more(tmp_path: Path) -> None:
 
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, json.dumps(owner_labels()), str(tmp_path)],

@@ -55,14 +55,14 @@ def test_every_job_has_a_row(sweep: Path) -> None:
     assert report.exit_code == 2
 
 
-def test_a_cancelled_episode_is_not_a_zero(sweep: Path) -> None:
+def test_cancelled_episode_is_not_a_zero(sweep: Path) -> None:
     row = SweepReport.read(sweep).rows[1]
     assert row.outcomes == {"completed": 1, "cancelled": 1}
     assert row.objective == 1.0
     assert (row.tokens, row.cost) == (20, 1.0), "but it is paid for"
 
 
-def test_the_best_job_is_complete(sweep: Path) -> None:
+def test_best_job_is_complete(sweep: Path) -> None:
     best = SweepReport.read(sweep).best
     assert best is not None
     assert (best.job, best.objective) == ("0", 0.5)
@@ -71,7 +71,7 @@ def test_the_best_job_is_complete(sweep: Path) -> None:
     assert best.low < 0.5 < best.high
 
 
-def test_less_may_be_better(tmp_path: Path) -> None:
+def test_lower_objective_may_be_better(tmp_path: Path) -> None:
     SweepPlan(2, "tokens_mean", minimize=True, jobs=JOBS[:2]).write(tmp_path)
     record(tmp_path / "0", [result("a", 0, 1.0)], tasks=["a"])
     record(tmp_path / "1", [result("a", 0, None, Outcome.AGENT_ERROR)], tasks=["a"])
@@ -168,7 +168,7 @@ def test_jobs_in_folders_of_other_names_are_found(tmp_path: Path) -> None:
     assert report.exit_code == 0
 
 
-def test_the_report_is_readable_text(sweep: Path) -> None:
+def test_report_is_readable_text(sweep: Path) -> None:
     stream = io.StringIO()
     render_report(SweepReport.read(sweep), stream)
     text = stream.getvalue()
@@ -179,7 +179,7 @@ def test_the_report_is_readable_text(sweep: Path) -> None:
     assert f"resume={sweep}" in text
 
 
-def test_the_command_line(
+def test_command_reports_a_sweep(
     sweep: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(sweep)]) == 0
@@ -207,14 +207,14 @@ def test_broken_records_are_named(sweep: Path, name: str, text: str) -> None:
         SweepReport.read(sweep)
 
 
-def test_an_attempt_without_a_reward_counts_as_zero() -> None:
+def test_attempt_without_a_reward_counts_as_zero() -> None:
     summary = RunSummary(2, (result("a", 0, 1.0), result("b", 0, None, Outcome.AGENT_ERROR)))
     assert objective(summary, "mean_reward") == 0.5
     assert objective(summary, "scored_only/mean_reward") == 1.0
     assert objective(RunSummary(2, ()), "mean_reward") is None
 
 
-def test_an_unknown_metric_suggests_a_known_metric() -> None:
+def test_unknown_metric_suggests_a_known_metric() -> None:
     assert {"mean_reward", "pass@1", "pass@2", "cost_mean", "scored_only/pass^2"} <= set(known_metrics(3))
     assert "pass@4" not in known_metrics(3)
     check_objective("pass@2", attempts=2)
@@ -239,7 +239,7 @@ def test_only_varied_keys_are_named() -> None:
         plan("concurrency=8 seed=1 limits.steps=9 resume=true", "concurrency=8 seed=2 limits.steps=9 resume=true"),
     ],
 )
-def test_the_same_jobs_continue(now: SweepPlan) -> None:
+def test_same_jobs_may_continue(now: SweepPlan) -> None:
     now.check_continues(plan("seed=1 limits.steps=8", "seed=2 limits.steps=8"))
     now.check_continues(SweepPlan())
 
@@ -254,12 +254,12 @@ def test_the_same_jobs_continue(now: SweepPlan) -> None:
         (plan("seed=1 limits.steps=8", "seed=1 limits.steps=9", "seed=2 limits.steps=8", "seed=2 limits.steps=9"), 0),
     ],
 )
-def test_other_jobs_do_not(now: SweepPlan, number: int) -> None:
+def test_changed_jobs_cannot_continue(now: SweepPlan, number: int) -> None:
     with pytest.raises(ConfigError, match=rf"its job {number} is "):
         now.check_continues(plan("seed=1", "seed=2"))
 
 
-def test_a_plan_is_read_as_written(tmp_path: Path) -> None:
+def test_plan_is_read_as_written(tmp_path: Path) -> None:
     written = SweepPlan(2, "pass@2", minimize=True, jobs=(("seed=1",), ("seed=2",)))
     written.write(tmp_path)
     assert SweepPlan.read(tmp_path) == written
@@ -281,25 +281,25 @@ def test_harmless_changes_keep_a_job_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"attempts": 2}, {"seed": 1}, {"resume_redo": ["agent_error"]}])
-def test_a_job_with_changed_options_is_not_done(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_job_with_changed_options_is_not_done(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert not JobFolder.read(record(tmp_path / "0", DONE, seed=0)).is_done(config(tmp_path / "0", **changes))
 
 
 @pytest.mark.parametrize("results", [[], DONE[:1], [DONE[0], result("b", 0, None, Outcome.CANCELLED)]])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_job_with_owed_episodes_is_not_done(tmp_path: Path, results: list[Any], ended: bool) -> None:
+def test_job_with_owed_episodes_is_not_done(tmp_path: Path, results: list[Any], ended: bool) -> None:
     job = JobFolder.read(record(tmp_path / "0", results, ended=ended))
     assert job.state is JobState.INCOMPLETE
     assert not job.is_done(config(tmp_path / "0"))
 
 
-def test_failed_solutions_make_a_complete_job_fail(tmp_path: Path) -> None:
+def test_failed_solutions_fail_a_complete_job(tmp_path: Path) -> None:
     ran = [JobFolder.read(record(tmp_path / str(one), DONE, must_pass=one)) for one in (False, True)]
     assert [job.state for job in ran] == [JobState.COMPLETE] * 2
     assert [job.exit_code for job in ran] == [0, 1]
 
 
-def test_jobs_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_jobs_are_sorted_by_number(tmp_path: Path) -> None:
     for name in ("10", "9", "0", ".submitit"):
         record(tmp_path / name, [])
     (tmp_path / "empty").mkdir()

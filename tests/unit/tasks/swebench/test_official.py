@@ -32,7 +32,7 @@ def log(output: str) -> str:
         ("", "PASSED t.py::a\nFAILED t.py::b - no\n", "t.py::a", "t.py::b"),
     ],
 )
-async def test_formats_of_the_published_data_sets(
+async def test_log_formats_of_published_data_sets_are_graded(
     row: dict[str, Any], parser: str, output: str, passed: str, failed: str
 ) -> None:
     found = await official_grade(with_tests(row, passed, failed, parser), log(output))
@@ -40,7 +40,7 @@ async def test_formats_of_the_published_data_sets(
 
 
 @needs_harness
-async def test_a_parser_that_the_harness_lacks_is_told(row: dict[str, Any]) -> None:
+async def test_unknown_log_parser_is_an_error(row: dict[str, Any]) -> None:
     with pytest.raises(VerifierError, match="parse_log_of_nobody"):
         await official_grade(with_tests(row, "a", "b", "parse_log_of_nobody"), log("PASSED a"))
 
@@ -61,7 +61,7 @@ def test_rewards_are_fractions_of_tests(
     assert tuple(grade.rewards.values()) == rewards
 
 
-def test_the_report_has_the_form_of_the_harness(row: dict[str, Any]) -> None:
+def test_report_matches_the_harness_format(row: dict[str, Any]) -> None:
     report = Grade({"fix": False, "fix2": True}, {}).report("demo-1", patch_applied=True)["demo-1"]
     assert report["resolved"] is False
     assert report["tests_status"]["FAIL_TO_PASS"] == {"success": ["fix2"], "failure": ["fix"]}

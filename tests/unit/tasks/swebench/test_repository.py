@@ -42,7 +42,7 @@ async def run(box: Container, command: str) -> str:
     return result.output
 
 
-async def test_what_came_later_is_out_of_reach(box: Container, repository: Repository) -> None:
+async def test_later_commits_are_unreachable(box: Container, repository: Repository) -> None:
     path, base = repository
     fix = git(path, "rev-parse", "main").strip()
     assert fix in await run(box, "git log --all --format=%H && git reflog --format=%H && git tag")
@@ -61,7 +61,7 @@ async def test_what_came_later_is_out_of_reach(box: Container, repository: Repos
     assert await run(box, "cat calc.py") == BUGGY
 
 
-async def test_what_the_image_has_on_top_stays(box: Container, repository: Repository) -> None:
+async def test_uncommitted_files_of_the_image_are_preserved(box: Container, repository: Repository) -> None:
     await run(box, f"{WHO} && echo 1 > setup.cfg && git add -A && git commit -qm SWE-bench && echo new > built.txt")
     await set_up_repository(box, repository[1])
     assert await run(box, "git log -1 --format=%s && cat built.txt") == "SWE-bench\nnew\n"
@@ -69,13 +69,13 @@ async def test_what_the_image_has_on_top_stays(box: Container, repository: Repos
 
 
 @pytest.mark.parametrize("broken", ["rm -rf .git", "git checkout -q --orphan x && git commit -qm x"])
-async def test_an_image_of_something_else_is_told(box: Container, repository: Repository, broken: str) -> None:
+async def test_unrelated_image_is_refused(box: Container, repository: Repository, broken: str) -> None:
     await run(box, f"{WHO} && {broken}")
     with pytest.raises(ContainerStartError, match=repository[1]):
         await set_up_repository(box, repository[1])
 
 
-async def test_the_patch_has_all_that_the_agent_did(box: Container, repository: Repository) -> None:
+async def test_patch_contains_all_changes_of_the_agent(box: Container, repository: Repository) -> None:
     base = repository[1]
     await set_up_repository(box, base)
     await run(
@@ -107,7 +107,7 @@ async def test_the_patch_has_all_that_the_agent_did(box: Container, repository: 
         assert await run(fresh, f"{listing} ls -l | cut -c1-10") == files
 
 
-async def test_an_agent_that_removes_the_repository_gives_no_patch(box: Container, repository: Repository) -> None:
+async def test_removed_repository_gives_an_empty_patch(box: Container, repository: Repository) -> None:
     await set_up_repository(box, repository[1])
     await run(box, "rm -rf .git")
     patch = await agent_patch(box, repository[1])
@@ -131,7 +131,7 @@ SETTINGS = (
 )
 
 
-async def test_what_an_agent_sets_starts_nothing_and_hides_nothing(box: Container, repository: Repository) -> None:
+async def test_git_settings_of_the_agent_are_ignored(box: Container, repository: Repository) -> None:
     await set_up_repository(box, repository[1])
     await run(box, "sed -i 's/a - b/a + b/' calc.py && git init -q inside && echo 1 > inside/file && echo new > new")
     plain = await agent_patch(box, repository[1])
@@ -142,15 +142,13 @@ async def test_what_an_agent_sets_starts_nothing_and_hides_nothing(box: Containe
     await run(box, "! test -e /started")
 
 
-async def test_an_agent_that_loses_our_ref_is_measured_by_the_base_commit(
-    box: Container, repository: Repository
-) -> None:
+async def test_patch_without_start_ref_uses_base_commit(box: Container, repository: Repository) -> None:
     await set_up_repository(box, repository[1])
     await run(box, "git update-ref -d refs/ares_exp/start && echo >> calc.py")
     assert b"calc.py" in (await agent_patch(box, repository[1])).data
 
 
-async def test_files_are_as_at_the_base_commit_again(box: Container, repository: Repository, tmp_path: Path) -> None:
+async def test_files_are_restored_to_the_base_commit(box: Container, repository: Repository, tmp_path: Path) -> None:
     await run(box, "rm calc.py && mkdir calc.py && touch calc.py/x new.py -- '-odd' && rm -r tests && ln -s /etc tests")
     paths = ["calc.py", "new.py", "-odd", "not there", "tests/test_calc.py"]
     many = [f"{'d' * 60}/{number}" for number in range(5000)]  # more than one command line can have
@@ -162,7 +160,7 @@ async def test_files_are_as_at_the_base_commit_again(box: Container, repository:
     assert (await box.exec("test -e /etc/passwd -a ! -e /etc/test_calc.py -a ! -L /testbed/tests")).exit_code == 0
 
 
-async def test_a_patch_fits_its_commit_or_not(box: Container, repository: Repository, tmp_path: Path) -> None:
+async def test_patch_is_checked_before_it_is_applied(box: Container, repository: Repository, tmp_path: Path) -> None:
     path, base = repository
     for name, text, fits in (
         ("good", git(path, "diff", base, "main"), True),

@@ -20,7 +20,7 @@ def load(path: Path) -> list[SweBenchRow]:
     return load_rows(find_dataset(str(path), "test"), child=ChildProcess(), timeout_sec=60)
 
 
-def test_tests_come_as_json_text_or_as_lists(row: Row) -> None:
+def test_tests_may_be_json_text_or_lists(row: Row) -> None:
     as_lists = {**row, "FAIL_TO_PASS": F2P, "PASS_TO_PASS": P2P}
     for data in (row, as_lists):
         found = parse_row(data, "here")
@@ -28,13 +28,13 @@ def test_tests_come_as_json_text_or_as_lists(row: Row) -> None:
     assert parse_row(row, "a").digest == parse_row(as_lists, "b").digest
 
 
-def test_the_digest_is_that_of_the_content(row: Row) -> None:
+def test_digest_depends_on_the_content(row: Row) -> None:
     one = parse_row(row, "here").digest
     assert parse_row({**row, "not_a_column": 1}, "here").digest == one
     assert parse_row({**row, "hints_text": "other"}, "here").digest != one
 
 
-def test_none_stands_for_nothing(row: Row) -> None:
+def test_null_column_becomes_its_default(row: Row) -> None:
     found = parse_row({**row, "hints_text": None, "image": None, "eval_type": None, "image_assets": None}, "here")
     assert (found.hints_text, found.image) == ("", "")
     assert found.eval_type == "pass_and_fail"
@@ -62,7 +62,7 @@ def test_none_stands_for_nothing(row: Row) -> None:
         ("image_assets", "[1]", "image_assets: "),
     ],
 )
-def test_a_wrong_column_is_named(row: Row, column: str, value: Any, told: str) -> None:
+def test_wrong_column_is_named(row: Row, column: str, value: Any, told: str) -> None:
     with pytest.raises(TaskError) as caught:
         parse_row({**row, column: value}, "rows.jsonl: row 7")
     assert str(caught.value).startswith("rows.jsonl: row 7")
@@ -70,7 +70,7 @@ def test_a_wrong_column_is_named(row: Row, column: str, value: Any, told: str) -
     assert len(str(caught.value)) < 600
 
 
-def test_a_missing_column_is_named(row: Row) -> None:
+def test_missing_column_is_named(row: Row) -> None:
     del row["base_commit"]
     with pytest.raises(TaskError, match=r"row 1 \('demo__calc-1'\): base_commit: expected this column, found none"):
         parse_row(row, "row 1")
@@ -83,7 +83,7 @@ def test_only_rows_with_assets_are_multimodal(row: Row) -> None:
     assert parse_row({**row, "image_assets": json.dumps(asset)}, "here").is_multimodal
 
 
-def test_every_kind_of_file_gives_the_same_rows(row: Row, tmp_path: Path) -> None:
+def test_every_file_format_gives_the_same_rows(row: Row, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     other = {**row, "instance_id": "demo__calc-2", "version": None}
@@ -97,7 +97,7 @@ def test_every_kind_of_file_gives_the_same_rows(row: Row, tmp_path: Path) -> Non
         assert load(tmp_path / name) == expected
 
 
-def test_blank_lines_count_but_hold_no_row(row: Row, tmp_path: Path) -> None:
+def test_blank_lines_count_as_line_numbers(row: Row, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n" + json.dumps(row) + "\n\n" + json.dumps({**row, "repo": "x"}) + "\n")
     with pytest.raises(TaskError, match=r"rows\.jsonl: row 4 "):
@@ -116,7 +116,7 @@ def test_blank_lines_count_but_hold_no_row(row: Row, tmp_path: Path) -> None:
         ("rows.parquet", b"PAR1", "expected a Parquet file"),
     ],
 )
-def test_a_broken_file_is_told(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_broken_file_is_reported(tmp_path: Path, name: str, content: bytes, told: str) -> None:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
@@ -124,14 +124,14 @@ def test_a_broken_file_is_told(tmp_path: Path, name: str, content: bytes, told: 
         load(tmp_path / name)
 
 
-def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_reported(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     for name in ("none.jsonl", "folder.jsonl"):
         with pytest.raises(TaskError, match=name):
             load(tmp_path / name)
 
 
-def test_a_name_is_not_taken_twice(row: Row, tmp_path: Path) -> None:
+def test_duplicate_name_is_refused(row: Row, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="row 2: the name 'demo__calc-1' is taken"):
         load(write_rows(tmp_path / "rows.jsonl", row, row))
 
@@ -145,18 +145,20 @@ def test_a_name_is_not_taken_twice(row: Row, tmp_path: Path) -> None:
         ("princeton-nlp/SWE-bench_Verified", "princeton-nlp/SWE-bench_Verified"),
     ],
 )
-def test_names_of_the_hub(given: str, name: str) -> None:
+def test_data_set_names_of_the_hub_are_resolved(given: str, name: str) -> None:
     assert find_dataset(given, "dev") == Dataset(None, name, "dev")
 
 
 @pytest.mark.parametrize("given", ["", "mine", "SWE-bench/SWE-bench_Multimodal", "../x/y", "a/b/c", "--help/x"])
-def test_other_names_are_refused(given: str) -> None:
+def test_unknown_data_set_names_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="verified, lite, full"):
         find_dataset(given, "test")
 
 
 @pytest.mark.skipif(not has_datasets, reason="the package datasets is not installed")
-def test_rows_through_the_library_of_the_hub(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_loaded_through_the_datasets_library(
+    row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "demo" / "rows").mkdir(parents=True)  # the library takes a folder of that name for the data set
     expected = load(write_rows(tmp_path / "demo" / "rows" / "test.jsonl", row))
     for name, value in (("HF_HOME", str(tmp_path / "cache")), ("HF_HUB_OFFLINE", "1")):
@@ -168,11 +170,11 @@ def test_rows_through_the_library_of_the_hub(row: Row, tmp_path: Path, monkeypat
 
 
 @pytest.mark.skipif(has_datasets, reason="the package datasets is installed")
-def test_without_the_library_the_remedy_is_told() -> None:
+def test_missing_library_suggests_the_extra() -> None:
     with pytest.raises(ConfigError, match=r"pip install 'ares-exp\[swebench\]'"):
         load_rows(find_dataset("verified", "test"), child=ChildProcess(), timeout_sec=1)
 
 
-def test_an_odd_split_is_refused() -> None:
+def test_invalid_split_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"env\.split"):
         find_dataset("verified", "test; ls")

@@ -28,7 +28,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         "host:name",
     ],
 )
-def test_addresses_that_git_may_be_given(url: str) -> None:
+def test_valid_addresses_are_accepted(url: str) -> None:
     assert check_git_url(url) == url
 
 
@@ -54,7 +54,7 @@ def test_addresses_that_git_may_be_given(url: str) -> None:
         ("https://host/" + "a" * 1000, "address of a git repository"),
     ],
 )
-def test_addresses_that_are_refused(url: str, complaint: str) -> None:
+def test_unsafe_addresses_are_refused(url: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         check_git_url(url)
 
@@ -62,25 +62,25 @@ def test_addresses_that_are_refused(url: str, complaint: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://me:hush-hush@host/n", "https://hush-hush@host/n", "ssh://git:hush-hush@host/n"]
 )
-def test_a_password_is_refused_and_not_repeated(url: str) -> None:
+def test_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="without user and password") as caught:
         check_git_url(url)
     assert "hush-hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ref", ["main", "v1.0", "feature/x", "refs/heads/main", "a" * 40, "HEAD"])
-def test_refs(ref: str) -> None:
+def test_valid_refs_are_accepted(ref: str) -> None:
     assert check_git_ref(ref) == ref
 
 
-def test_a_commit_has_small_letters() -> None:
+def test_commit_is_lowercased() -> None:
     assert check_git_ref("A" * 40) == "a" * 40
 
 
 @pytest.mark.parametrize(
     "ref", ["", "-x", "--upload-pack=x", "+main", "a:b", "a..b", "a b", "a\nb", "a@{1}", "a^", "a~1", "x.lock", "a//b"]
 )
-def test_refs_that_are_refused(ref: str) -> None:
+def test_unsafe_refs_are_refused(ref: str) -> None:
     with pytest.raises(ValueError, match="a commit, a branch or a tag"):
         check_git_ref(ref)
 
@@ -89,19 +89,19 @@ def test_refs_that_are_refused(ref: str) -> None:
     ("ref", "expected"),
     [("a" * 40, True), ("0" * 64, True), ("F" * 40, True), ("a" * 39, False), ("main", False), (None, False)],
 )
-def test_all_digits_of_a_commit(ref: str | None, expected: bool) -> None:
+def test_full_commit_is_recognized(ref: str | None, expected: bool) -> None:
     assert is_commit(ref) is expected
 
 
 @pytest.mark.parametrize(
     ("path", "expected"), [("a/b", "a/b"), ("a/./b/", "a/b"), ("a/../b", "b"), ("", "."), (".", "."), ("a/..", ".")]
 )
-def test_paths_inside(path: str, expected: str) -> None:
+def test_inner_paths_are_normalised(path: str, expected: str) -> None:
     assert check_inner_path(path) == expected
 
 
 @pytest.mark.parametrize("path", ["/a", "..", "../a", "a/../../b", "a\nb", "a\0b", "a\\b", "a/" * 600])
-def test_paths_that_lead_out(path: str) -> None:
+def test_paths_outside_the_repository_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="stays inside the repository"):
         check_inner_path(path)
 
@@ -115,7 +115,7 @@ def test_paths_that_lead_out(path: str) -> None:
         ("file:///..", "repository"),
     ],
 )
-def test_what_a_repository_is_called(url: str, name: str) -> None:
+def test_task_name_comes_from_the_repository(url: str, name: str) -> None:
     assert GitTask(url, None, ".").name == name
 
 
@@ -137,7 +137,7 @@ def test_what_a_repository_is_called(url: str, name: str) -> None:
         ("file:///srv/tree/tasks.git@main", "file:///srv/tree/tasks.git", "main", None),
     ],
 )
-def test_what_is_meant(text: str, url: str, ref: str | None, folder: str | None) -> None:
+def test_reference_is_parsed(text: str, url: str, ref: str | None, folder: str | None) -> None:
     assert RepositoryReference.parse(text) == RepositoryReference(url, ref, folder)
 
 
@@ -160,6 +160,6 @@ def test_local_paths_and_other_text_are_refused(text: str) -> None:
         ("org/name@-x", "a commit, a branch or a tag"),
     ],
 )
-def test_what_git_must_not_be_given_is_refused(text: str, complaint: str) -> None:
+def test_unsafe_references_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         RepositoryReference.parse(text)

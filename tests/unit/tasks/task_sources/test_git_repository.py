@@ -46,7 +46,7 @@ def load(cache_dir: Path, told: list[str], **options: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"dataset": "set"}, {"tasks": "a"}])
-def test_of_a_commit_nothing_is_asked_twice(
+def test_cached_commit_needs_no_network(
     repository: Repository, cache_dir: Path, told: list[str], options: dict[str, str]
 ) -> None:
     commit = repository.git("rev-parse", "HEAD")
@@ -59,7 +59,7 @@ def test_of_a_commit_nothing_is_asked_twice(
             load(cache_dir, told, repo=f"{repository.url}@{commit}")
 
 
-def test_without_a_response_a_branch_is_refused_and_its_commit_is_run(
+def test_unreachable_branch_is_refused_but_its_commit_runs(
     repository: Repository, cache_dir: Path, told: list[str]
 ) -> None:
     first = load(cache_dir, told, repo=repository.url)
@@ -71,7 +71,7 @@ def test_without_a_response_a_branch_is_refused_and_its_commit_is_run(
 
 
 @pytest.mark.parametrize("ref", ["", "@main", "@v1"])
-def test_what_has_moved_is_fetched(repository: Repository, cache_dir: Path, told: list[str], ref: str) -> None:
+def test_moved_ref_is_fetched(repository: Repository, cache_dir: Path, told: list[str], ref: str) -> None:
     repository.git("tag", "v1")
     repository.git("branch", "later/main")  # whose name ends as that of another
     first = load(cache_dir, told, repo=repository.url + ref)
@@ -83,7 +83,7 @@ def test_what_has_moved_is_fetched(repository: Repository, cache_dir: Path, told
     assert told == []
 
 
-def test_a_branch_that_is_gone_is_told(repository: Repository, cache_dir: Path, told: list[str]) -> None:
+def test_deleted_branch_is_reported(repository: Repository, cache_dir: Path, told: list[str]) -> None:
     repository.git("branch", "side")
     load(cache_dir, told, repo=f"{repository.url}@side")
     repository.git("branch", "-D", "side")
@@ -91,7 +91,7 @@ def test_a_branch_that_is_gone_is_told(repository: Repository, cache_dir: Path, 
         load(cache_dir, told, repo=f"{repository.url}@side")
 
 
-def test_what_stands_still_is_asked_one_question(
+def test_unchanged_branch_needs_one_request(
     repository: Repository, cache_dir: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load(cache_dir, told, repo=repository.url)
@@ -107,7 +107,7 @@ def _commands(trace: Path) -> list[str]:
     return [event["name"] for event in events if event["event"] == "cmd_name" and event["hierarchy"] == event["name"]]
 
 
-def test_the_copy_of_a_commit_stays_as_it_was_made(repository: Repository, cache_dir: Path, told: list[str]) -> None:
+def test_cached_commit_is_never_modified(repository: Repository, cache_dir: Path, told: list[str]) -> None:
     load(cache_dir, told, repo=repository.url, tasks="a")
     (copy,) = (cache_dir / "commits").iterdir()
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
@@ -118,29 +118,29 @@ def test_the_copy_of_a_commit_stays_as_it_was_made(repository: Repository, cache
     assert sorted({*listed.stdout.split()}) == ["commit", "tree"]
 
 
-def test_what_a_command_prints() -> None:
+def test_command_returns_its_output() -> None:
     assert Git(timeout_sec=60).run("version").startswith(b"git version")
 
 
-def test_what_git_says_is_in_the_error(tmp_path: Path) -> None:
+def test_error_contains_the_git_message(tmp_path: Path) -> None:
     said = r"`git rev-parse` failed with exit code 128: fatal: not a git repository.*[^.]\.$"
     with pytest.raises(GitError, match=said):
         Git(timeout_sec=60).run("rev-parse", "HEAD", git_dir=tmp_path)
 
 
-def test_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_git_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PreflightError, match="Expected the program `git` on PATH, found none"):
         Git(timeout_sec=60).run("version")
 
 
-def test_a_silent_server_is_given_up(silent_server: socket.socket, tmp_path: Path) -> None:
+def test_silent_server_times_out(silent_server: socket.socket, tmp_path: Path) -> None:
     url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
     with pytest.raises(PreflightError, match=r"`git ls-remote` was killed after 0\.3 seconds.*env\.git_timeout_sec"):
         Git(timeout_sec=0.3).run("ls-remote", "--", url)
 
 
-def test_another_thread_stops_it(silent_server: socket.socket) -> None:
+def test_another_thread_can_stop_git(silent_server: socket.socket) -> None:
     git, errors = Git(timeout_sec=60), []
     url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
 
@@ -165,14 +165,14 @@ def test_another_thread_stops_it(silent_server: socket.socket) -> None:
         git.run("version")
 
 
-def test_a_flood_is_cut_off(monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository) -> None:
+def test_excess_output_is_cut_off(monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/a")
     monkeypatch.setattr(child_process, "MAX_OUTPUT_BYTES", 20)
     with pytest.raises(PreflightError, match="expected to print at most 20 bytes"):
         Git(timeout_sec=60).run("ls-tree", "-r", "HEAD", git_dir=repository.path / ".git")
 
 
-def test_another_repository_in_the_environment_is_not_meant(
+def test_git_variables_of_the_environment_are_ignored(
     monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository, tmp_path: Path
 ) -> None:
     repository = make_repository("tasks/a")
@@ -182,7 +182,7 @@ def test_another_repository_in_the_environment_is_not_meant(
     assert listed == b"tasks\n"
 
 
-def test_no_hook_and_no_helper_is_started(
+def test_hooks_and_helpers_are_not_started(
     monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository, tmp_path: Path
 ) -> None:
     repository = make_repository("tasks/a")
@@ -221,7 +221,7 @@ def loading(**options: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_two_at_once_share_what_they_fetch(make_repository: MakeRepository, cache_dir: Path) -> None:
+def test_two_processes_share_the_fetched_tasks(make_repository: MakeRepository, cache_dir: Path) -> None:
     repository = make_repository("tasks/a", "tasks/b", "tasks/c")
     with ExitStack() as stack:
         options = {"repo": repository.url, "cache_dir": str(cache_dir)}
@@ -238,7 +238,7 @@ def test_two_at_once_share_what_they_fetch(make_repository: MakeRepository, cach
 
 
 @pytest.mark.once
-def test_git_dies_with_the_process_that_runs_it(
+def test_git_dies_with_its_parent_process(
     silent_server: socket.socket, make_repository: MakeRepository, cache_dir: Path
 ) -> None:
     url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
@@ -289,7 +289,7 @@ def keep(cache: TaskCache, text: str = "whole") -> Path:
     return place
 
 
-def test_what_is_kept_is_found(cache: TaskCache, cache_dir: Path) -> None:
+def test_cached_task_is_found(cache: TaskCache, cache_dir: Path) -> None:
     place = cache.task(ORIGIN, "one")
     assert not cache.has(place)
     assert not any(cache_dir.iterdir())
@@ -308,23 +308,23 @@ def test_what_is_kept_is_found(cache: TaskCache, cache_dir: Path) -> None:
         TaskOrigin("file:///tasks", "a" * 40, "more/one"),
     ],
 )
-def test_another_repository_commit_or_path_is_another_task(cache: TaskCache, other: TaskOrigin) -> None:
+def test_other_repository_commit_or_path_is_another_task(cache: TaskCache, other: TaskOrigin) -> None:
     keep(cache)
     assert not cache.has(cache.task(other, "one"))
 
 
-def test_who_comes_second_takes_what_is_there(cache: TaskCache) -> None:
+def test_second_writer_uses_the_existing_task(cache: TaskCache) -> None:
     assert keep(cache, "first") == keep(cache, "second")
     assert (cache.task(ORIGIN, "one") / "task.toml").read_text() == "first"
 
 
-def test_an_emptied_task_is_made_again(cache: TaskCache) -> None:
+def test_emptied_task_is_written_again(cache: TaskCache) -> None:
     (keep(cache) / "task.toml").unlink()
     assert not cache.has(cache.task(ORIGIN, "one"))
     assert (keep(cache, "again") / "task.toml").read_text() == "again"
 
 
-def test_something_else_in_its_place_is_left_alone(cache: TaskCache) -> None:
+def test_foreign_file_in_the_cache_is_kept(cache: TaskCache) -> None:
     place = cache.task(ORIGIN, "one")
     place.parent.mkdir(parents=True)
     place.write_text("mine")
@@ -333,7 +333,7 @@ def test_something_else_in_its_place_is_left_alone(cache: TaskCache) -> None:
     assert place.read_text() == "mine"
 
 
-def test_a_killed_process_leaves_nothing_half(cache_dir: Path) -> None:
+def test_killed_process_leaves_no_partial_task(cache_dir: Path) -> None:
     command = [sys.executable, "-c", HALF_A_TASK, str(cache_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -350,7 +350,7 @@ def test_a_killed_process_leaves_nothing_half(cache_dir: Path) -> None:
     assert list(cache_dir.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(PreflightError, match=r"Expected to write fetched tasks .*env\.cache_dir"),
@@ -359,7 +359,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         pass
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_directory_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / "ares_exp" / "tasks"
     for unusable in ("", "relative"):

@@ -44,7 +44,7 @@ def registry(tasks: list[dict[str, str]], name: str = "bench") -> str:
     return json.dumps([{"name": name, "version": "1.0", "description": "", "tasks": tasks}])
 
 
-def test_a_repository_of_tasks(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
+def test_repository_of_tasks_is_loaded(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
     repository = make_repository("tasks/b", "tasks/a", "tasks/group/c", "others/d")
     repository.write({"tasks/README.md": "", "tasks/notes/README.md": ""})
     commit = repository.commit()
@@ -70,7 +70,7 @@ def test_only_selected_tasks_are_fetched(load: Load, make_repository: MakeReposi
     assert kept(cache_dir) == ["a", "c"]
 
 
-def test_branches_tags_and_commits(load: Load, make_repository: MakeRepository) -> None:
+def test_branches_tags_and_commits_are_loaded(load: Load, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/a")
     first = repository.git("rev-parse", "HEAD")
     repository.git("tag", "--annotate", "--message=v1", "v1")
@@ -82,14 +82,14 @@ def test_branches_tags_and_commits(load: Load, make_repository: MakeRepository) 
         assert names(source) == ["a", "b"][: 1 + (commit == second)]
 
 
-def test_a_repository_that_is_one_task(load: Load, make_repository: MakeRepository) -> None:
+def test_repository_may_be_one_task(load: Load, make_repository: MakeRepository) -> None:
     repository = make_repository(".", name="my-task.git")
     source = load(git_url=repository.url)
     assert names(source) == ["my-task"]
     assert not (source.tasks[0].path / ".git").exists()
 
 
-def test_a_registry_of_local_and_git_tasks(
+def test_registry_may_list_local_and_git_tasks(
     load: Load, make_repository: MakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = make_repository("tasks/a", "tasks/b")
@@ -117,7 +117,7 @@ def test_a_registry_of_local_and_git_tasks(
     assert names(load(registry="registry.json", dataset="bench", exclude="c")) == ["a", "b"]
 
 
-def test_a_data_set_of_a_repository(load: Load, make_repository: MakeRepository) -> None:
+def test_repository_may_contain_a_registry(load: Load, make_repository: MakeRepository) -> None:
     repository, other = make_repository("a", "b"), make_repository("c", name="other")
     first = repository.git("rev-parse", "HEAD")
     entries = [
@@ -156,7 +156,7 @@ def test_a_data_set_of_a_repository(load: Load, make_repository: MakeRepository)
         ),
     ],
 )
-def test_what_cannot_be_fetched_is_told(
+def test_unfetchable_task_is_reported(
     load: Load, make_repository: MakeRepository, options: dict[str, str], complaint: str
 ) -> None:
     repository = make_repository("tasks/a", "tasks/absolute", "tasks/leaving")
@@ -168,7 +168,7 @@ def test_what_cannot_be_fetched_is_told(
         load(**{"git_url": repository.url, "path": "tasks/a", **options})
 
 
-def test_all_wrong_tasks_are_told_at_once(load: Load, make_repository: MakeRepository) -> None:
+def test_all_invalid_tasks_are_reported_together(load: Load, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/a", "tasks/b", "tasks/c")
     repository.link("tasks/b/tests/data", "/etc")
     (repository.path / "tasks" / "c" / "instruction.md").unlink()
@@ -184,7 +184,7 @@ def test_all_wrong_tasks_are_told_at_once(load: Load, make_repository: MakeRepos
     assert names(load(repo=repository.url, exclude=["b", "c"])) == ["a"]
 
 
-def test_links_inside_a_task_stay_links(load: Load, make_repository: MakeRepository) -> None:
+def test_internal_links_are_preserved(load: Load, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/a")
     repository.link("tasks/a/tests/again.sh", "test.sh")
     repository.link("tasks/a/solution/data", "../environment")
@@ -208,12 +208,12 @@ def test_too_large_tasks_are_refused(
         load(repo=make_repository("tasks/a").url)
 
 
-def test_names_that_git_has_patterns_for(load: Load, make_repository: MakeRepository) -> None:
+def test_task_names_may_contain_git_patterns(load: Load, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/[a]*?", "tasks/a", "tasks/!b c")
     assert names(load(repo=repository.url)) == ["!b c", "[a]*?", "a"]
 
 
-def test_line_ends_are_those_of_the_repository(
+def test_line_ends_are_unchanged(
     load: Load, make_repository: MakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gitconfig").write_text("[core]\n\tautocrlf = true\n")
@@ -222,7 +222,7 @@ def test_line_ends_are_those_of_the_repository(
     assert (load(repo=repository.url).tasks[0].path / "tests" / "test.sh").read_bytes().count(b"\r") == 0
 
 
-def test_files_of_a_submodule_are_missing_and_that_is_told(load: Load, make_repository: MakeRepository) -> None:
+def test_submodule_files_are_omitted_with_a_warning(load: Load, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/a", "tasks/b")
     commit = repository.git("rev-parse", "HEAD")
     repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},tasks/a/environment/library")
@@ -247,19 +247,21 @@ def test_equal_names_are_refused(load: Load, make_repository: MakeRepository, tm
         ("tasks/a", "in tasks/a/, found none"),
     ],
 )
-def test_a_repository_without_tasks_there(
+def test_repository_path_without_tasks_is_refused(
     load: Load, make_repository: MakeRepository, path: str, complaint: str
 ) -> None:
     with pytest.raises(TaskError, match=complaint):
         load(repo=make_repository("tasks/a").url, path=path)
 
 
-def test_an_empty_repository(load: Load, tmp_path: Path) -> None:
+def test_empty_repository_is_refused(load: Load, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="has no commit on its default branch"):
         load(repo=Repository(tmp_path / "empty").url)
 
 
-def test_a_bare_repository_without_partial_clones(load: Load, make_repository: MakeRepository, tmp_path: Path) -> None:
+def test_bare_repository_without_partial_clones_is_loaded(
+    load: Load, make_repository: MakeRepository, tmp_path: Path
+) -> None:
     repository = make_repository("tasks/a")
     repository.git("config", "uploadpack.allowFilter", "false")
     repository.git("clone", "--quiet", "--bare", ".", str(tmp_path / "bare.git"))
@@ -267,7 +269,7 @@ def test_a_bare_repository_without_partial_clones(load: Load, make_repository: M
         assert names(load(repo=url)) == ["a"]
 
 
-def test_a_repository_with_long_commits(load: Load, tmp_path: Path) -> None:
+def test_repository_with_sha256_commits_is_loaded(load: Load, tmp_path: Path) -> None:
     repository = Repository(tmp_path / "first")
     shutil.rmtree(repository.path / ".git")
     repository.git("init", "--quiet", "--initial-branch=main", "--object-format=sha256")

@@ -37,7 +37,7 @@ def parsed(*rows: object) -> Any:
         (["bench"], "data set 0: expected an object, got a str"),
     ],
 )
-def test_wrong_ones_are_told_by_place(rows: list[object], complaint: str) -> None:
+def test_invalid_entries_are_reported_with_their_position(rows: list[object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parsed(*rows)
 
@@ -52,11 +52,11 @@ def test_wrong_ones_are_told_by_place(rows: list[object], complaint: str) -> Non
         (["autumn", "spring", "nightly"], "spring"),
     ],
 )
-def test_the_newest_version(versions: list[str], expected: str) -> None:
+def test_newest_version_is_selected(versions: list[str], expected: str) -> None:
     assert newest(versions) == expected
 
 
-def test_a_data_set_is_chosen_by_name_and_version() -> None:
+def test_data_set_is_selected_by_name_and_version() -> None:
     datasets = parsed(ROW, {**ROW, "version": "1.1"}, {**ROW, "name": "other"})
     assert choose(datasets, DatasetName.parse("bench"), where="r").version == "1.1"
     assert choose(datasets, DatasetName.parse("bench@1.0"), where="r").version == "1.0"
@@ -69,13 +69,13 @@ def test_a_data_set_is_chosen_by_name_and_version() -> None:
         ("bench@1.2", r"r has no version '1\.2' of bench\. Did you mean .* It has '1\.0', '1\.1'\."),
     ],
 )
-def test_an_unknown_one_is_told_what_there_is(wanted: str, complaint: str) -> None:
+def test_unknown_data_set_lists_the_available_ones(wanted: str, complaint: str) -> None:
     datasets = parsed(ROW, {**ROW, "version": "1.1"}, {**ROW, "name": "other"})
     with pytest.raises(ConfigError, match=complaint):
         choose(datasets, DatasetName.parse(wanted), where="r")
 
 
-def test_an_empty_registry_says_so() -> None:
+def test_empty_registry_is_reported() -> None:
     with pytest.raises(ConfigError, match="It has none"):
         choose([], DatasetName.parse("bench"), where="r")
 
@@ -83,12 +83,12 @@ def test_an_empty_registry_says_so() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"), [("org/name", "is a package"), ("", "name@version"), ("a@", "name@version")]
 )
-def test_names_that_are_none(text: str, complaint: str) -> None:
+def test_invalid_data_set_names_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         DatasetName.parse(text)
 
 
-def test_json_that_is_nested_too_deeply_is_refused() -> None:
+def test_deeply_nested_json_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"registry\.json: expected JSON"):
         parse_registry(b"[" * 99_999, where="registry.json")
 
@@ -115,7 +115,7 @@ def references(url: str) -> Any:
     return data_set_of_repository(*where, OneCopy())  # type: ignore[arg-type]
 
 
-def test_a_list_from_elsewhere_names_no_repository_of_this_machine() -> None:
+def test_remote_list_cannot_name_local_repositories() -> None:
     with pytest.raises(ConfigError, match="task 'a': expected an address, got 'file:///home/somebody/tasks'"):
         references(REMOTE)
     assert [task.url for task in references(LOCAL)] == ["file:///home/somebody/tasks"]
@@ -153,7 +153,7 @@ def test_a_list_from_elsewhere_names_no_repository_of_this_machine() -> None:
         ({"registry": "r.json", "dataset": "@1"}, "`env.dataset`: expected name or name@version"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint: str) -> None:
+def test_conflicting_options_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         HarborEnvironments(**options)
 
@@ -168,13 +168,13 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint
         {"repo": "o/n", "dataset": "d", "registry": "data/r.json"},
     ],
 )
-def test_what_goes_together_has_no_one_folder(options: dict[str, Any]) -> None:
+def test_compatible_options_have_no_single_directory(options: dict[str, Any]) -> None:
     source = HarborEnvironments(**options)
     assert source.path is None
     assert not source.loads_offline
 
 
-def test_without_any_it_is_the_samples() -> None:
+def test_samples_are_the_default() -> None:
     assert HarborEnvironments().path == SAMPLES
     assert HarborEnvironments(path=Path("tasks")).path == Path("tasks")
     assert HarborEnvironments().loads_offline

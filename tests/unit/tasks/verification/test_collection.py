@@ -47,7 +47,7 @@ def statuses(manifest: list[dict[str, Any]]) -> dict[str, str]:
     return {entry["source"]: entry["status"] for entry in manifest}
 
 
-async def test_files_directories_and_the_conventional_one(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_files_directories_and_default_directory_are_collected(make_task: MakeTask, tmp_path: Path) -> None:
     toml = (
         "artifacts = ['/app/out.txt', {source = '/srv/data', destination = 'kept'}, 'here.txt', '/no/such', '/no.txt']"
     )
@@ -75,13 +75,13 @@ async def test_files_directories_and_the_conventional_one(make_task: MakeTask, t
     assert (tmp_path / "out" / "kept" / "sub" / "x").read_text() == "deep\n"
 
 
-async def test_nothing_but_the_convention_and_nothing_there(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_empty_or_missing_default_directory_is_recorded(make_task: MakeTask, tmp_path: Path) -> None:
     assert statuses(await collected(load_task(make_task()), tmp_path / "out")) == {"/logs/artifacts": "empty"}
     gone = await collected(load_task(make_task("gone")), tmp_path / "gone", "rm -r /logs/artifacts")
     assert statuses(gone) == {"/logs/artifacts": "failed"}
 
 
-async def test_packing_leaves_nothing_behind(
+async def test_packing_removes_its_temporary_files(
     make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(make_task(toml="artifacts = [{source = '/srv', exclude = ['x']}]"))
@@ -93,7 +93,7 @@ async def test_packing_leaves_nothing_behind(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-async def test_what_is_there_and_cannot_be_had_is_told(
+async def test_uncollectable_artifacts_are_reported(
     make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(unpack_file.__kwdefaults__, "max_bytes", 10**6)
@@ -106,7 +106,7 @@ async def test_what_is_there_and_cannot_be_had_is_told(
     assert "expected at most 1000000" in told[0]
 
 
-async def test_what_comes_out_is_not_trusted(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_hostile_artifacts_are_filtered(make_task: MakeTask, tmp_path: Path) -> None:
     toml = "artifacts = ['/srv', '/file']"
     made = (
         "cd /srv && mkfifo pipe && ln -s /etc/hostname absolute && ln -s ../../../../etc up && ln -s real inside && "
@@ -121,7 +121,7 @@ async def test_what_comes_out_is_not_trusted(make_task: MakeTask, tmp_path: Path
     assert not (tmp_path / "out" / "file").is_symlink()
 
 
-async def test_a_link_that_came_out_before_leads_nowhere(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_existing_link_is_not_followed(make_task: MakeTask, tmp_path: Path) -> None:
     task = load_task(make_task(toml="artifacts = ['/srv/deep/x']"))
     (tmp_path / "out" / "srv").mkdir(parents=True)
     (tmp_path / "out" / "srv" / "deep").symlink_to(tmp_path)
@@ -130,16 +130,14 @@ async def test_a_link_that_came_out_before_leads_nowhere(make_task: MakeTask, tm
     assert not (tmp_path / "x").exists()
 
 
-async def test_secrets_of_the_task_are_blanked(
-    make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_secrets_are_redacted(make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARES_EXP_TEST_KEY", "a-very-secret-value")
     task = load_task(make_task(toml="[environment.env]\nJUDGE_API_KEY = '${ARES_EXP_TEST_KEY}'"))
     await collected(task, tmp_path / "out", 'echo "key: $JUDGE_API_KEY." > /logs/artifacts/log')
     assert (tmp_path / "out" / "logs" / "artifacts" / "log").read_text() == "key: ***.\n"
 
 
-async def test_hooks_come_first_the_tasks_then_the_steps(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_task_hooks_run_before_step_hooks(make_task: MakeTask, tmp_path: Path) -> None:
     toml = """
     [[verifier.collect]]
     command = 'echo "$(id -u) task" >> /logs/artifacts/hooks'
@@ -158,7 +156,7 @@ async def test_hooks_come_first_the_tasks_then_the_steps(make_task: MakeTask, tm
     assert [item.source for item in task.stages[1].artifacts] == ["/logs/artifacts"]
 
 
-async def test_hooks_that_fail_are_only_told_of(
+async def test_failing_hooks_are_only_reported(
     make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     toml = f"""
@@ -174,7 +172,7 @@ async def test_hooks_that_fail_are_only_told_of(
     assert "`echo no luck; exit 4` in main gave exit code 4: no luck" in caplog.text
 
 
-async def test_hooks_are_run_where_nothing_is_kept(make_task: MakeTask) -> None:
+async def test_hooks_run_without_an_output_directory(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="[[verifier.collect]]\ncommand = 'touch /ran'"))
     async with agents(task) as box:
         await task.stages[0].collect(box, None)
@@ -182,7 +180,7 @@ async def test_hooks_are_run_where_nothing_is_kept(make_task: MakeTask) -> None:
 
 
 @pytest.mark.parametrize("toml", ["", "[[verifier.collect]]\ncommand = 'true'"])
-async def test_a_container_that_is_gone_is_an_error(make_task: MakeTask, tmp_path: Path, toml: str) -> None:
+async def test_stopped_container_is_an_error(make_task: MakeTask, tmp_path: Path, toml: str) -> None:
     task = load_task(make_task(toml=toml))
     async with agents(task) as box:
         await box.stop()
@@ -190,7 +188,7 @@ async def test_a_container_that_is_gone_is_an_error(make_task: MakeTask, tmp_pat
             await task.stages[0].collect(box, tmp_path / "out")
 
 
-async def test_a_verifier_of_its_own_has_the_artifacts_and_nothing_else(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_separate_verifier_has_only_the_artifacts(make_task: MakeTask, tmp_path: Path) -> None:
     toml = (
         f"artifacts = ['/srv/data', '/app/deep/x.txt', '/none', {{source = '/moved', destination = 'to'}}]\n{SEPARATE}"
     )
@@ -218,7 +216,7 @@ async def test_a_verifier_of_its_own_has_the_artifacts_and_nothing_else(make_tas
 
 @pytest.mark.docker
 @pytest.mark.once
-async def test_in_docker(make_task: MakeTask, tmp_path: Path) -> None:
+async def test_docker_verifier_gets_the_artifacts(make_task: MakeTask, tmp_path: Path) -> None:
     from ares_exp.containers.docker import DockerContainerFactory
 
     toml = f"artifacts = [{{source = '/srv', exclude = ['*.log']}}, '/app/x.txt']\n{SEPARATE}"

@@ -21,11 +21,11 @@ def artifact(source: str, destination: str = "", **more: object) -> Artifact:
         ("/", "", "."),
     ],
 )
-def test_places(source: str, destination: str, place: str) -> None:
+def test_artifact_paths_are_normalised(source: str, destination: str, place: str) -> None:
     assert str(place_of(artifact(source, destination))) == place
 
 
-def test_the_conventional_directory_comes_first_unless_it_is_named() -> None:
+def test_default_directory_comes_first() -> None:
     sources = [item.source for item in with_conventional([artifact("/a"), artifact("/b")])]
     assert sources == ["/logs/artifacts", "/a", "/b"]
     named = [artifact("/a"), artifact("/logs/artifacts/", exclude=["x"])]
@@ -38,25 +38,25 @@ def test_the_conventional_directory_comes_first_unless_it_is_named() -> None:
 # What comes first, what comes next, and whether that still gets its place.
 CLAIMS = [
     ("apart", artifact("/a"), artifact("/b"), True),
-    ("not by the letters", artifact("/a"), artifact("/ab"), True),
-    ("the same again", artifact("/a"), artifact("/a/"), True),
-    ("the same with other patterns", artifact("/a"), artifact("/a", exclude=["x"]), False),
-    ("the same of another service", artifact("/a"), artifact("/a", service="db"), False),
-    ("the same place", artifact("/a"), artifact("/b", "a"), False),
-    ("a part of it, which is there already", artifact("/a"), artifact("/a/b"), False),
-    ("a part of it, but of what is left out", artifact("/a", exclude=["b"]), artifact("/a/b"), False),
-    ("a part of it, elsewhere in it", artifact("/a"), artifact("/a/b", "a/c"), False),
-    ("a part of it, elsewhere", artifact("/a"), artifact("/a/b", "c"), True),
-    ("a part of what has been moved", artifact("/a", "m"), artifact("/a/b", "m/b"), False),
-    ("in its place", artifact("/a"), artifact("/b", "a/x"), False),
-    ("around it", artifact("/a/b"), artifact("/a"), False),
+    ("a name with the same prefix", artifact("/a"), artifact("/ab"), True),
+    ("the same artifact twice", artifact("/a"), artifact("/a/"), True),
+    ("the same path with other patterns", artifact("/a"), artifact("/a", exclude=["x"]), False),
+    ("the same path of another service", artifact("/a"), artifact("/a", service="db"), False),
+    ("the same destination", artifact("/a"), artifact("/b", "a"), False),
+    ("a part at its own place", artifact("/a"), artifact("/a/b"), False),
+    ("an excluded part", artifact("/a", exclude=["b"]), artifact("/a/b"), False),
+    ("a part at another place inside", artifact("/a"), artifact("/a/b", "a/c"), False),
+    ("a part at another place", artifact("/a"), artifact("/a/b", "c"), True),
+    ("a part of a moved artifact", artifact("/a", "m"), artifact("/a/b", "m/b"), False),
+    ("another artifact inside it", artifact("/a"), artifact("/b", "a/x"), False),
+    ("its parent directory", artifact("/a/b"), artifact("/a"), False),
     ("the manifest", artifact("/a"), artifact("/manifest.json"), False),
-    ("all of it", artifact("/a"), artifact("/"), False),
+    ("everything", artifact("/a"), artifact("/"), False),
 ]
 
 
 @pytest.mark.parametrize("case", CLAIMS, ids=[case[0] for case in CLAIMS])
-def test_first_come_first_served(case: tuple[str, Artifact, Artifact, bool]) -> None:
+def test_first_artifact_gets_a_contested_path(case: tuple[str, Artifact, Artifact, bool]) -> None:
     _, first, second, gets_it = case
     places = Places()
     assert places.take(first) is None
@@ -64,14 +64,14 @@ def test_first_come_first_served(case: tuple[str, Artifact, Artifact, bool]) -> 
     assert (taken is None) is gets_it
 
 
-def test_a_place_that_was_refused_is_not_taken() -> None:
+def test_refused_path_remains_free() -> None:
     places = Places()
     assert places.take(artifact("/a")) is None
     assert places.take(artifact("/x", "a/x")) == artifact("/a")
     assert places.take(artifact("/x")) is None
 
 
-def test_entries_of_the_manifest() -> None:
+def test_manifest_entries_describe_artifacts() -> None:
     directory = ManifestEntry.of(artifact("/a", exclude=["x"], service="main"), "a", "directory", "ok")
     assert (directory.destination, directory.service, directory.exclude) == ("artifacts/a", "main", ("x",))
     file = ManifestEntry.of(artifact("/", exclude=["x"]), ".", "file", "failed")
