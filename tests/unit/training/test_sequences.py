@@ -20,16 +20,12 @@ from ares_exp.errors import UntrainableError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
-from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir
-from ares_exp.training.driver import DrivenEpisode
 from ares_exp.training.recorded_sequences import RecordedSequences
-from ares_exp.training.rounds import Group
 from ares_exp.training.sampled_calls import NEUTRAL
 from ares_exp.training.sequence_files import write_sequences
 from ares_exp.training.sequences import SequenceCounts, SequenceReport, TrainingSequence, sequences_of
 from ares_exp.training.skyrl import generator_output
-from ares_exp.training.trl import TrainedRow, rows_of
 from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
 from ares_exp.trajectories import JsonTrajectoryCollector, load
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
@@ -349,37 +345,6 @@ def test_skyrl_masks_lost_episodes_or_groups(
     check_generator_output(output, prompts=3)
     assert [not any(mask) for mask in output["loss_masks"]] == masked
     assert output["rewards"] == [1.0, 0.0, 1.0]
-
-
-def ended(*calls: Call, reward: float | None = 1.0, attempt: int = 0) -> DrivenEpisode:
-    outcome = Outcome.COMPLETED if reward is not None else Outcome.AGENT_ERROR
-    result = EpisodeResult(episode_id="e", task_name="task", attempt=attempt, seed=0, outcome=outcome, reward=reward)
-    return DrivenEpisode(result, episode(calls, reward=reward))
-
-
-def test_group_has_equally_many_trl_rows() -> None:
-    """A forked episode gives its longest row; one without a reward, or that is lacking, a row with nothing to train."""
-    episodes = (ended(FIRST, SECOND), ended(REWRITTEN, FIRST, reward=0.5), ended(FIRST, reward=None))
-    rows = rows_of([Group("task", episodes)], group_size=4, pad=9)
-    assert rows.to_dict() == {
-        "prompt_ids": [[1, 2, 3], [1, 2, 3], [9], [9]],
-        "completion_ids": [RESPONSE, [10, 11], [9], [9]],
-        "env_mask": [MASK, [1, 1], [0], [0]],
-        "logprobs": [LOGPROBS, FIRST.logprobs, [0.0], [0.0]],
-        "episode_reward": [1.0, 0.5, None, None],
-    }
-    assert (rows.left_out, rows.forked) == (1, 1)
-    assert rows.trained() == [
-        TrainedRow([1, 2, 3, *RESPONSE], [0, 0, 0, *MASK], [0.0, 0.0, 0.0, *LOGPROBS]),
-        TrainedRow([1, 2, 3, 10, 11], [0, 0, 0, 1, 1], [0.0, 0.0, 0.0, *FIRST.logprobs]),
-    ]
-
-
-def test_excluded_group_has_untrained_trl_rows() -> None:
-    rows = rows_of([Group("task", (ended(FIRST), ended(FIRST)), is_trained=False)], group_size=2, pad=9)
-    assert rows.env_mask == [[0, 0], [0, 0]]
-    assert rows.episode_reward == [1.0, 1.0]
-    assert rows.trained() == []
 
 
 COLLECTORS = {
