@@ -1,8 +1,14 @@
-"""Packages that are installed as far as this process can tell: files and metadata in a folder of its path."""
+"""Packages that are installed: in a venv, or as far as this process can tell (files and metadata in its path)."""
 
 from __future__ import annotations
 
+import os
+import site
+import subprocess
 import sys
+import sysconfig
+import venv
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,3 +48,17 @@ class Site:
     def search(self, folder: Path) -> None:
         """Has Python look for packages in another folder, too."""
         self._monkeypatch.syspath_prepend(str(folder))
+
+
+def python_with(package: Path, folder: Path) -> Path:
+    """The interpreter of a venv in `folder`, with the packages that are installed here, and one from its wheel."""
+    venv.create(folder / "venv", with_pip=False)
+    purelib = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    here = [*site.getsitepackages(), *map(os.path.abspath, paths)]
+    (purelib / "here.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in here))
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=package, check=True, timeout=100, capture_output=True)
+    for wheel in folder.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(purelib)
+    return folder / "venv" / "bin" / "python"

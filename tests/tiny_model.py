@@ -48,14 +48,14 @@ def tiny_tokenizer(chat_template: str = HERMES) -> Any:
     return made
 
 
-def tiny_model(tokenizer: Any, *, seed: int = 0, context: int = 8192) -> Any:
+def tiny_model(tokenizer: Any, *, seed: int = 0, context: int = 8192, width: int = 32) -> Any:
     """Makes a model with random weights, always the same ones for a seed."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=32,
+        hidden_size=width,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -47,12 +47,14 @@ Examples:
 """
 NEW = """\
 Creates a small task in the Harbor format, in which the agent adds up the numbers in a file. Comments in its five files
-explain them. You can run the task unchanged, or edit the files.
+explain them. You can run the task unchanged, or edit the files. With `--for verifiers`, creates a Python package with
+this task, which verifiers loads as an environment.
 """
 NEW_EXAMPLES = """\
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks/my-task --image python:3.12-slim
+  %(prog)s my-env --for verifiers               a package for verifiers and prime-rl
 
 Exit codes: 0 the task was created; 2 the command line is wrong, or the folder is not empty.
 """
@@ -79,8 +81,38 @@ FILES = {
     "solution/solve.sh": "the reference solution, which shows that the tests can be passed",
 }
 IMAGE = "debian:bookworm-slim"
+VERIFIERS = "verifiers"
+PYPROJECT = """\
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "Tasks of ares_exp as an environment of verifiers."
+requires-python = ">=3.11"
+dependencies = ["ares-exp", "verifiers>=0.4"]
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["{module}"]
+"""
+PLUGIN = '''\
+"""An environment of verifiers: the tasks in the folder `tasks` of this package."""
+
+from pathlib import Path
+
+from ares_exp.training.verifiers import make_plugin
+
+TASKS = Path(__file__).parent / "tasks"
+
+# Add overrides as on the command line, such as `agent=tools`, `container=docker` or `concurrency=32`.
+Tasks, Harness, Environment = make_plugin([f"env.path='{TASKS}'", "tracker=none"])
+__all__ = ["Tasks", "Harness", "Environment"]
+'''
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PACKAGE = re.compile(r"[a-z][a-z0-9_-]*")
 _IMAGE = re.compile(r"[\w./:@-]+", re.ASCII)
 SCHEMA_VERSION = 1
 OURS = ("policy", "tracker.path", "resume", "replay", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "env", "name")
@@ -94,6 +126,9 @@ def add_arguments(parser: CommandParser) -> None:
         "folder", type=Path, metavar="PATH", help="folder of the task; its last part is the name of the task"
     )
     command.add_argument("--image", default=IMAGE, help="base image of the Dockerfile (%(default)s)")
+    command.add_argument(
+        "--for", choices=[VERIFIERS], dest="library", help="create a package for this library, with one task"
+    )
     command = parser.add_command(
         "check",
         _check,
@@ -126,9 +161,39 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    make_task(arguments.folder, image=arguments.image)
-    sys.stdout.write(_next_steps(arguments.folder))
+    if arguments.library == VERIFIERS:
+        task = make_package(arguments.folder, image=arguments.image)
+        sys.stdout.write(_next_steps(task) + _package_steps(arguments.folder))
+    else:
+        make_task(arguments.folder, image=arguments.image)
+        sys.stdout.write(_next_steps(arguments.folder))
     return EXIT_OK
+
+
+def make_package(folder: Path, *, image: str = IMAGE) -> Path:
+    """Creates a package for verifiers in a new or empty folder, and returns the folder of its task.
+
+    Args:
+        folder: Folder of the package; its last part is the name of the package.
+        image: Base image of the task's Dockerfile.
+
+    Raises:
+        ConfigError: The folder is not empty or is a file, or the name of the package or image is invalid.
+    """
+    folder = folder.expanduser()
+    name = folder.absolute().name
+    if not _PACKAGE.fullmatch(name) or ".." in folder.parts:
+        raise ConfigError(
+            "Expected the last part of the folder to be a valid package name (lower-case letters, digits, `_`, `-`), "
+            f"got {str(folder)!r:.200}."
+        )
+    _check_empty(folder)
+    module = name.replace("-", "_")  # as verifiers imports it
+    task = folder / module / "tasks" / "my-task"
+    make_task(task, image=image)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name, module=module), encoding="utf-8")
+    (folder / module / "__init__.py").write_text(PLUGIN, encoding="utf-8")
+    return task
 
 
 def make_task(folder: Path, *, image: str = IMAGE) -> None:
@@ -149,16 +214,28 @@ def make_task(folder: Path, *, image: str = IMAGE) -> None:
         )
     if not _IMAGE.fullmatch(image):
         raise ConfigError(f"Expected `--image` to be the name of an image, got {image!r:.200}.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"Expected a new or an empty folder, but {folder} has files. Choose another folder.")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"Expected a new or an empty folder, but {folder} is a file. Choose another folder.")
+    _check_empty(folder)
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TEMPLATE / name, folder / name)
         (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
     dockerfile = folder / "environment" / "Dockerfile"
     dockerfile.write_text(dockerfile.read_text(encoding="utf-8").replace(IMAGE, image), encoding="utf-8")
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"Expected a new or an empty folder, but {folder} has files. Choose another folder.")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"Expected a new or an empty folder, but {folder} is a file. Choose another folder.")
+
+
+def _package_steps(folder: Path) -> str:
+    return (
+        f"\n{folder} is a package with this task:\n"
+        f"Install it:            pip install -e {shlex.quote(str(folder))}\n"
+        f"Evaluate a model:      vf-eval {folder.absolute().name} --env.agent.runtime.type subprocess --model ...\n"
+    )
 
 
 def _next_steps(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import ConfigError, MalformedResponseError, PreflightError, WireFormatError
+from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError, PreflightError, WireFormatError
 from ares_exp.llms.openai_chat import MaxTokensField
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.reasoning import ReasoningField
@@ -22,13 +23,18 @@ from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import ModelName, Seconds, Temperature, TopP, Url, VariableName
 from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
-from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampling_of
 from ares_exp.policies.policy import EpisodeSpec, Weights
 from ares_exp.policies.waiting import OnWait, nobody_waits
 
+logger = logging.getLogger(__name__)
+
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
 """Additional fields of engines in a response body."""
+PROBED_TEMPERATURE = 0.1
+MAX_PROBED_GAP = 0.1
+"""Largest difference between the log-probabilities of one token in two responses, because of the server's precision."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
@@ -81,6 +87,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
         self._template: ChatTemplate | None = None
         self._without_episode: LLMClient | None = None
         self._updating = asyncio.Lock()
+        self._probing = asyncio.Lock()
+        self._processed: bool | None = None
 
     async def preflight(self) -> None:
         """Runs the checks of `EndpointPolicy.preflight`, and loads the tokenizer if needed."""
@@ -143,7 +151,33 @@ class TokenEndpointPolicy(OpenAIPolicy):
                 "(`return_token_ids`, `logprobs`), so there are no tokens to train on. Check the version of "
                 "the engine."
             )
-        return replace(response, policy_version=response.policy_version or version)
+        sampling = response.sampling
+        if body.get("temperature") not in (None, 1) and await self._processes_logprobs():
+            sampling = {**(sampling or {}), **PROCESSED_LOGPROBS}
+        return replace(response, sampling=sampling, policy_version=response.policy_version or version)
+
+    async def _processes_logprobs(self) -> bool:
+        """Checks whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
+
+        Compares the largest log-probability after the same prompt at two temperatures.
+        """
+        async with self._probing:
+            if self._processed is None:
+                wire = EndpointWire(self.option, "completions", "choices", StreamedCompletion)
+                server = self._endpoint.beside(wire, base_url=self._endpoint.base_url)
+                prompt = {"model": self.model, "prompt": "The", "max_tokens": 1, "logprobs": 1, **NEUTRAL_SAMPLING}
+                try:
+                    plain, sharp = [
+                        _largest_logprob(await server.post(prompt | {"temperature": one}, timeout_sec=self.timeout_sec))
+                        for one in (1.0, PROBED_TEMPERATURE)
+                    ]
+                except (PolicyError, WireFormatError) as error:
+                    logger.info("The log-probabilities of the server could not be checked: %s", error)
+                    return False
+                finally:
+                    await server.close()
+                self._processed = abs(plain - sharp) > MAX_PROBED_GAP
+            return self._processed
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """Returns the body of a request with explicit sampling, which also requests token ids and logprobs."""
@@ -237,6 +271,19 @@ def _completion(body: Any) -> LLMResponse:
         model=optional(body, "model", str) or None,
         policy_version=_version_of(body),
     )
+
+
+def _largest_logprob(body: Any) -> float:
+    """Returns the largest log-probability at the first token of a completion.
+
+    Raises:
+        WireFormatError: The completion has no log-probabilities.
+    """
+    choices = required(typed(body, "the response", Mapping), "choices", list)
+    choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
+    positions = required(required(choice, "logprobs", Mapping), "top_logprobs", list)
+    position = typed(positions[0] if positions else None, "top_logprobs[0]", Mapping)
+    return max(float(typed(one, "top_logprobs[0]", float, int)) for one in position.values())
 
 
 def _version_of(body: Any) -> str | None:

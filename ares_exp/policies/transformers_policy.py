@@ -21,7 +21,7 @@ from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatc
 from ares_exp.policies.in_process.chat_template import ChatTemplate, with_template
 from ares_exp.policies.in_process.generation import LoadedModel
 from ares_exp.policies.in_process.loaded_model import ModelInProcess
-from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS, Row, Sampling
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 from ares_exp.policies.waiting import nobody_waits
@@ -208,7 +208,7 @@ class TransformersPolicy(Policy):
             finish_reason=row.finish,
             model=self.model_name,
             latency_sec=time.perf_counter() - started,
-            sampling=sampling.to_dict() | ({} if seed is None else {"seed": seed}),
+            sampling={**sampling.to_dict(), **PROCESSED_LOGPROBS, **({} if seed is None else {"seed": seed})},
             policy_version=ended.version,
             activations=ended.kept,
         )

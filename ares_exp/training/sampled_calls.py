@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError
-from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
 
 GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang give them"
@@ -195,6 +195,11 @@ class _Reader:
         if self._accepted.altered_sampling:
             return None
         remedy = "leave it out, or take such calls all the same with `altered_sampling`"
+        if temperature not in (None, 1) and not PROCESSED_LOGPROBS.items() <= sampling.items():
+            return (
+                f"was sampled at temperature {temperature}, but its log-probabilities may be those of temperature 1. "
+                "Start vLLM with `--logprobs-mode processed_logprobs`, and use policy=vllm, which checks it"
+            )
         for name, neutral in NEUTRAL.items():
             if (value := sampling.get(name)) is not None and value not in neutral:
                 return f"was sampled with `{name}={value!r:.40}`, not from the policy's own distribution: {remedy}"

@@ -1,90 +1,108 @@
-"""An environment for the package verifiers that runs episodes of ares_exp: a taskset and a harness.
+"""An environment for the package verifiers that runs episodes of ares_exp: a taskset, a harness and their environment.
 
 ```
 # file: greetings.py
 from ares_exp.training.verifiers import make_plugin
 
-Greetings, GreetingsHarness = make_plugin(env="harbor", overrides=["env.tasks=[write-greeting]"])
-__all__ = ["Greetings", "GreetingsHarness"]
+Greetings, GreetingsHarness, GreetingsEnv = make_plugin(["env=harbor", "env.tasks=[write-greeting]"])
+__all__ = ["Greetings", "GreetingsHarness", "GreetingsEnv"]
 ```
 
 verifiers finds the plugin by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`.
-Each rollout is an episode with the reward of the episode. The agent sends its LLM calls to the endpoint of the rollout,
-where verifiers records the tokens. Code runs in containers of ares_exp, so that the rollout can use the runtime
-`subprocess`. Requires verifiers 0.4 (`import verifiers.v1`).
+While verifiers serves the environment, one run (`ares_exp.driven`) executes and records all rollouts. Each rollout is
+an episode with the reward of the episode. The agent sends its LLM calls to the endpoint of the rollout, where verifiers
+records the tokens. Code runs in containers of ares_exp, so that the rollout can use the runtime `subprocess`. Requires
+verifiers 0.4 (`import verifiers.v1`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from ares_exp.cancellation import finish
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.environments.source import make_scored_source
 from ares_exp.errors import ConfigError, EndpointError, PolicyError
 from ares_exp.llms.openai_chat import request_to_body, response_from_body
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.runs.rollouts import FinishedEpisode, PartsGiven, rollouts
+from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.training.driven import driven
+from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, Slot
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The arguments of `rollouts`. The task is selected with `env.tasks`."""
+class _ServedRun(Policy):
+    """The run behind an environment. As its policy, sends each episode's requests to the endpoint of the rollout."""
 
-    env: str
-    agent: Any
-    container: Any
-    overrides: Sequence[str]
-    config_dirs: Sequence[str | Path]
+    def __init__(self, overrides: Sequence[str], config_dirs: Sequence[Path]) -> None:
+        self._overrides = overrides
+        self._config_dirs = config_dirs
+        self._open = AsyncExitStack()
+        self._driver: EpisodeDriver | None = None
+        self._endpoints: dict[Slot, RolloutEndpoint] = {}
+
+    async def start(self) -> None:
+        """Starts the run. Its limits apply to all rollouts together."""
+        self._driver = await self._open.enter_async_context(
+            driven(self._overrides, policy=self, config_dirs=self._config_dirs)
+        )
+
+    async def stop(self) -> None:
+        """Cancels running episodes, releases their containers, and closes the run. Idempotent."""
+        self._driver = None
+        await self._open.aclose()
 
     def task_names(self) -> Sequence[str]:
-        """Reads the names of the tasks."""
-        parts = {"env": self.env, "policy": "noop", "agent": self.agent, "container": self.container}
-        values = {"attempts": 1, "concurrency": 1, "seed": 0}
-        given = PartsGiven(parts, values, self.overrides, [Path(folder) for folder in self.config_dirs])
-        return given.make().parts.source.load(lambda _: None)
+        """Reads the names of the tasks. Blocking. Needs no run."""
+        config = compose_config(self._overrides, config_dirs=self._config_dirs)
+        return make_scored_source(config).load(lambda _: None)
 
-    async def execute(self, task: str, policy: Any, *, seed: int) -> FinishedEpisode:
-        """Runs a task once."""
-        running = rollouts(
-            env=self.env,
-            policy=policy,
-            agent=self.agent,
-            container=self.container,
-            seed=seed,
-            overrides=[*self.overrides, f"env.tasks=['{task}']"],
-            config_dirs=self.config_dirs,
-        )
-        async with aclosing(running) as episodes:
-            return await anext(episodes)
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """Returns the endpoint of the episode's rollout."""
+        return self._endpoints[episode.task_name, episode.attempt]
+
+    async def execute(self, task: str, endpoint: RolloutEndpoint) -> DrivenEpisode | None:
+        """Runs one attempt at a task. If the caller is cancelled, releases the containers of the attempt first.
+
+        Returns:
+            The episode; `None` if the run ended before it.
+
+        Raises:
+            ConfigError: verifiers does not serve the environment of the plugin.
+        """
+        if self._driver is None:
+            raise ConfigError(
+                "Expected the environment of the plugin to be served, and only its harness is used. Export all three "
+                "classes of `make_plugin` in `__all__`."
+            )
+        submission = self._driver.submit([task])
+        [slot] = submission.slots
+        self._endpoints[slot] = endpoint
+        try:
+            return await anext(submission, None)
+        finally:
+            await finish(submission.cancel())
+            del self._endpoints[slot]
 
 
 def make_plugin(
-    *,
-    env: str,
-    agent: Any = None,
-    container: Any = None,
-    overrides: Sequence[str] = (),
-    config_dirs: Sequence[str | Path] = (),
-    request_timeout_sec: float = 600.0,
-) -> tuple[type, type]:
+    overrides: Sequence[str], *, config_dirs: Sequence[str | Path] = (), request_timeout_sec: float = 600.0
+) -> tuple[type, type, type]:
     """Creates the classes that a plugin of verifiers exports.
 
     Args:
-        env: Name of the environment's option. It must accept `env.tasks`, like the options for tasks in Harbor's
-            format.
-        agent: Agent, as for `ares_exp.rollouts`.
-        container: Container backend, as for `ares_exp.rollouts`.
-        overrides: Overrides, as for `ares_exp.rollouts`.
-        config_dirs: Folders of options, as for `ares_exp.rollouts`.
+        overrides: Overrides of the run, as for `ares_exp.driven`. `policy` has no effect.
+        config_dirs: Folders of options, as for `--config-dir`.
         request_timeout_sec: Time limit for one response, in seconds.
 
     Returns:
-        The class of the taskset and the class of the harness.
+        The classes of the taskset, the harness and the environment.
 
     Raises:
         ConfigError: verifiers is not installed.
@@ -93,7 +111,7 @@ def make_plugin(
         import verifiers.v1 as vf
     except ImportError:
         raise ConfigError("An environment of verifiers needs the package: `pip install 'verifiers>=0.4'`.") from None
-    ran = _Run(env, agent, container, overrides, config_dirs)
+    run = _ServedRun(overrides, [Path(folder) for folder in config_dirs])
 
     class EpisodeState(vf.State):  # type: ignore[misc]
         """The result of a rollout's episode."""
@@ -118,7 +136,7 @@ def make_plugin(
 
         def load(self) -> Iterator[EpisodeTask]:
             """Yields the tasks. The prompt is the task's name, because the agent writes its own prompts."""
-            for name in ran.task_names():
+            for name in run.task_names():
                 yield EpisodeTask(vf.TaskData(name=name, prompt=name), self.config.task)
 
     class EpisodeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
@@ -132,15 +150,28 @@ def make_plugin(
         ) -> Any:
             """Runs the episode of a rollout, and stores its reward in the rollout's state."""
             policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
-            episode = await ran.execute(data.name, policy, seed=int(trace.id[:7], 16))
+            episode = await run.execute(data.name, policy)
+            if episode is None:
+                return vf.ProgramResult(exit_code=1, stdout="", stderr="The run ended before the episode.")
             trace.state.episode_reward = episode.reward
             if episode.reward is not None:
-                return vf.ProgramResult(exit_code=0, stdout=str(episode.outcome), stderr="")
-            error = episode.error
+                return vf.ProgramResult(exit_code=0, stdout=str(episode.result.outcome), stderr="")
+            error = episode.result.error
             told = "no reward" if error is None else f"{error.type}: {error.message}"
             return vf.ProgramResult(exit_code=1, stdout="", stderr=told)
 
-    return EpisodeTaskset, EpisodeHarness
+    class EpisodeEnv(vf.SingleAgentEnv):  # type: ignore[misc]
+        """Keeps one run open while verifiers serves the environment."""
+
+        async def start(self) -> None:
+            """Starts the run."""
+            await run.start()
+
+        async def stop(self) -> None:
+            """Ends the run."""
+            await run.stop()
+
+    return EpisodeTaskset, EpisodeHarness, EpisodeEnv
 
 
 @dataclass(frozen=True)

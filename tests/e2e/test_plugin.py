@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import site
 import subprocess
-import sys
-import sysconfig
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import SECRET_FREE
+from tests.installed_package import python_with
 from tests.warm_start import warm_command
 
 pytestmark = pytest.mark.once
@@ -27,19 +23,8 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a venv with the installed packages, and the package from its wheel."""
-    folder = tmp_path_factory.mktemp("plugin")
-    venv.create(folder / "venv", with_pip=False)
-    purelib = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
-    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    here = [*site.getsitepackages(), *map(os.path.abspath, paths)]
-    (purelib / "here.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in here))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(PACKAGE)]
-    subprocess.run([*pip, *wheel], check=True, timeout=100)
-    install = ["install", "--no-deps", "--no-index", "--target", str(purelib), *map(str, folder.glob("*.whl"))]
-    subprocess.run([*pip, *install], check=True, timeout=100)
-    return folder / "venv" / "bin" / "python"
+    """The interpreter of a venv with the package."""
+    return python_with(PACKAGE, tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ Parts that some templates remove from earlier turns, such as reasoning, are kept
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,8 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
     Raises:
         PreflightError: The tokenizer cannot be loaded, or has no chat template. The message suggests a fix.
     """
+    if find_spec("torch") is None:  # a tokenizer does not need it, but transformers would print a line about it
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
     except ImportError:

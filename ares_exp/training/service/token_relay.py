@@ -19,7 +19,7 @@ from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
-from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text, sampling_of
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.waiting import nobody_waits, reported
@@ -256,6 +256,6 @@ class _Sampler:
             finish_reason="length" if stop == "abort" else stop,
             model=self.model,
             latency_sec=time.perf_counter() - started,
-            sampling=sampling,
+            sampling={**sampling, **PROCESSED_LOGPROBS},  # the trainer's own, at the temperature that it samples with
             policy_version="+".join(versions) or None,
         )

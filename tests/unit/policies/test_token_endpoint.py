@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,29 @@ async def test_request_sets_every_sampling_parameter(
     assert sampling_in(response.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
 
 
+@pytest.mark.parametrize(("sharp", "checks"), [(-0.2, 2), (-1.0, 2), (None, 3)])
+async def test_processed_logprobs_are_checked_and_recorded(
+    engine: str, endpoint: LoopbackEndpoint, sharp: float | None, checks: int
+) -> None:
+    """With the largest log-probability at another temperature, or with a server without it."""
+
+    async def respond(_: web.Request, received: Received) -> web.StreamResponse:
+        if received.path == "/v1/chat/completions":
+            return web.json_response(chat_body(engine))
+        body = completion_body(engine, [1], "x", [5])
+        value = -1.0 if received.body["temperature"] == 1 else sharp
+        body["choices"][0]["logprobs"]["top_logprobs"] = None if sharp is None else [{"x": value, "y": -9.0}]
+        return web.json_response(body)
+
+    endpoint.otherwise = respond
+    policy = policy_of(engine, endpoint, temperature=0.7)
+    for _ in range(3):
+        response = await policy(ask())
+        assert ("logprobs_mode" in (response.sampling or {})) == (sharp == -0.2)
+    await policy.close()
+    assert len(endpoint.requests) == 3 + checks
+
+
 @pytest.mark.train
 @pytest.mark.parametrize(("user", "agent", "expected"), SAMPLING)
 async def test_continued_request_sets_every_sampling_parameter(
@@ -207,6 +232,23 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
+WITHOUT_TORCH = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+from ares_exp.policies.in_process.chat_template import load_tokenizer
+load_tokenizer(sys.argv[1], chat_template=None, trust_remote_code=False)
+"""
+
+
+@pytest.mark.train
+def test_tokenizer_loads_silently_without_torch(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
+    assert done.stdout + done.stderr == ""
+
+
 class Sampler:
     """An engine that responses ids with ids: what it says, and its end token."""
 
@@ -215,14 +257,13 @@ class Sampler:
 
     async def __call__(self, _: web.Request, received: Received) -> web.StreamResponse:
         assert received.path == "/v1/completions"
-        text = self._says.pop(0)
+        text = self._says.pop(0) if received.body.get("return_token_ids") else "x"
         ids = self._tokenizer(text)["input_ids"]
         # The engine writes invalid bytes as one character: its text differs from the sampled tokens.
         body = completion_body(self._engine, received.body["prompt"], text.replace("é", "�"), [*ids, 256])
         return web.json_response(body)
 
 
-@pytest.mark.train
 @pytest.mark.train
 async def test_conversation_continues_from_its_ids(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
@@ -267,7 +308,6 @@ async def test_conversation_continues_from_its_ids(
 
 
 @pytest.mark.train
-@pytest.mark.train
 async def test_tool_calls_are_parsed_locally(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -285,7 +325,6 @@ async def test_tool_calls_are_parsed_locally(
     await policy.close()
 
 
-@pytest.mark.train
 @pytest.mark.train
 @pytest.mark.parametrize(
     ("changed", "said"),

@@ -19,7 +19,7 @@ from ares_exp.commands.cli.run_command import run_module
 from ares_exp.errors import UntrainableError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
-from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
+from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.records.run_dir import RunDir
 from ares_exp.training.recorded_sequences import RecordedSequences
 from ares_exp.training.sampled_calls import NEUTRAL
@@ -188,8 +188,12 @@ def test_altered_sampling_is_accepted_only_on_request() -> None:
     altered = episode([FIRST], sampling={"temperature": 0.7, "top_p": 0.9})
     assert sequences_of(altered, temperature=0.7, altered_sampling=True).clean == 1
     assert sequences_of(altered, temperature=None, altered_sampling=True).clean == 1
-    with pytest.raises(UntrainableError, match="top_p"):
+    with pytest.raises(UntrainableError, match="--logprobs-mode processed_logprobs"):
         sequences_of(altered, temperature=0.7)
+    processed = {"temperature": 0.7, **PROCESSED_LOGPROBS}
+    assert sequences_of(episode([FIRST], sampling=processed), temperature=0.7).clean == 1
+    with pytest.raises(UntrainableError, match="top_p"):
+        sequences_of(episode([FIRST], sampling={**processed, "top_p": 0.9}), temperature=0.7)
 
 
 def test_episode_without_sampled_tokens_is_refused() -> None:
