@@ -69,7 +69,10 @@ class CodexRecipe(PackagedRecipe):
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header that identifies conversations. Each thread is a conversation. Without subagents, there is only one."""
+        """Header that names the conversation of a request. Each thread of Codex is a conversation.
+
+        Empty without subagents, because there is then only one conversation.
+        """
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
