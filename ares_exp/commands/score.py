@@ -270,7 +270,7 @@ class _Scoring:
 
 
 def _has(rewards: Iterable[str], name: str) -> bool:
-    """Returns whether any of the rewards comes from the scorer `name`."""
+    """Returns whether any of these names of rewards belongs to the scorer `name`."""
     return name in {reward.partition(".")[0] for reward in rewards}
 
 

@@ -23,7 +23,7 @@ WITH_BLANK = f'{WITHOUT_BLANK}\n        [[ ${{#COMPREPLY[@]}} == 1 && $COMPREPLY
 
 
 def candidates() -> tuple[list[str], bool]:
-    """Returns the candidates that Hydra does not know, and whether Hydra must also complete the line."""
+    """Returns the candidates that Hydra cannot complete, and whether Hydra must also complete the line."""
     line = os.environ.get("COMP_LINE", "")
     with_program = line[: _point(line)].split(" ")
     typed = [word for word in with_program[1:-1] if word]

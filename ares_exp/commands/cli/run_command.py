@@ -187,7 +187,7 @@ class _Declared:
 
 
 def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the words that a command allows at the position of `last`; empty for names and numbers."""
+    """Returns the candidates for the word that starts with `last`; empty if the command expects a name or number."""
     place, asks = 0, None
     for word in typed:
         if asks is None and word not in declared.options:
