@@ -131,7 +131,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the tasks that differ in any pair, with the passed attempts of each run. The largest difference is first."""
+    """Prints the tasks that differ in any pair, largest difference first, with the passed attempts of each run."""
     largest: dict[str, float] = {}
     for pair in pairs:
         for flip in pair.comparison.flips:
