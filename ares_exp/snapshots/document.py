@@ -210,7 +210,7 @@ class _PastStage(TypedDict):
 
 
 class _Episode(TypedDict, total=False):
-    """The finished stages, which name objects. `EpisodeFacts` checks other facts on use."""
+    """The finished stages, which contain digests of objects. `EpisodeFacts` checks the other facts on reading."""
 
     past_stages: list[_PastStage]
 
