@@ -79,7 +79,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return self._seen(await super().reset(seed=seed, options=options))
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`. Deletes the episode's snapshots if the episode ends with the schedule's `success_reward`."""
+        """Applies `action`. If the episode ends with at least `success_reward`, deletes the episode's snapshots."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
         time_step = self._seen(await super().step(action))
@@ -121,7 +121,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits until no snapshot is in progress. Cancels a snapshot that exceeds its time limit."""
+        """Waits until no snapshot is in progress, at most for the time limit of a snapshot and its clean-up.
+
+        If the wait is cancelled, cancels the snapshot.
+        """
         capture = self._capture
         if capture is None:
             return
