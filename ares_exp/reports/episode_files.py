@@ -22,7 +22,7 @@ from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20
-"""Of all files of an episode together; further ones are named with their sizes."""
+"""Maximum total size of the texts of an episode's files. Further files are listed only with their sizes."""
 MAX_FILES = 200
 SHOWN_FOLDERS = ("verifier",)
 SHOWN_NAMES = ("manifest.json",)
@@ -104,11 +104,11 @@ def _text(data: bytes) -> str:
 
 MAX_SNAPSHOTS = 300
 MAX_PATHS = 100
-"""Bound on the paths of one step. The number of further paths is reported."""
+"""Maximum number of listed paths per step. The number of further paths is reported."""
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_DIFF_LINES = 200
 MAX_DIFFS = 400
-"""Of one episode."""
+"""Maximum number of diffs per episode."""
 
 
 def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:

@@ -31,7 +31,7 @@ SCRIPTS = (
 )
 STYLE = "style.css"
 LEVEL = 6
-"""Of compression: 9 takes three times as long for one percent."""
+"""Level of compression. Level 9 takes three times as long and saves one percent."""
 
 
 @cache
@@ -90,7 +90,7 @@ def packed_block(name: str, packed: str) -> str:
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Returns compressed JSON as ASCII text, which the page unpacks on opening."""
+    """Returns compressed JSON as ASCII text, which the page decompresses when it is opened."""
     return base64.b64encode(zlib.compress(json_text(data).encode(), LEVEL)).decode()
 
 

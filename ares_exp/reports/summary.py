@@ -40,21 +40,24 @@ _MAX_TASKS = 40
 """Largest number of rows of the table, which shows the tasks with the lowest rewards."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
-"""Attempts that are named for one reason."""
+"""Maximum number of listed attempts with the same reason for a missing reward."""
 _MAX_REWARDS = 4
-"""Columns of rewards by name. One that fewer than half of the attempts have is not worth its width."""
+"""Maximum number of columns with named rewards. A reward of fewer than half of the attempts gets no column."""
 _TASK_COLUMNS = 24
-"""A longer name of a task is folded where the terminal is narrow."""
+"""Width above which the name of a task is wrapped on narrow terminals."""
 _FRAME = 3
 """Width of a column's frame and padding."""
 _VERIFIER = "verifier"
-"""The column of the verifier's own reward, if scorers have columns as well."""
+"""Name of the column with the verifier's reward, if scorers also have columns."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
-"""Characters of the first line of an error; the rest is left out, never the middle."""
+"""Maximum number of characters of an error's first line. The end of a longer line is cut off."""
 _MAX_LINE = 200
 _LAST_LINES = 8
-"""Lines of an error after its first one. They are the output of a program, whose last lines report why it failed."""
+"""Number of last lines of an error that are shown after its first line.
+
+They are the output of a program, whose last lines usually contain the reason of the failure.
+"""
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:

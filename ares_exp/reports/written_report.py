@@ -22,7 +22,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 KINDS = ("paths", "env")
 LEAST_CHARS = 6
-"""Length from which on a value of the environment is masked: a shorter one would mask ordinary words."""
+"""Minimum length of an environment variable's value to be masked. Shorter values would also mask ordinary words."""
 _HOMES = re.compile(r"(/home/|/Users/)[^/\s\"'`:;,)]+")
 _ASSIGNED = re.compile(r"^(\s*(?:export |declare -x )?[A-Z_][A-Z0-9_]{2,}=).+$", re.MULTILINE)
 _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|hostname|argv|platform|pid)$")
@@ -109,9 +109,12 @@ WHICH = ("failed", "all", "none")
 
 
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
-    """Returns the ids of a run's recorded episodes: errors and running episodes, failures, a pass of each flaky task,
-    then the others, the longest first; superseded tries last. Of equal ones, the first attempts at each task go first.
-    """  # noqa: D205 -- one list
+    """Sorts the recorded episodes of a run by their value for a reader, and returns their ids.
+
+    The order is: all episodes of `first_tasks`, errors and running episodes, failed attempts, one passed attempt of
+    each flaky task, other passed attempts (the longest first), interrupted attempts, and tries that were followed by
+    another try. Within a group, the first attempts at each task come first.
+    """
     final = summary.final
     flaky = _flaky(final, summary.threshold)
     ranks: dict[str, tuple[int, int, int, str]] = {}
@@ -157,7 +160,7 @@ class Subject:
         path: The run or sweep; for two runs, the first.
         runs: The runs by display name.
         more: Payload in addition to the runs: `pair` or `sweep`.
-        first_tasks: Tasks whose trajectories go first.
+        first_tasks: Tasks whose trajectories are added first.
     """
 
     path: Path
@@ -173,9 +176,9 @@ class Subject:
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""Data of an episode in the payload, in addition to its row: the name of its block, or the command to show it."""
+"""Bytes of an episode in the payload, in addition to its row: the name of its block, or the command to show it."""
 MISSES = 20
-"""After so many episodes in a row that did not fit, the file counts as full."""
+"""Number of consecutive episodes that do not fit, after which no further episode is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +235,10 @@ def write_report(
 
 @dataclass(slots=True)
 class _Choice:
-    """Chooses trajectories until a number of bytes is used up.
+    """Chooses the trajectories that fit into a number of bytes.
 
     Attributes:
-        left: Number of bytes left.
+        left: Number of bytes that are still free.
         hide: Function that redacts a payload.
         names: Names of the blocks, by run and episode.
         left_out: Episodes that are not in the file, by run: id, reason, and the command that shows the episode.
@@ -248,7 +251,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the blocks. The runs take turns, so that each shows its most useful episodes."""
+        """Yields the HTML blocks of the chosen trajectories. The runs take turns, so that each gets some of them."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())
