@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISH_TIMEOUT_SEC = 600.0
-"""Upper limit on a tracker's own bound on `finish`, in seconds; a tracker without one is abandoned after that."""
+"""Time in seconds after which `finish` of a tracker is abandoned, even if the tracker has no or a longer time limit."""
 
 _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
-    """A `Tracker` that passes every call on to several named trackers. An exception of one does not affect the others.
+    """A `Tracker` that forwards every call to several named trackers. An exception of one does not affect the others.
 
     A tracker whose `log_episode` has no argument for the trajectory is called without it.
     """
@@ -40,7 +40,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         return self._trackers[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over the names, in the order given."""
+        """Iterates over the names, in the order of the config."""
         return iter(self._trackers)
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
 
     @property
     def place(self) -> str | None:
-        """The lines of all trackers that have one, or `None`."""
+        """The `place` lines of all trackers that have one, or `None`."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:
@@ -84,7 +84,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._guard(name, tracker.log_order, line)
 
     def finish(self, summary: RunSummary) -> None:
-        """Finishes all trackers at the same time, each within its own bound."""
+        """Finishes all trackers concurrently. Abandons a tracker that exceeds `FINISH_TIMEOUT_SEC`."""
         threads = [
             threading.Thread(target=self._guard, args=(name, tracker.finish, summary), name=name, daemon=True)
             for name, tracker in self._trackers.items()
