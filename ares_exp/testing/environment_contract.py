@@ -27,10 +27,10 @@ TIMEOUT_SEC = 200.0
 """Time limit for two episodes, on a loaded machine."""
 
 QUIET_SEC = 0.05
-"""How long an environment without changes is watched."""
+"""Time in seconds for which a test checks that an environment does not change."""
 
 GRACE_SEC = 10.0
-"""Time limit after `close()` for everything that the environment has started."""
+"""Time limit in seconds after `close()` for the end of all tasks and threads that the environment has started."""
 
 
 class EnvironmentContract:
@@ -47,7 +47,7 @@ class EnvironmentContract:
 
     @pytest.fixture
     def environment(self) -> MinimalEnvironment:
-        """Returns an environment that was not reset yet."""
+        """Returns an environment that has not been reset."""
         raise NotImplementedError
 
     # Behaviour of every environment

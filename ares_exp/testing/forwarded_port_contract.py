@@ -45,7 +45,7 @@ _MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar 
 """Opens the largest allowed number of connections, sends a number over each, and prints the responses."""
 
 _HOLD = f"{CONNECT_MANY}select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);"
-"""Holds as many open until there is a file."""
+"""Opens the same number of connections, and keeps them open until the file `/tmp/enough` exists."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -137,7 +137,7 @@ class ForwardedPortContract:
     """Network modes that a container of `factory` can have."""
 
     large_bytes = 4 * 2**20
-    """Data of a connection that is to be too much for what holds it on its way."""
+    """Number of bytes that exceeds the buffers of a connection."""
 
     own_network = True
     """Whether a container has its own loopback, so that it gets the requested ports."""
@@ -157,7 +157,7 @@ class ForwardedPortContract:
 
     @contextlib.asynccontextmanager
     async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
-        """Opens a forwarded port for the body; yields its port and its server."""
+        """Opens a forwarded port and yields its port number and its server. Closes both at the end."""
         server = Server(handler)
         forwarded_port = await self.open(box, server)
         try:
@@ -384,7 +384,7 @@ class ForwardedPortContract:
 
 
 RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3"
-"""Prints the process numbers of the relays in a container."""
+"""Prints the process ids of the relays in a container."""
 
 
 class RelayedForwardedPortContract(ForwardedPortContract):

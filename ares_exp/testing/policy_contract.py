@@ -30,7 +30,7 @@ class PolicyContract:
 
     @pytest.fixture
     def policy(self) -> LLMClient:
-        """Returns an unused policy."""
+        """Returns a policy that has not been opened."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -39,7 +39,7 @@ class PolicyContract:
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:
-        """Makes the spec of an episode."""
+        """Returns the spec of an episode."""
         return EpisodeSpec(self.task_name, attempt, seed=attempt)
 
     def test_it_answers(self, policy: LLMClient, question: LLMRequest) -> None:

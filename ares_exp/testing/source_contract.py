@@ -25,12 +25,12 @@ class SourceContract:
 
     @pytest.fixture
     def source(self) -> EnvironmentSource:
-        """Returns a source that was not loaded yet."""
+        """Returns a source that has not been loaded."""
         raise NotImplementedError
 
     @pytest.fixture
     def parts(self, tmp_path: Path) -> EpisodeParts:
-        """Makes the parts of its environments."""
+        """Returns the parts of an episode for the environments of the source: containers, agent, limits."""
         limits = EpisodeLimits()
         return EpisodeParts(LocalContainerFactory(), ShellAgentFactory(), limits, seed=0, output_dir=tmp_path / "files")
 
