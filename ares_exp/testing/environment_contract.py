@@ -30,7 +30,7 @@ QUIET_SEC = 0.05
 """Time in seconds for which a test checks that an environment does not change."""
 
 GRACE_SEC = 10.0
-"""Time limit in seconds after `close()` for the end of all tasks and threads that the environment has started."""
+"""Time limit in seconds after `close()` for the end of all tasks that the environment has started."""
 
 
 class EnvironmentContract:
