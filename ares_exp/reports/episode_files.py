@@ -32,7 +32,8 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
     """Reads the files of an episode.
 
     Returns:
-        `name`, `size` and, for shown files, `text`. The middle of a long file is left out (`left_out` bytes).
+        For each file `name`, `size` and, for shown files, `text`. The middle of a long text is omitted, and `left_out`
+        is the number of omitted bytes.
     """
     if episode_id in ("", ".", "..") or "/" in episode_id or "\0" in episode_id:
         return []
@@ -115,9 +116,9 @@ def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
     """Compares each snapshot of an episode with the previous one, and the first one with the container's initial files.
 
     Returns:
-        By step: `paths`, each with `path`, `change` (added, changed, removed, permissions), `kind`, `size`, maybe
-        `diff`; `more`, the number of further paths; and `since`, the step of the previous snapshot. For an unreadable
-        snapshot, only `problem` with the reason.
+        The changes by step. `paths` lists the changed paths, each with `path`, `change` (added, changed, removed,
+        permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and `since` the
+        step of the previous snapshot. An unreadable snapshot has only `problem` with the reason.
     """
     store = SnapshotStore(RunDir(run_dir).snapshots)
     try:
@@ -145,7 +146,7 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns the kind of change to a path; `None` for no relevant change, such as a directory's time."""
+    """Returns the kind of a change to a path; `None` if it is not relevant, such as a new time of a directory."""
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":
@@ -167,14 +168,14 @@ def _told(path: str, old: Entry | None, new: Entry | None, diffs: _Diffs) -> dic
 
 
 class _Diffs:
-    """Makes the diffs of one episode, up to a limit."""
+    """Creates the diffs of one episode, at most `MAX_DIFFS`."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff of two files; `None` if one is not a short text, or they are equal."""
+        """Returns the diff of two files; `None` if one is not a short text, if they are equal, or at the limit."""
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None

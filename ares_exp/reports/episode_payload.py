@@ -34,7 +34,7 @@ def episode_payload(
     files: Sequence[Mapping[str, Any]] = (),
     changes: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
-    """Makes the payload of an episode.
+    """Creates the payload of an episode.
 
     Args:
         trajectory: The episode.

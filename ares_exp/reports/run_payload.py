@@ -63,7 +63,7 @@ class RunState:
 
 
 class ShownRun:
-    """A run directory as shown to people. Its files are read on access."""
+    """A run directory that a report or page shows. Its files are read on access."""
 
     def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
         """Checks and stores the path.
@@ -144,7 +144,7 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Makes the payload of the run, without the steps of its episodes.
+        """Creates the payload of the run, without the steps of its episodes.
 
         Args:
             name: Name of the run; by default its path.
@@ -173,7 +173,7 @@ class ShownRun:
         }
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """Makes the payload of an episode.
+        """Creates the payload of an episode.
 
         Raises:
             KeyError: The episode has no trajectory.

@@ -65,7 +65,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
     Args:
         summary: Summary of the run.
-        run_dir: The run directory; what exists in it is listed.
+        run_dir: The run directory. The summary lists the paths that exist in it.
         stream: Output stream; standard output by default. Colours and frames adapt to it and to NO_COLOR.
     """
     stream = stream if stream is not None else sys.stdout
@@ -92,7 +92,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
 
 def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes one line on a job of a sweep: its name, its totals, its path."""
+    """Writes one line about a job of a sweep: its name, its totals and its path."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
@@ -198,9 +198,10 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 
 
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
-    """Formats a line for each k above one attempt per task: scored attempts, then errors counted as zero.
+    """Formats pass@k and pass^k as a table with one row for each k. Empty if every task has at most one attempt.
 
-    Columns that do not fit next to the others follow as another table.
+    The first columns include only attempts with a reward. If other attempts exist, further columns count them with
+    reward 0. Columns that exceed `width` follow in another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
@@ -268,7 +269,7 @@ def _counts(errors: Mapping[str, int]) -> str:
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """Formats a mean with its interval: `0.67 [0.35, 0.88]`; without the interval if there is none."""
+    """Formats a mean with its interval, such as `0.67 [0.35, 0.88]`. Omits the interval if it is unknown."""
     if estimate.low is None or estimate.high is None:
         return format_number(estimate.value)
     return f"{format_number(estimate.value)} [{format_number(estimate.low)}, {format_number(estimate.high)}]"

@@ -33,9 +33,9 @@ def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[
     """Returns a function that copies a payload without the parts to hide.
 
     Args:
-        kinds: Names from `KINDS`. `paths`: this user's home, the folders of the runs, the working directory, and other
-            users' homes become `~`, `RUN`, `.` and a mask. `env`: the values of this process's environment, of lines
-            such as `NAME=value`, and of keys that identify the machine are masked.
+        kinds: Names from `KINDS`. With `paths`, the user's home becomes `~`, the folders of the runs become `RUN`, the
+            working directory becomes `.`, and other users' homes are masked. With `env`, the values of this process's
+            environment variables, of lines such as `NAME=value`, and of keys that identify the machine are masked.
         places: Folders of the runs.
     """
     steps: list[Callable[[str], str]] = []
@@ -170,7 +170,7 @@ class Subject:
 
     @classmethod
     def of_run(cls, path: Path) -> Self:
-        """Makes the subject of a run. Raises `ConfigError` if the path is not a run."""
+        """Returns the subject of a report about one run. Raises `ConfigError` if the path is not a run."""
         return cls(path, {str(path): ShownRun(path)})
 
 
@@ -189,7 +189,7 @@ class Written:
         size: Size in bytes.
         episodes: Number of rows.
         trajectories: Number of episodes with steps.
-        left_out: Number of recorded episodes whose steps were left out.
+        left_out: Number of recorded episodes whose steps are not in the report.
     """
 
     size: int

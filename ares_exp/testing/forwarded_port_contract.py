@@ -102,29 +102,29 @@ class Server:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends everything back, then ends."""
+    """Sends all received data back, until the client ends its half of the connection."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
 
 
 def perl(source: str, port: int) -> str:
-    """Makes a command that runs a client."""
+    """Returns a command that runs a client written in Perl."""
     return f"perl -MIO::Socket::INET -e {shlex.quote(source)} {port}"
 
 
 def greet(port: int) -> str:
-    """Makes a command that sends a line and prints the line that comes back."""
+    """Returns a command that sends a line and prints the received line."""
     return f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo hello >&3 && head -n1 <&3"
 
 
 def greet_at_last(port: int) -> str:
-    """Makes a command like `greet` that retries until the line comes back."""
+    """Returns a command like `greet` that retries until it receives the line."""
     return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
 
 
 def port_of(forwarded_port: ForwardedPort) -> int:
-    """Returns the port of a forwarded port."""
+    """Returns the port number in the URL of a forwarded port."""
     host, _, port = forwarded_port.url.rpartition(":")
     assert host == "http://127.0.0.1"
     return int(port)

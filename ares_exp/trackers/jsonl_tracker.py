@@ -1,4 +1,4 @@
-"""The tracker that writes one file of JSON lines."""
+"""The tracker that writes a JSON Lines file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several trackers at once, isolated from each other's failures."""
+"""Several trackers for one run, isolated from each other's failures."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class TensorboardTracker(TrackerBase):
 
 
 class _EventFile:
-    """One event file: a session of a run. Used by one thread."""
+    """The event file of one session of a run. Used by one thread."""
 
     def __init__(self, folder: Path, started: float, earlier: Sequence[EpisodeResult]) -> None:
         self._folder = folder

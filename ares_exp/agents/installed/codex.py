@@ -47,7 +47,7 @@ enabled = {subagents}
 enabled = false
 """
 _STATE = "/tmp/ares_exp-codex"
-"""Directory of its databases, which are not used after the episode."""
+"""Directory of Codex's databases, which are not used after the episode."""
 
 
 class CodexRecipe(PackagedRecipe):

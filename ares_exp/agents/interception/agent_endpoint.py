@@ -101,7 +101,7 @@ class Connection(web.RequestHandler):
 
 
 WHOLE_STARTS_SEC = 30.0
-"""Time in seconds after which a response without streaming starts with blanks."""
+"""Time in seconds after which blanks are sent to a client that did not request a stream."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000

@@ -28,7 +28,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of consecutive callbacks without waiting for an outside event; some tenths of a second."""
+"""Maximum number of consecutive callbacks without waiting for an outside event. They take some tenths of a second."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):

@@ -130,7 +130,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Upper bound on the messages of all requests together, which is reached by an episode of 5000 steps."""
+"""Upper bound on the total number of messages in all requests. An episode of 5000 steps reaches it."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),

@@ -32,7 +32,7 @@ from ares_exp.records.terminal_text import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
-"""Exit code of a program that SIGPIPE ended. Exit code 0 would report a success that is unknown."""
+"""Exit code of a program that SIGPIPE has ended. Exit code 0 would report success, which is not known."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
 """Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
 
