@@ -141,7 +141,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
 def _overrides(path: Path) -> dict[str, str] | None:
     try:
         lines = RecordedRun(path).overrides()
-    except ConfigError:  # a merged run, or a run of a program, has other names
+    except ConfigError:  # for example a merged run, which has no overrides
         return None
     overrides = (line.partition("=") for line in lines)
     return {key: value for key, _, value in overrides if key not in RESUME_KEYS}

@@ -253,7 +253,7 @@ async def _type(terminal: Terminal) -> None:
     with suppress(OSError):
         while data := await _readable(loop, descriptor):
             await terminal.write(data)
-        while True:  # a busy shell can miss the first one
+        while True:  # a busy shell can miss the first Ctrl-D
             await terminal.write(END_OF_INPUT)
             await asyncio.sleep(END_OF_INPUT_SEC)
 

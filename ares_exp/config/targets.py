@@ -354,7 +354,7 @@ def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
     Raises:
         ConfigError: The class takes the arguments of an agent, and `_partial_` is missing.
     """
-    keys = {str(key) for key in node}  # `in` of a node raises inside, in a cycle that keeps the caller's frames alive
+    keys = {str(key) for key in node}  # `key in node` leaves a reference cycle that keeps the frames of callers alive
     if group == "agent" and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(
             f"Expected the option of `agent` to make a factory of agents, got {node['_target_']}, which is an agent "

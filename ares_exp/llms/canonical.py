@@ -125,7 +125,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _content(content: Any) -> Any:
-    """Returns a content with adjacent texts joined. A single text becomes a string."""
+    """Joins adjacent texts of a content. A content with a single text becomes a string."""
     if not isinstance(content, list | tuple):
         return _value(content)
     parts: list[Any] = []

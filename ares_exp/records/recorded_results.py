@@ -60,7 +60,7 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
     added: dict[str, dict[str, float]] = {}
 
     def take(line: Any) -> None:
-        if "config" not in line:  # the first line of each scoring call
+        if "config" not in line:  # each call of `ares-exp score` starts with a line with its config
             numbers = {str(name): float(value) for name, value in line["rewards"].items()}
             _check_numbers(numbers.values())
             added.setdefault(str(line["episode_id"]), {}).update(numbers)

@@ -66,7 +66,7 @@ def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
                 folders.sort()
                 for name in sorted(names):
                     yield os.path.normpath(f"{path}/{name}"), inner, name
-    except (OSError, UnicodeEncodeError):  # half a surrogate pair names no folder
+    except (OSError, UnicodeEncodeError):  # a lone surrogate cannot be part of a path
         return
 
 

@@ -195,7 +195,7 @@ class ShownRun:
     def _results(self) -> dict[str, Any]:
         try:
             recorded = read_object(self.dir.results)
-        except ConfigError:  # it is computed as well
+        except ConfigError:  # the document is then computed
             recorded = {}
         totals = recorded.get("totals")
         is_of_these = isinstance(totals, dict) and totals.get("tries") == len(self.summary.results)

@@ -66,7 +66,7 @@ def _walk(data: Any, text: Callable[[str], str], *, hide_keys: bool) -> Any:
         }
     if isinstance(data, list | tuple):
         if hide_keys and len(data) == 2 and isinstance(data[0], str) and _ENV_KEYS.search(data[0]):
-            return [data[0], MASK]  # a line of the config or the provenance
+            return [data[0], MASK]  # a key and value of the config or the provenance
         return [_walk(value, text, hide_keys=hide_keys) for value in data]
     return data
 
@@ -75,7 +75,7 @@ def _paths(places: Collection[Path]) -> Callable[[str], str]:
     named = {str(place.absolute()): "RUN" for place in places} | {str(place.resolve()): "RUN" for place in places}
     named |= {str(Path.cwd()): "."}
     home = str(Path.home())
-    if home not in ("/", "/root"):  # in a container, and in most conversations, that is root's
+    if home not in ("/", "/root"):  # these also occur in containers, and so in most conversations
         named[home] = "~"
     try:
         user = getpass.getuser()
@@ -208,7 +208,7 @@ def write_report(
         out: The file.
         max_bytes: Size up to which trajectories are added.
         which: Selection of trajectories, from `WHICH`.
-        redact: Kinds of values to hide, from `redaction.KINDS`.
+        redact: Kinds of values to hide, from `KINDS`; see `redactor`.
 
     Raises:
         ConfigError: A record is broken.

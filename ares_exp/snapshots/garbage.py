@@ -162,7 +162,7 @@ def _lock(descriptor: int, kind: int, wait_sec: float) -> bool:
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:  # the only error that may end after a wait
+        except BlockingIOError:  # another process holds the lock; other errors do not end by waiting
             if time.monotonic() > give_up:
                 return False
             time.sleep(_PAUSE_SEC)

@@ -142,12 +142,12 @@ class EnvironmentSnapshot:
             raise SnapshotMetadataError(f"{where}: {error}.") from None
         check_id(checked.snapshot_id, where)
         check_checksum(data, where)
-        # Pydantic has converted numbers and dropped unknown fields.
+        # Keeps the original mappings, because pydantic has converted numbers and dropped unknown fields in its copies.
         tables = {name: data[name] for name in _KEYS if isinstance(data[name], Mapping)}
         return replace(checked, **tables)
 
     def save_to_file(self, path: str | Path) -> None:
-        """Writes the JSON atomically. In another directory than `snapshot_dir`, the file also contains `snapshot_dir`.
+        """Writes the JSON atomically. A file outside of `snapshot_dir` also contains the path `snapshot_dir`.
 
         Args:
             path: A file, or a directory in which to write snapshot.json.
@@ -276,7 +276,7 @@ def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str,
             if not isinstance(message, dict):
                 raise TypeError(f"got {briefly(message)}")
             check_json(message, "the line")
-        except (ValueError, TypeError, RecursionError) as error:  # the error of check_json is a ValueError
+        except (ValueError, TypeError, RecursionError) as error:  # check_json raises a ValueError
             raise SnapshotCorruptError(
                 f"{where}: expected a message in line {number} of `message_objects`, but: {error}."
             ) from None

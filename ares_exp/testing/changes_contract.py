@@ -27,7 +27,7 @@ from ares_exp.testing.awkward_tree import listing, make_awkward, python
 
 LARGE_BYTES = 5 * 2**20
 SOON_SEC = 60.0
-# Changes the files of `make_awkward` in every way, and prints the contents under the names of one file.
+# Changes the files of `make_awkward` in every way, and prints the contents of a file under each of its names.
 _SPOIL = """
 names = ["/n/h1", "/n/h2", "/n/d/h3"]
 with open(names[0], "a") as file:

@@ -335,7 +335,7 @@ class ContainerContract:
                     assert not result.timed_out, command
                     assert isinstance(result.exit_code, int), command
                     assert (await box.exec("echo next")).output == "next\n", command
-                except ContainerDiedError:  # if the container itself ends, it reports so
+                except ContainerDiedError:  # the command may end the container, which must then raise this error
                     box = await boxes.enter_async_context(factory(spec))
 
     async def test_many_commands_at_once(self, box: Container) -> None:

@@ -32,7 +32,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = {name: completed(one, TrackerBase) for name, one in trackers.items()}
-        self._failed: list[str] = []  # appended to by threads
+        self._failed: list[str] = []  # threads append names to it
         self._with_trajectory = {name for name, one in self._trackers.items() if _takes_trajectory(one)}
 
     def __getitem__(self, name: str) -> TrackerBase:

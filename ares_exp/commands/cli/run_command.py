@@ -143,7 +143,7 @@ def guarded(act: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, closed it
         _close_stdout()
         return EXIT_PIPE_CLOSED
-    except OSError as error:  # without a name, stdout failed, for example on a full disk
+    except OSError as error:  # an error without a file name is from stdout, for example on a full disk
         if error.filename is None:
             _close_stdout()
         sys.stderr.write(f"error: {error.filename or 'Cannot write the output'}: {error.strerror or error}.\n")
@@ -210,7 +210,7 @@ def paths(typed: str) -> list[str]:
     """Returns the paths that start with the typed text. For a run, includes its episodes, such as `RUN/TASK__1`."""
     above = typed[: typed.rfind("/") + 1]
     found: list[str] = []
-    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `latest` prints its run
+    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `run_path` prints which run is `latest`
         folder = run_path(above or ".").expanduser()
         found += [f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir() if one.name[0] != "."]
         rows = (folder / EPISODES).read_text(errors="replace")
