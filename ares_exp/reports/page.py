@@ -85,7 +85,7 @@ def page_foot(payload: Mapping[str, Any]) -> str:
 
 
 def packed_block(name: str, packed: str) -> str:
-    """Returns a block of packed data (`pack`)."""
+    """Returns an HTML block with data that `pack` has compressed."""
     return f'<script type="application/octet-stream" id="{escape(name)}">{packed}</script>\n'
 
 
@@ -101,7 +101,7 @@ def json_text(data: Mapping[str, Any]) -> str:
 
 
 def in_html(text: str) -> str:
-    """Escapes JSON so that an HTML parser finds no end tag, comment or JavaScript line end in it."""
+    """Escapes JSON, so that it contains no HTML end tag or comment and no line end of JavaScript."""
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text

@@ -39,7 +39,7 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The suite. Define the fixture `factory`, and `replies` with which its agents finish."""
+    """The suite of code agents. Define the fixture `factory`, and `replies` with which its agents finish."""
 
     replies: Replies = (
         "```bash\nls\n```",

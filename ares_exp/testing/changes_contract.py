@@ -77,7 +77,7 @@ async def run(box: Container, command: str) -> str:
 
 
 class ChangesContract:
-    """The suite. Override `factory`, `spec`, `other_base` and `left`."""
+    """The suite of containers that can be captured. Override `factory`, `spec`, `other_base` and `left`."""
 
     impossible: frozenset[str] = frozenset()
     """The `STEPS` that programs in the container are not allowed to do."""

@@ -82,7 +82,7 @@ def _needs_isolation(factory: ContainerFactory) -> None:
 
 
 class ContainerContract:
-    """The suite. Override `factory`, and `spec` if a container needs more than a name."""
+    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     other_user: str | None = "nobody"
     """A user of the container besides root; `None` if there is none."""

@@ -34,7 +34,9 @@ GRACE_SEC = 10.0
 
 
 class EnvironmentContract:
-    """The suite. Define the fixture `environment`, and `replies` that run an episode, preferably to its end.
+    """The suite of environments.
+
+    Define the fixture `environment`, and `replies` that run an episode, preferably to its end.
 
     Tests of optional members that the environment does not have are skipped.
     """

@@ -131,7 +131,7 @@ def port_of(forwarded_port: ForwardedPort) -> int:
 
 
 class ForwardedPortContract:
-    """The suite. Override `factory`, and `spec` if a container needs more than a name."""
+    """The suite of forwarded ports. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Network modes that a container of `factory` can have."""

@@ -23,7 +23,7 @@ TIMEOUT_SEC = 120.0
 
 
 class PolicyContract:
-    """The suite. Define the fixture `policy`, and `question` if it answers only some requests."""
+    """The suite of policies. Define the fixture `policy`, and `question` if it answers only some requests."""
 
     task_name = "contract"
     """The task to run, for a policy that knows only some tasks."""

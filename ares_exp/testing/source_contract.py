@@ -18,7 +18,9 @@ TIMEOUT_SEC = 120.0
 
 
 class SourceContract:
-    """The suite. Define the fixture `source`, and `parts` if its tasks need containers other than local ones.
+    """The suite of environment sources.
+
+    Define the fixture `source`, and `parts` if its tasks need other containers than local containers.
 
     Only `test_an_episode_starts` starts a container; no test asks an LLM.
     """

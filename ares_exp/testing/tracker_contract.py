@@ -46,7 +46,7 @@ RESULTS = (episode_result(1), episode_result(2, None), episode_result(3, 0.5))
 
 
 class TrackerContract:
-    """The suite. Define the fixture `tracker`."""
+    """The suite of trackers. Define the fixture `tracker`."""
 
     @pytest.fixture
     def tracker(self) -> Tracker:

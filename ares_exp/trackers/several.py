@@ -63,23 +63,23 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._guard(name, tracker.start, run)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Passes the try to every tracker."""
+        """Forwards the result of a try to every tracker."""
         for name, tracker in self._trackers.items():
             more = (trajectory,) if name in self._with_trajectory else ()
             self._guard(name, tracker.log_episode, result, *more)
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Passes the sample to every tracker."""
+        """Forwards the sample to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_system, sample)
 
     def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Passes the numbers to every tracker."""
+        """Forwards the numbers to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, partial(tracker.log_training, step=step), values)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Passes the order to every tracker."""
+        """Forwards the order to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_order, line)
 

@@ -63,7 +63,7 @@ class CodexRecipe(PackagedRecipe):
     idle_timeout_ms = LONGEST_WAIT_MS
 
     def program(self, placed: Placed) -> str:
-        """Returns the executable, whose folder is named after the platform."""
+        """Returns the path of the executable, whose folder is named after the platform."""
         machine = {"x64": "x86_64", "arm64": "aarch64"}[placed.build.machine]
         return placed.path("vendor", f"{machine}-unknown-linux-musl", "bin", "codex")
 
@@ -76,7 +76,7 @@ class CodexRecipe(PackagedRecipe):
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command with its configuration. The instruction is passed via stdin."""
+        """Returns the command of one episode with its configuration. The instruction is passed via stdin."""
         home = f"{launch.directory}/codex"
         arguments = [
             *("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json"),

@@ -85,8 +85,8 @@ class Conversation:
             tools, although the main conversation does.
         key: Name from the client; empty if the client sends none.
         has_tools: Whether its requests offer tools.
-        last: Digests of its last request.
-        turns: Its last calls, by the fingerprints of their requests.
+        last: Digests of the conversation's last request.
+        turns: Calls that may be retried, by the fingerprints of their requests.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Conversation:
 
 
 class Conversations:
-    """All conversations of one agent so far."""
+    """The conversations of one agent, by which its requests are assigned to conversations."""
 
     def __init__(self, *, offers_tools: bool = False) -> None:
         """Starts without a conversation.
@@ -129,7 +129,7 @@ class Conversations:
         Args:
             request: Request of the agent.
             key: Name of the conversation from the client; empty if the client sends none.
-            asked: Digests of the request.
+            asked: Digests of the request's canonical form.
         """
         if key:  # a request without tools does not belong to a conversation with tools
             named = [conversation for conversation in self._conversations if conversation.key == key]
