@@ -58,7 +58,7 @@ class AgentTerminal(AgentContainer, Protocol):
 
 
 class CodeAgent(Protocol):
-    """An agent that works on one task, once."""
+    """An agent that works on one task. Each instance is used once."""
 
     async def run(self, task: str) -> None:
         """Works on the instruction `task` and returns when done. Any exception it raises is an agent error."""

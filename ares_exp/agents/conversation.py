@@ -53,9 +53,9 @@ CompactionKind = Literal["none", "drop_outputs", "summarise"]
 TEMPLATES = Path(__file__).parent / "context_templates"
 CHARS_PER_TOKEN = 4
 LEAST_MESSAGES = 4
-"""Number of messages after the task below which a summary would not shorten the conversation, so none is requested."""
+"""Minimum number of messages after the task to request a summary. A summary of fewer messages would not be shorter."""
 KEPT_CHARS = 200
-"""Length up to which outputs are never dropped."""
+"""Length in characters up to which outputs are never dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,9 @@ class Conversation:
 
 
 def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Returns the messages with a user's text at the end.
+    """Appends a user's text to the messages.
 
-    If the last message is a user's, the text is appended to it.
+    If the last message is already a user message, the text is added to this message.
     """
     last = messages[-1]
     if last["role"] != "user" or not isinstance(last["content"], str):

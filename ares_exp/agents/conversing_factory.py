@@ -50,7 +50,7 @@ class ConversingAgentFactory(AgentFactoryBase):
         compaction_tokens: Tokens,
         compaction_keeps: Outputs,
     ) -> None:
-        """Takes validated options.
+        """Stores the shared options, which the subclass has validated.
 
         Args:
             format_errors_in_a_row: Number of consecutive malformed replies that end the episode, which is truncated and
@@ -130,7 +130,6 @@ class ConversingAgent:
     _options: Any
 
     def __init__(self, options: Any, *, container: AgentContainer, llm_client: LLMClient) -> None:
-        """Keeps the factory with its options, the container and the LLM client."""
         self._options = options
         self._container = container
         self._llm = llm_client

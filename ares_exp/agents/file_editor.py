@@ -34,7 +34,7 @@ class FileEditor:
     """Executes calls of the `edit` tool."""
 
     def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
-        """Takes the container.
+        """Creates an editor for one container.
 
         Args:
             container: Container with the files.

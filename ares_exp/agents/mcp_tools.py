@@ -86,7 +86,7 @@ class McpTools:
     """
 
     def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
-        """Takes the servers.
+        """Stores the servers, which `open` starts.
 
         Args:
             container: Container in which the servers run.

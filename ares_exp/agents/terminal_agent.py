@@ -187,7 +187,7 @@ class TerminalAgent(ConversingAgent):
         self._screen.feed(output.text)
 
     def _news(self) -> str:
-        """Returns the new output. If the terminal was replaced, a note precedes it once."""
+        """Returns the new output. If the terminal was replaced, the first output after that starts with a note."""
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"

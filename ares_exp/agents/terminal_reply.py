@@ -62,7 +62,7 @@ class TerminalReply:
 def read_reply(text: str) -> TerminalReply:
     """Parses a reply.
 
-    If the reply has an error, missing braces are added or surrounding text is removed, and it is parsed again.
+    If the reply has an error, it is parsed again with missing braces added or surrounding text removed.
     """
     reply = _read(text)
     if not reply.error:

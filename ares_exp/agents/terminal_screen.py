@@ -53,7 +53,7 @@ def as_typed(keys: str, *, application_cursor: bool) -> str:
 
 HISTORY_LINES = 20_000
 _CURSOR_KEYS = 1 << 5
-"""Private mode 1 in the emulator's representation."""
+"""Terminal mode 1 (alternative codes of the cursor keys), as the emulator represents private modes."""
 _ALTERNATE = (47, 1047, 1049)
 """Private modes with which full-screen programs switch to an alternate screen."""
 

@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_episode(path: Path) -> bool:
-    """Returns whether a path names an episode: a file, or a missing path below a run or file."""
+    """Returns whether a path names an episode: it is a file, or does not exist and is below a run or a file."""
     return path.is_file() or (not path.exists() and any(one.is_file() or is_run(one) for one in path.parents))
 
 
@@ -204,7 +204,7 @@ def _print_divergence(console: Console, divergence: Divergence, *, full: bool) -
 
 
 def _diff_lines(difference: Difference) -> list[str]:
-    """Returns a unified diff of both texts, without the header lines that name files."""
+    """Returns a unified diff of both texts, without the header lines with file names."""
     old, new = ((text or "").split("\n") if text is not None else [] for text in difference[1:])
     return [line.rstrip("\n") for line in unified_diff(old, new, n=CONTEXT_LINES, lineterm="")][2:]
 

@@ -141,7 +141,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
 def _overrides(path: Path) -> dict[str, str] | None:
     try:
         lines = RecordedRun(path).overrides()
-    except ConfigError:  # a merged run, or a run of a program, has other names
+    except ConfigError:  # for example a merged run, which has no overrides
         return None
     overrides = (line.partition("=") for line in lines)
     return {key: value for key, _, value in overrides if key not in RESUME_KEYS}
@@ -247,7 +247,7 @@ class ComparedPair:
 
     @property
     def advice(self) -> str | None:
-        """Advice on how to get a significant result; `None` if the result is significant or nothing was compared."""
+        """Advice on how to get a significant result; `None` if the result is significant or no task was compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
 
@@ -302,7 +302,7 @@ def compare_pairs(pairs: Sequence[tuple[ChosenRun, ChosenRun]], *, alpha: float)
 
 
 def adjust(p_values: dict[int, float]) -> dict[int, float]:
-    """Computes Holm's adjusted p-values: the chance that any of the comparisons has a p-value as small."""
+    """Computes p-values that are adjusted for the number of comparisons by Holm's method."""
     adjusted, largest = {}, 0.0
     for rank, (number, p) in enumerate(sorted(p_values.items(), key=lambda one: one[1])):
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))

@@ -22,7 +22,7 @@ ALIGNED_LEFT = ("run", "key", "task")
 
 
 def print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the runs, each pair, and the tasks that flipped."""
+    """Prints the runs, each pair, and the tasks whose share of passed attempts differs between the runs of a pair."""
     console = make_console()
     _print_runs(console, runs)
     _print_config(console, runs)
@@ -75,7 +75,7 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
 
 
 def _common_ks(runs: Sequence[ChosenRun]) -> list[int]:
-    """Finds the largest k above 1 for which every run has a rate; an empty list if there is none."""
+    """Returns a list with the largest k above 1 for which every run has pass@k; empty if there is no such k."""
     ks = [{rate.k for rate in run.statistics.errors_as_zero.pass_rates if rate.k > 1} for run in runs]
     return sorted(set.intersection(*ks))[-1:]
 
@@ -131,7 +131,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the tasks that differ in any pair, with the passes of each run. The largest difference comes first."""
+    """Prints the tasks that differ in any pair, largest difference first, with the passed attempts of each run."""
     largest: dict[str, float] = {}
     for pair in pairs:
         for flip in pair.comparison.flips:

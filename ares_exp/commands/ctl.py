@@ -156,7 +156,7 @@ def _state(path: Path) -> str:
 
 
 def _jobs(sweep: Path) -> Sequence[Path]:
-    """Returns the jobs that have written files."""
+    """Returns the jobs of a sweep that have written files."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return [*job_folders(sweep)]
@@ -176,7 +176,7 @@ class Outcome:
     Attributes:
         path: Run directory.
         outcome: `done`, `refused`, `failed`, or `not taken`.
-        says: Outcome in a sentence.
+        says: Description of the outcome in one sentence.
     """
 
     path: Path

@@ -31,7 +31,7 @@ from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 
 T = TypeVar("T")
 Written = tuple[int, list[str]]
-"""Number of episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
+"""Number of written episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
 
 EXIT_SOME_UNREADABLE = 1
 SUCCESS = 1.0
@@ -47,7 +47,7 @@ class _Format:
     """An export format.
 
     Attributes:
-        write: Function that writes OUT. It returns zero if there was nothing to write.
+        write: Function that writes OUT and returns the number of written items; zero if there was nothing to write.
         suffixes: File name suffixes of the format; empty if OUT is a folder.
         options: Attribute names of the supported options.
         about: Line about the format in the help.

@@ -1,7 +1,8 @@
 """The command `score`: scores the finished episodes of a run again, without LLM calls of the agent's policy.
 
-Each scorer has a file `scores/NAME.jsonl` in the run directory. Its first line is the config of the scorer, followed by
-one line per episode. `read_results` adds the scores to the rewards of the episodes, so all readers of a run show them.
+Each scorer has a file `scores/NAME.jsonl` in the run directory. Each call of the command appends a line with the config
+of the scorer, followed by one line per episode. `read_results` adds the scores to the rewards of the episodes, so all
+readers of a run show them.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ class _Scoring:
 
 
 def _has(rewards: Iterable[str], name: str) -> bool:
-    """Returns whether any of the rewards comes from the scorer `name`."""
+    """Returns whether any of these names of rewards belongs to the scorer `name`."""
     return name in {reward.partition(".")[0] for reward in rewards}
 
 

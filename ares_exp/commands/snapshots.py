@@ -338,7 +338,7 @@ def _came_from(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _pairs(data: Any) -> str:
-    """Returns a mapping on one line."""
+    """Formats a mapping on one line."""
     return "  ".join(f"{one_line(str(name))}={one_line(str(value))}" for name, value in data.items())
 
 

@@ -80,7 +80,7 @@ def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
 
 
 def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[Candidate]:
-    """Adds the problems that the containers and the agent of a config, or the oracle, report for each task.
+    """Adds to each task the reason why the containers or the agent of a config, or the oracle, would reject it.
 
     Raises:
         ConfigError: The options of the containers or the agent are invalid.
@@ -134,7 +134,7 @@ def _read(candidate: Candidate) -> Candidate:
 
 
 def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
-    """Checks a task for the run with its solution and for the run without it, in which the agent is checked."""
+    """Adds the problem with which the run of the solution, or the run without it, would reject the task."""
     try:
         task = load_task(candidate.path, links_within=candidate.shared)
         for provide_solution in (False, True):

@@ -177,7 +177,10 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns the recorded task, and parts with the recorded backend unless the overrides choose one. Blocking."""
+    """Returns the task of a snapshot, and `episode` with the snapshot's container backend. Blocking.
+
+    If the overrides choose a backend, `episode` keeps it.
+    """
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory
@@ -250,7 +253,7 @@ async def _type(terminal: Terminal) -> None:
     with suppress(OSError):
         while data := await _readable(loop, descriptor):
             await terminal.write(data)
-        while True:  # a busy shell can miss the first one
+        while True:  # a busy shell can miss the first Ctrl-D
             await terminal.write(END_OF_INPUT)
             await asyncio.sleep(END_OF_INPUT_SEC)
 

@@ -89,7 +89,7 @@ class TaskVerdict:
 
 
 def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: float) -> TaskVerdict:
-    """Judges a task.
+    """Returns the verdict on a task.
 
     Args:
         candidate: The task.

@@ -42,7 +42,7 @@ PORT = 7580
 HOST = "127.0.0.1"
 CONNECT = "'self'"
 COOKIE = "ares_exp_view_{}"
-"""The name contains the port, because browsers share the cookies of all ports of a host."""
+"""Name of the cookie. It contains the port, because browsers share the cookies of all ports of a host."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -51,7 +51,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 IDLE_SEC = 30.0
-"""Seconds in which a client must send a request or read a part of the response."""
+"""Time limit in seconds for a client to send a request, or to read a part of the response."""
 MAX_DEPTH = 5
 MAX_RUNS = 2_000
 MAX_TEXTS = 64
@@ -245,7 +245,7 @@ Signature = tuple[tuple[str, int, int], ...]
 
 
 class Shelf:
-    """The runs at a path. Thread-safe."""
+    """The runs at a path. A run is read again when its files change. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Checks and stores the path.

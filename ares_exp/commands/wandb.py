@@ -26,7 +26,7 @@ from ares_exp.trackers.wandb_service import WandbRecord, close_run, no_traces, o
 from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 
 EXIT_NOT_ALL = 1
-UPLOAD_TIMEOUT_SEC = 60.0  # bound on reaching the service to extend an uploaded run
+UPLOAD_TIMEOUT_SEC = 60.0  # time limit for reaching the service to extend an uploaded run
 
 DESCRIPTION = "Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace."
 EPILOG = """\
@@ -123,7 +123,7 @@ def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
         return not missing
     try:
         changed = _complete(run_dir, record, folder)
-    except Exception as error:  # whatever W&B raises
+    except Exception as error:  # W&B can raise any exception
         sys.stderr.write(f"{shown}: its inputs were not uploaded: {printable(error_line(error))}\n")
         return False
     sys.stdout.write(f"{shown}: uploaded\n")
@@ -197,7 +197,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
             )
             view.save()  # type: ignore[no-untyped-call]
             url = str(view.url)
-        except Exception as error:  # whatever W&B raises
+        except Exception as error:  # W&B can raise any exception
             raise UserError(
                 f"W&B rejected the view for {arguments.entity}/{arguments.project}: {error_line(error)}. "
                 "Check WANDB_API_KEY, WANDB_BASE_URL, the entity and the project."

@@ -47,7 +47,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if isinstance(failed, OSError) and failed.filename is not None:
         remedy = "If that is where the run was to be written, choose another place with `hydra.run.dir=…`."
         return f"Cannot use {failed.filename}: {failed.strerror}. {remedy}"
-    if isinstance(failed, OSError) and failed.errno == errno.ENOSPC:  # a write does not name its file
+    if isinstance(failed, OSError) and failed.errno == errno.ENOSPC:  # errors of writes have no file name
         place = next((one.partition("=")[2] for one in argv if one.startswith("hydra.run.dir=")), "outputs")
         return f"Cannot write a run to {place}: {failed.strerror}. Choose another place with `hydra.run.dir=…`."
     if isinstance(error, OverrideParseException):

@@ -117,7 +117,7 @@ class _Composed:
 
     @property
     def is_current(self) -> bool:
-        """Whether all files are unchanged since. A file that appears or disappears counts as changed."""
+        """Whether no file has changed since the composition. A file that appears or disappears counts as changed."""
         from ares_exp.config.option_files import file_stamp
 
         return all(file_stamp(path) == stamp for path, stamp in self.files.items())
@@ -218,7 +218,10 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 
 
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Checks that only flags can set the mode: no experiment, and no options except the built-in options."""
+    """Returns whether only flags can set the mode (run or sweep).
+
+    This is the case if the command line chooses no experiment and all options are built in.
+    """
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 
 
@@ -243,4 +246,4 @@ def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _left_open(hydra: Any, config_name: str | None, overrides: list[str]) -> None:
-    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra uses the mode of the flags."""
+    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra uses the mode that its flags set."""

@@ -54,8 +54,8 @@ class OptionFiles(ConfigSource):
     """One folder that contains options, or groups of options.
 
     Attributes:
-        looked_at: Every file that was read or searched for since this mapping was cleared. The value is the file's
-            `file_stamp` from before the access.
+        looked_at: Every file that was read or searched for since this mapping was last cleared, so that a cached config
+            can be checked for changes. The value is the `file_stamp` from before the access.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}

@@ -177,7 +177,7 @@ def _every_option(group: str, config_dirs: Sequence[Path]) -> list[Option]:
 
 
 def _said(option: Option) -> str:
-    """Describes the option's owner."""
+    """Names the origin of an option for a message: ares_exp, a plugin, or a folder."""
     if option.origin == BUILT_IN:
         return "ares_exp itself"
     kind, _, name = option.origin.partition(" ")
@@ -203,7 +203,7 @@ def _first_comment(path: Path) -> str:
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
-"""Prefix of a plugin's name in Hydra's records, as the provider of options."""
+"""Prefix of a plugin's name where Hydra's records list the providers of options."""
 OPTION_GROUPS = (*GROUPS, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

@@ -61,7 +61,7 @@ def _counts(member: object, name: str, contract: Any) -> bool:
 
 
 def kind_of(part: object) -> Any:
-    """Returns the class or function behind a part, without views and partial applications."""
+    """Returns the class or function of a part. Unwraps views (see `completed`) and partial applications."""
     while isinstance(part, StandIn | functools.partial):
         part = part._part if isinstance(part, StandIn) else part.func
     return part if inspect.isclass(part) or inspect.isfunction(part) else type(part)

@@ -125,7 +125,7 @@ class Key:
 
 
 def keys() -> list[Key]:
-    """Returns the keys that have a description here, in order. Groups and the nodes with a class are excluded."""
+    """Returns the keys that have a description in this module, in order. Groups and nodes with a class are excluded."""
     return list(_keys(ExperimentConfig(), ""))
 
 

@@ -1,7 +1,7 @@
 """The classes that options name in `_target_`: their import, their arguments, and their instances.
 
-The options (including the options of plugins) are the only table of backends and agents. Code that needs a backend or
-agent by name uses this module. Names from other sources are never imported. No other module inspects constructors.
+The options (including the options of plugins) are the only registry of backends and agents. Code that needs a backend
+or agent by name uses this module. Names from other sources are never imported. No other module inspects constructors.
 Errors in arguments are reported with their keys.
 """
 
@@ -52,11 +52,11 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "timeout_sec": (600.0, "time limit of the scoring of one episode in seconds"),
     },
 }
-"""Default and description of the arguments that the run uses instead of the class, by group and name."""
+"""Arguments in an option's node that the run reads and the class does not get: default and description, by group."""
 
 
 def added_defaults(group: str) -> dict[str, Any]:
-    """Returns the defaults of the arguments that a group adds to the arguments of its classes."""
+    """Returns the default values of a group's `ADDED_ARGUMENTS`, which its classes do not define."""
     return {name: default for name, (default, _) in ADDED_ARGUMENTS.get(group, {}).items()}
 
 
@@ -178,9 +178,9 @@ def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dic
 
 
 def _of_the_call(target: str) -> tuple[str, ...]:
-    """Returns the names of the arguments that each call passes to a scorer function: episode and container.
+    """Returns the names of a scorer function's first two parameters, which get the episode and the container.
 
-    Returns an empty tuple for a class.
+    The run passes them in each call, so they are not options. Returns an empty tuple for a class.
     """
     parameters = parameters_of(target)
     return () if parameters is None or inspect.isclass(resolve_name(target)) else tuple(parameters)[:2]
@@ -353,7 +353,7 @@ def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
     Raises:
         ConfigError: The class takes the arguments of an agent, and `_partial_` is missing.
     """
-    keys = {str(key) for key in node}  # `in` of a node raises inside, in a cycle that keeps the caller's frames alive
+    keys = {str(key) for key in node}  # `key in node` leaves a reference cycle that keeps the frames of callers alive
     if group == "agent" and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(
             f"Expected the option of `agent` to create a factory of agents, got {node['_target_']}, which is an "

@@ -8,7 +8,7 @@ The canonical form removes differences without a meaning:
 | content | adjacent texts are joined, a list with one text becomes a string, no content becomes an empty text |
 | arguments of tool calls | parsed JSON: whitespace and the order of keys are ignored, `1` and `1.0` are equal |
 | ids of tool calls | the number of the call in the conversation |
-| null or empty fields of messages, marks for the provider's cache | removed |
+| null or empty fields of messages, `cache_control` | removed |
 | reasoning | removed, because clients may omit it |
 | the system prompt | a first message of role system |
 | tools | sorted by name |
@@ -125,7 +125,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _content(content: Any) -> Any:
-    """Returns a content with adjacent texts joined. A single text becomes a string."""
+    """Joins adjacent texts of a content. A content with a single text becomes a string."""
     if not isinstance(content, list | tuple):
         return _value(content)
     parts: list[Any] = []
@@ -140,7 +140,7 @@ def _content(content: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """Returns a copy of JSON-like data without cache marks, and with integral floats as integers."""
+    """Returns a copy of JSON-like data without `cache_control`, and with integral floats as integers."""
     if isinstance(value, Mapping):
         return {key: _value(item) for key, item in value.items() if key != "cache_control"}
     if isinstance(value, list | tuple):

@@ -85,7 +85,7 @@ def reasoning_text(pieces: Iterable[ThinkingData]) -> str:
 
 
 def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
-    """Reads the text fields. Equal texts are read only once."""
+    """Returns the reasoning in the text fields. If both fields have the same text, returns it once."""
     texts: dict[str, None] = {}
     for name in REASONING_FIELDS[:2]:
         if isinstance(text := message.get(name), str):

@@ -71,7 +71,7 @@ class Origin:
         conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background request's
             conversation.
         model: Requested model name.
-        sampling: Engine options from the agent's client (bounds, temperature, effort), by their names on the wire. The
+        sampling: Engine options from the agent's client (token limit, temperature, …), by their names on the wire. The
             request itself contains them only if they are forwarded.
         dropped: Names of the parts that could not be converted.
         is_background: Whether to answer the request without a step of its episode, if the environment supports this.
@@ -173,7 +173,7 @@ REQUEST_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class MessageEdit:
-    """One change of the messages, applied to every request from a time step on, if the request is long enough.
+    """A change of the messages in every request from a time step on. Requests with too few messages are not changed.
 
     The agent does not see the change. Its later requests repeat its own messages, to which the same change is applied.
 

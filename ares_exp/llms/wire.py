@@ -38,7 +38,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
 @contextmanager
 def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
-    """Converts wire format errors to `kind`, so that a caller can distinguish errors in requests and in responses."""
+    """Raises wire format errors as errors of class `kind`, so that callers can distinguish requests from responses."""
     try:
         yield
     except WireFormatError as error:
@@ -86,7 +86,7 @@ def typed(value: Any, name: str, *types: type) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """Returns the representation of a value for a message, with at most `SHOWN_CHARS` characters of it."""
+    """Returns the representation of a value for a message, cut after `SHOWN_CHARS` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 

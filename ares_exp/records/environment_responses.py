@@ -39,7 +39,7 @@ class Asked:
     Attributes:
         task: Name of the task.
         question: Question of the policy.
-        said: Texts of the model's responses. The last one was parsed.
+        said: Texts of the model's responses. The answer was parsed from the last one.
         answer: Parsed answer, in the environment's terms; `None` if no response could be parsed.
         model: Name of the model; `None` if unknown.
         prompt_tokens, generated_tokens: Total tokens of all responses.
@@ -110,7 +110,7 @@ def read_asked(files: Path) -> list[Asked] | None:
 
 
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Copies the answers of an earlier try to the record of a new try. Blocking.
+    """Copies the questions and answers of an earlier try to the record of a new try. Blocking.
 
     Args:
         earlier: Directory with the files of the earlier try.

@@ -29,7 +29,7 @@ class RecordedResults:
 
     Attributes:
         results: Results of all tries of all attempts, in the order in which they ended.
-        torn: Whether the last line is incomplete because of a crash. An incomplete line is not in `results`.
+        torn: Whether the last line is incomplete, because of a crash. Its result is not in `results`.
         whole_bytes: Number of bytes of the complete lines.
     """
 
@@ -73,7 +73,7 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
     added: dict[str, dict[str, float]] = {}
 
     def take(line: Any) -> None:
-        if "config" not in line:  # the first line of each scoring call
+        if "config" not in line:  # each call of `ares-exp score` starts with a line with its config
             numbers = {str(name): float(value) for name, value in line["rewards"].items()}
             _check_numbers(numbers.values())
             added.setdefault(str(line["episode_id"]), {}).update(numbers)
@@ -95,7 +95,7 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
         The number of bytes of the complete lines, and whether an incomplete line follows.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is not `what`.
+        ConfigError: The file cannot be read, or a line is invalid. `what` names a valid line in the message.
     """
     whole_bytes, number = 0, 0
     try:

@@ -394,7 +394,7 @@ _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", 
 
 
 def attempt_of(episode_id: str) -> str:
-    """Returns the common prefix of the ids of all episodes of an attempt."""
+    """Returns the common start of the ids of an attempt's tries: the episode's id without the suffix of its try."""
     found = _OF_AN_ATTEMPT.fullmatch(episode_id)
     return found[1] if found else episode_id
 
@@ -410,7 +410,10 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
 
 
 def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
-    """Returns the names of rewards that differ from the reward of their episode, in order of first appearance."""
+    """Returns the names of all rewards, in order of first appearance.
+
+    Omits the name `reward` if its value equals the episode's reward in every result.
+    """
     named: dict[str, bool] = {}
     for result in results:
         for name, value in result.rewards.items():

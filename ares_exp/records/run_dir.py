@@ -117,7 +117,7 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
         path: The file.
         text: The text.
         flags: Further flags for `os.open`, as for `append_text`.
-        is_new: Whether the name of the file must also survive.
+        is_new: Whether the file's entry in its directory must also survive, because the file may be new.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged, unless another writer
@@ -168,13 +168,14 @@ def syncing_together() -> Iterator[None]:
 
 
 class GatheredCalls(Generic[T]):
-    """Batched calls of a blocking function in threads.
+    """Calls a blocking function in threads, with batches of items.
 
-    Each call receives all items that arrived while no thread was available. Must be used on one event loop.
+    Each call receives all items that arrived while no thread was available. All methods must be called on one event
+    loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
-        """Stores the arguments.
+        """Starts without items.
 
         Args:
             take: The blocking function, which receives a batch of items.
@@ -186,7 +187,10 @@ class GatheredCalls(Generic[T]):
         self._free = asyncio.Semaphore(at_once)
 
     def put(self, item: T) -> asyncio.Future[None]:
-        """Adds an item, and returns the future of its call. Do not cancel it, because other items share the call."""
+        """Adds an item, and returns the future of the call that receives it.
+
+        Do not cancel the future, because other items share the call.
+        """
         self._items.append(item)
         if self._call is None or self._call.done():  # a done call was cancelled before it took items
             self._call = asyncio.ensure_future(self._called())
@@ -263,7 +267,7 @@ def sync_to_disk(path: Path | str) -> None:
 
 @functools.cache  # Hydra resolves the directory several times
 def fresh_dir(path: str) -> str:
-    """Creates the directory `path`, or `path_2`, `path_3`, … if it exists, so that each run has its own directory."""
+    """Creates the directory `path` or, if it exists, `path_2`, `path_3`, …, so that each run has its own directory."""
     for number in itertools.count(1):
         candidate = path if number == 1 else f"{path}_{number}"
         try:
@@ -484,10 +488,10 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 class RunLogHandler(logging.FileHandler):
-    """A file handler that never raises. In contrast, `logging.FileHandler` raises if it cannot open the file.
+    """A file handler that never raises, unlike `logging.FileHandler`, which raises if it cannot open the file.
 
-    If a line cannot be written because the disk is full or the directory is missing, no episode fails. A link instead
-    of the file is not followed, because the directory of a resumed run is untrusted.
+    A line that cannot be written, for example to a full disk, therefore does not make an episode fail. If a link is in
+    the place of the file, it is not followed, because the directory of a resumed run is untrusted.
     """
 
     def _open(self) -> TextIOWrapper:

@@ -1,4 +1,4 @@
-"""The storage of a run: its reserve of disk space, and the first failed write."""
+"""The storage of a run: disk space that is allocated in advance, and the first failed write, which ends the run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 class RunStorage:
     """Decides whether a run can still be recorded.
 
-    The first failed write ends the run: no request is sent and no episode is started after it. A run keeps disk space
-    in reserve: an open file without a name, which the kernel frees if the process is killed. The first failed write
-    frees it. Therefore the responses that arrive afterwards, the rows of cancelled episodes and the totals still fit
-    on a full disk.
+    The first failed write ends the run: no request is sent and no episode is started after it. At its start, a run
+    allocates a reserve of disk space: an open file without a name, which the kernel frees if the process is killed.
+    The first failed write frees the reserve. Therefore the responses that arrive afterwards, the rows of cancelled
+    episodes and the totals still fit on a full disk.
 
     Instances are thread-safe.
 
@@ -52,7 +52,9 @@ class RunStorage:
         self._failing = threading.Lock()
 
     def open(self, *, concurrency: int) -> None:
-        """Remembers the file of rows, and allocates the reserve. Blocking.
+        """Allocates the reserve of disk space, and stores the identity of `episodes.jsonl`. Blocking.
+
+        `check` later uses the identity to find out whether the file was deleted or moved.
 
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
@@ -117,7 +119,7 @@ class RunStorage:
         return written
 
     def probe(self) -> None:
-        """Tests a small write to the run directory. A failed write ends the run. Blocking."""
+        """Tests whether a small file can be written to the run directory. If not, ends the run. Blocking."""
 
         def write() -> None:
             with tempfile.TemporaryFile(dir=self._run_dir.path) as file:
@@ -150,7 +152,7 @@ class RunStorage:
         return failure
 
     def _missing(self) -> OSError | None:
-        """Returns an error if the file of rows was deleted or moved, or if its mount is missing."""
+        """Returns an error if `episodes.jsonl` was deleted or moved, or if its mount is missing; otherwise `None`."""
         if self._rows is None:
             return None
         try:

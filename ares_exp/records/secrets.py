@@ -20,9 +20,9 @@ SHOWN_CHARS = 160
 
 
 class RepeatedWarnings(logging.Filter):
-    """Passes the first warning of each kind, and counts the others. Errors always pass.
+    """A log filter that shows only the first warning of each kind, and counts the others. Errors are always shown.
 
-    Two warnings have the same kind if they have the same text apart from their values.
+    Two warnings are of the same kind if their texts differ only in the inserted values.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,10 @@ class RepeatedWarnings(logging.Filter):
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns the text of a record without its values. If the text starts with a value, appends this value."""
+    """Returns the kind of a record: its message format, without the inserted values.
+
+    If the format starts with a value, this value is appended, because the format alone does not describe the warning.
+    """
     template = str(record.msg)
     if not template.startswith("%"):
         return template

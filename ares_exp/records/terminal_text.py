@@ -21,7 +21,7 @@ HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
 """Invisible but harmless characters that are parts of words and emojis."""
 _UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
-"""Blanks without a line break: before a separator, after the command's name, and before or in an interval."""
+"""Blanks at which no line is broken: before a separator, after the command's name, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -54,12 +54,12 @@ def printable(text: str) -> str:
 
 
 def shown_path(path: Path) -> Path:
-    """Returns a path relative to the working directory, if it is in there."""
+    """Returns the path relative to the working directory if it is below it, and otherwise unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Returns the start of `text` on one line."""
+    """Returns the start of `text` on one line, with at most `limit` characters."""
     flat = printable(" ".join(text[: 4 * limit].split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
@@ -127,7 +127,7 @@ def format_size(count: int) -> str:
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:
-    """Formats a number with a noun: `1 episode`, `2,000 episodes`. `things` is an irregular plural."""
+    """Formats a number with a noun: `1 episode`, `2,000 episodes`. `things` is the plural if it is irregular."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 

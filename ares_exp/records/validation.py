@@ -86,7 +86,7 @@ def explain_validation(error: ValidationError, *, within: str | None = None) -> 
 
     Args:
         error: The error that pydantic raised.
-        within: Name of the validated field, if the validated value is a field of another object.
+        within: Name of the field, if the validated value is a field of another object.
     """
     item = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, item["loc"] if within is None else (within, *item["loc"]))) or "the whole"

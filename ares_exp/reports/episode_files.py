@@ -22,7 +22,7 @@ from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20
-"""Of all files of an episode together; further ones are named with their sizes."""
+"""Maximum total size of the texts of an episode's files. Further files are listed only with their sizes."""
 MAX_FILES = 200
 SHOWN_FOLDERS = ("verifier",)
 SHOWN_NAMES = ("manifest.json",)
@@ -32,7 +32,8 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
     """Reads the files of an episode.
 
     Returns:
-        `name`, `size` and, for shown files, `text`. The middle of a long file is left out (`left_out` bytes).
+        For each file `name`, `size` and, for shown files, `text`. The middle of a long text is omitted, and `left_out`
+        is the number of omitted bytes.
     """
     if episode_id in ("", ".", "..") or "/" in episode_id or "\0" in episode_id:
         return []
@@ -65,7 +66,7 @@ def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
                 folders.sort()
                 for name in sorted(names):
                     yield os.path.normpath(f"{path}/{name}"), inner, name
-    except (OSError, UnicodeEncodeError):  # half a surrogate pair names no folder
+    except (OSError, UnicodeEncodeError):  # a lone surrogate cannot be part of a path
         return
 
 
@@ -104,20 +105,20 @@ def _text(data: bytes) -> str:
 
 MAX_SNAPSHOTS = 300
 MAX_PATHS = 100
-"""Bound on the paths of one step. The number of further paths is reported."""
+"""Maximum number of listed paths per step. The number of further paths is reported."""
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_DIFF_LINES = 200
 MAX_DIFFS = 400
-"""Of one episode."""
+"""Maximum number of diffs per episode."""
 
 
 def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
     """Compares each snapshot of an episode with the previous one, and the first one with the container's initial files.
 
     Returns:
-        By step: `paths`, each with `path`, `change` (added, changed, removed, permissions), `kind`, `size`, maybe
-        `diff`; `more`, the number of further paths; and `since`, the step of the previous snapshot. For an unreadable
-        snapshot, only `problem` with the reason.
+        The changes by step. `paths` lists the changed paths, each with `path`, `change` (added, changed, removed,
+        permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and `since` the
+        step of the previous snapshot. An unreadable snapshot has only `problem` with the reason.
     """
     store = SnapshotStore(RunDir(run_dir).snapshots)
     try:
@@ -145,7 +146,7 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns the kind of change to a path; `None` for no relevant change, such as a directory's time."""
+    """Returns the kind of a change to a path; `None` if it is not relevant, such as a new time of a directory."""
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":
@@ -167,14 +168,14 @@ def _told(path: str, old: Entry | None, new: Entry | None, diffs: _Diffs) -> dic
 
 
 class _Diffs:
-    """Makes the diffs of one episode, up to a limit."""
+    """Creates the diffs of one episode, at most `MAX_DIFFS`."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff of two files; `None` if one is not a short text, or they are equal."""
+        """Returns the diff of two files; `None` if one is not a short text, if they are equal, or at the limit."""
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None

@@ -1,6 +1,7 @@
-"""The payload of an episode: its steps, each with only its new parts, its messages once, its commands, times and files.
+"""The payload of an episode, which is the JSON data of its page: steps, messages, commands, times and files.
 
-Texts are complete here; the page shortens them. Times are seconds since the episode started.
+A step contains only the changes of its request since an earlier step, and each message is stored once. Texts are
+complete, and the page shortens them. Times are seconds since the episode started.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def episode_payload(
     files: Sequence[Mapping[str, Any]] = (),
     changes: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
-    """Makes the payload of an episode.
+    """Creates the payload of an episode.
 
     Args:
         trajectory: The episode.
-        is_running: Whether it has not ended yet.
+        is_running: Whether the episode is still running.
         files: Files of its verifier and its container, as `episode_files` returns them.
         changes: Changed files by step, as `file_changes` returns them.
     """
@@ -63,7 +64,7 @@ def episode_payload(
 
 
 class _Steps:
-    """Makes the steps of one episode. A message that several steps show is stored once."""
+    """Creates the payloads of an episode's steps. A message of several steps is stored once, in `messages`."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory
@@ -83,7 +84,7 @@ class _Steps:
         return data
 
     def done(self, step: StepRecord) -> dict[str, Any]:
-        """Returns the causes of a step: the reply, commands, numbers."""
+        """Returns the data of a step without its request: rewards, times, the policy's reply, and commands."""
         numbers = {
             "reward": step.reward,
             "discount": step.discount,

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its script and its data. It loads and runs nothing else.
+"""The page: one HTML file that contains its style, its script and its data. It loads no other files.
 
 Texts of agents and tasks are only data: blocks of JSON that an HTML parser does not read as HTML and that the script
 shows as text. A content security policy names the script and the style by their digests, so that no other code can
@@ -31,7 +31,7 @@ SCRIPTS = (
 )
 STYLE = "style.css"
 LEVEL = 6
-"""Of compression: 9 takes three times as long for one percent."""
+"""Level of compression. Level 9 takes three times as long and saves one percent."""
 
 
 @cache
@@ -85,12 +85,12 @@ def page_foot(payload: Mapping[str, Any]) -> str:
 
 
 def packed_block(name: str, packed: str) -> str:
-    """Returns a block of packed data (`pack`)."""
+    """Returns an HTML block with data that `pack` has compressed."""
     return f'<script type="application/octet-stream" id="{escape(name)}">{packed}</script>\n'
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Returns compressed JSON as ASCII text, which the page unpacks on opening."""
+    """Returns compressed JSON as ASCII text, which the page decompresses when it is opened."""
     return base64.b64encode(zlib.compress(json_text(data).encode(), LEVEL)).decode()
 
 
@@ -101,7 +101,7 @@ def json_text(data: Mapping[str, Any]) -> str:
 
 
 def in_html(text: str) -> str:
-    """Escapes JSON so that an HTML parser finds no end tag, comment or JavaScript line end in it."""
+    """Escapes JSON, so that it contains no HTML end tag or comment and no line end of JavaScript."""
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text

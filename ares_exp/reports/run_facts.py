@@ -17,7 +17,7 @@ PROGRAM = "ares-exp"
 
 
 def run_facts(run: RunDir) -> dict[str, str]:
-    """Returns the values of the keys that identify a run, in the form that users type; unknown values are left out."""
+    """Returns the values of the config keys that describe a run, as users type them. Omits unknown values."""
     choices = _provenance(run).get("choices")
     try:
         config = read_yaml(run.config)

@@ -34,7 +34,7 @@ from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, St
 
 SCHEMA_VERSION = 1
 QUIET_SEC = 120.0
-"""A run without an end that wrote nothing for so long was killed, where no lock tells."""
+"""Time in seconds without a write after which a run on another machine, whose lock is not visible, counts as killed."""
 MAX_CONFIG_KEYS = 2_000
 LOG_BYTES = 48 * 2**10
 OF_THE_ROW = (
@@ -42,7 +42,7 @@ OF_THE_ROW = (
     *("num_steps", "prompt_tokens", "generated_tokens", "cost", "length_stops", "format_errors", "phase_sec"),
     *("container_image", "snapshots", "snapshot_failures", "stages", "replayed"),
 )
-"""Fields of an episode's row that the page has."""
+"""Fields of an episode's row that the page contains."""
 OF_THE_METADATA = ("model", "policy", "agent", "lineage")
 
 
@@ -63,10 +63,10 @@ class RunState:
 
 
 class ShownRun:
-    """A run directory as shown to people. Its files are read on access."""
+    """A run directory that a report or page shows. Its files are read on access."""
 
     def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
-        """Keeps the path.
+        """Checks and stores the path.
 
         Args:
             path: A run directory.
@@ -85,17 +85,17 @@ class ShownRun:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """Totals; empty for a folder that has only trajectories."""
+        """The totals of the run; empty for a folder that has only trajectories."""
         return recorded_summary(self.dir) or RunSummary(planned=0, results=())
 
     @cached_property
     def stored(self) -> Mapping[str, StoredEpisode]:
-        """Its recorded trajectories by id, including running episodes; their steps stay on disk."""
+        """The recorded trajectories by episode id, including running episodes. Their steps are not loaded."""
         return {one.episode_id: one for one in self._loaded}
 
     @cached_property
     def problems(self) -> Sequence[str]:
-        """Sentences about records that cannot be read."""
+        """Descriptions of the records that cannot be read, one sentence each."""
         return self._loaded.left_out
 
     @cached_property
@@ -104,7 +104,7 @@ class ShownRun:
 
     @property
     def state(self) -> RunState:
-        """Progress of the run."""
+        """The progress of the run."""
         lines = _lines(self.dir.sessions)
         started = [one["started"] for one in lines if isinstance(one.get("started"), int | float)]
         ends = [one for one in lines if isinstance(one.get("ended"), int | float)]
@@ -120,7 +120,7 @@ class ShownRun:
 
     @property
     def elapsed_sec(self) -> float | None:
-        """Seconds of all sessions so far; `None` if not recorded, as for a killed run."""
+        """The duration of all sessions so far in seconds; `None` if it was not recorded, as for a killed run."""
         times = (one.get("started") for one in _lines(self.dir.sessions))
         started = [float(time_) for time_ in times if isinstance(time_, int | float)]
         if self.state.name == "running" and started:
@@ -129,7 +129,11 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process is running the run: it holds a lock or, on another machine, has written recently."""
+        """Whether a process is running the run.
+
+        Such a process holds a lock. If it runs on another machine, where the lock is not visible, the run directory has
+        changed recently.
+        """
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -140,7 +144,7 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Makes the payload of the run, without the steps of its episodes.
+        """Creates the payload of the run, without the steps of its episodes.
 
         Args:
             name: Name of the run; by default its path.
@@ -169,7 +173,7 @@ class ShownRun:
         }
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """Makes the payload of an episode.
+        """Creates the payload of an episode.
 
         Raises:
             KeyError: The episode has no trajectory.
@@ -191,14 +195,14 @@ class ShownRun:
     def _results(self) -> dict[str, Any]:
         try:
             recorded = read_object(self.dir.results)
-        except ConfigError:  # it is computed as well
+        except ConfigError:  # the document is then computed
             recorded = {}
         totals = recorded.get("totals")
         is_of_these = isinstance(totals, dict) and totals.get("tries") == len(self.summary.results)
         return recorded if is_of_these and "statistics" in recorded else results_document(self.summary)
 
     def _intervals(self) -> dict[str, Any]:
-        """Returns the interval of each task's mean reward, over the attempts at this task only."""
+        """Returns the interval of each task's mean reward, computed from the attempts at this task only."""
         rewards: dict[str, list[float]] = {}
         for one in self.summary.scored:
             if one.reward is not None:
@@ -228,7 +232,7 @@ class ShownRun:
         }
 
     def _without_a_row(self) -> list[dict[str, Any]]:
-        """Returns the episodes without a row: running, or running when the run was killed."""
+        """Returns the episodes without a row, which are running or were running when the run was killed."""
         known = {one.episode_id for one in self.summary.results}
         return [
             {
@@ -306,7 +310,7 @@ class ShownRun:
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """Makes the payload of a page: its runs, and further parts (`pair`, `sweep`, `left_out`, …)."""
+    """Creates the payload of a page: its runs, and further parts (`pair`, `sweep`, `left_out`, …)."""
     from ares_exp import __version__
 
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
@@ -321,7 +325,7 @@ def readable(run: ShownRun, episode_id: str) -> dict[str, Any] | str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the lines of a short file of JSON objects. Other lines are left out."""
+    """Reads the start of a JSON Lines file. Skips lines that are not JSON objects. A missing file has no lines."""
     try:
         with open_regular(path) as file:
             found = [_object(line) for line in file.read(4 * 2**20).splitlines()]

@@ -40,21 +40,24 @@ _MAX_TASKS = 40
 """Largest number of rows of the table, which shows the tasks with the lowest rewards."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
-"""Attempts that are named for one reason."""
+"""Maximum number of listed attempts with the same reason for a missing reward."""
 _MAX_REWARDS = 4
-"""Maximum number of columns of named rewards. Names that fewer than half of the attempts have are not shown."""
+"""Maximum number of columns with named rewards. A reward of fewer than half of the attempts gets no column."""
 _TASK_COLUMNS = 24
-"""A longer name of a task is folded where the terminal is narrow."""
+"""Width above which the name of a task is wrapped on narrow terminals."""
 _FRAME = 3
 """Width of a column's frame and padding."""
 _VERIFIER = "verifier"
-"""The column of the verifier's own reward, if scorers have columns as well."""
+"""Name of the column with the verifier's reward, if scorers also have columns."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
-"""Characters of the first line of an error; the rest is left out, never the middle."""
+"""Maximum number of characters of an error's first line. The end of a longer line is cut off."""
 _MAX_LINE = 200
 _LAST_LINES = 8
-"""Lines of an error after its first one. They are the output of a program, whose last lines report why it failed."""
+"""Number of last lines of an error that are shown after its first line.
+
+They are the output of a program, whose last lines usually contain the reason of the failure.
+"""
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
@@ -62,7 +65,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
     Args:
         summary: Summary of the run.
-        run_dir: The run directory; what exists in it is listed.
+        run_dir: The run directory. The summary lists the paths that exist in it.
         stream: Output stream; standard output by default. Colours and frames adapt to it and to NO_COLOR.
     """
     stream = stream if stream is not None else sys.stdout
@@ -89,7 +92,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
 
 def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes one line on a job of a sweep: its name, its totals, its path."""
+    """Writes one line about a job of a sweep: its name, its totals and its path."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
@@ -195,9 +198,10 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 
 
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
-    """Formats a line for each k above one attempt per task: scored attempts, then errors counted as zero.
+    """Formats pass@k and pass^k as a table with one row for each k. Empty if every task has at most one attempt.
 
-    Columns that do not fit next to the others follow as another table.
+    The first columns include only attempts with a reward. If other attempts exist, further columns count them with
+    reward 0. Columns that exceed `width` follow in another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
@@ -265,7 +269,7 @@ def _counts(errors: Mapping[str, int]) -> str:
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """Formats a mean with its interval: `0.67 [0.35, 0.88]`; without the interval if there is none."""
+    """Formats a mean with its interval, such as `0.67 [0.35, 0.88]`. Omits the interval if it is unknown."""
     if estimate.low is None or estimate.high is None:
         return format_number(estimate.value)
     return f"{format_number(estimate.value)} [{format_number(estimate.low)}, {format_number(estimate.high)}]"

@@ -22,7 +22,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 KINDS = ("paths", "env")
 LEAST_CHARS = 6
-"""Length from which on a value of the environment is masked: a shorter one would mask ordinary words."""
+"""Minimum length of an environment variable's value to be masked. Shorter values would also mask ordinary words."""
 _HOMES = re.compile(r"(/home/|/Users/)[^/\s\"'`:;,)]+")
 _ASSIGNED = re.compile(r"^(\s*(?:export |declare -x )?[A-Z_][A-Z0-9_]{2,}=).+$", re.MULTILINE)
 _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|hostname|argv|platform|pid)$")
@@ -33,9 +33,9 @@ def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[
     """Returns a function that copies a payload without the parts to hide.
 
     Args:
-        kinds: Names from `KINDS`. `paths`: this user's home, the folders of the runs, the working directory, and other
-            users' homes become `~`, `RUN`, `.` and a mask. `env`: the values of this process's environment, of lines
-            such as `NAME=value`, and of keys that identify the machine are masked.
+        kinds: Names from `KINDS`. With `paths`, the user's home becomes `~`, the folders of the runs become `RUN`, the
+            working directory becomes `.`, and other users' homes are masked. With `env`, the values of this process's
+            environment variables, of lines such as `NAME=value`, and of keys that identify the machine are masked.
         places: Folders of the runs.
     """
     steps: list[Callable[[str], str]] = []
@@ -66,7 +66,7 @@ def _walk(data: Any, text: Callable[[str], str], *, hide_keys: bool) -> Any:
         }
     if isinstance(data, list | tuple):
         if hide_keys and len(data) == 2 and isinstance(data[0], str) and _ENV_KEYS.search(data[0]):
-            return [data[0], MASK]  # a line of the config or the provenance
+            return [data[0], MASK]  # a key and value of the config or the provenance
         return [_walk(value, text, hide_keys=hide_keys) for value in data]
     return data
 
@@ -75,7 +75,7 @@ def _paths(places: Collection[Path]) -> Callable[[str], str]:
     named = {str(place.absolute()): "RUN" for place in places} | {str(place.resolve()): "RUN" for place in places}
     named |= {str(Path.cwd()): "."}
     home = str(Path.home())
-    if home not in ("/", "/root"):  # in a container, and in most conversations, that is root's
+    if home not in ("/", "/root"):  # these also occur in containers, and so in most conversations
         named[home] = "~"
     try:
         user = getpass.getuser()
@@ -109,9 +109,12 @@ WHICH = ("failed", "all", "none")
 
 
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
-    """Returns the ids of a run's recorded episodes: errors and running episodes, failures, a pass of each flaky task,
-    then the others, the longest first; superseded tries last. Of equal ones, the first attempts at each task go first.
-    """  # noqa: D205 -- one list
+    """Sorts the recorded episodes of a run by their value for a reader, and returns their ids.
+
+    The order is: all episodes of `first_tasks`, errors and running episodes, failed attempts, one passed attempt of
+    each flaky task, other passed attempts (the longest first), interrupted attempts, and tries that were followed by
+    another try. Within a group, the first attempts at each task come first.
+    """
     final = summary.final
     flaky = _flaky(final, summary.threshold)
     ranks: dict[str, tuple[int, int, int, str]] = {}
@@ -157,7 +160,7 @@ class Subject:
         path: The run or sweep; for two runs, the first.
         runs: The runs by display name.
         more: Payload in addition to the runs: `pair` or `sweep`.
-        first_tasks: Tasks whose trajectories go first.
+        first_tasks: Tasks whose trajectories are added first.
     """
 
     path: Path
@@ -167,15 +170,15 @@ class Subject:
 
     @classmethod
     def of_run(cls, path: Path) -> Self:
-        """Makes the subject of a run. Raises `ConfigError` if the path is not a run."""
+        """Returns the subject of a report about one run. Raises `ConfigError` if the path is not a run."""
         return cls(path, {str(path): ShownRun(path)})
 
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""Data of an episode in the payload, in addition to its row: the name of its block, or the command to show it."""
+"""Bytes of an episode in the payload, in addition to its row: the name of its block, or the command to show it."""
 MISSES = 20
-"""After so many episodes in a row that did not fit, the file counts as full."""
+"""Number of consecutive episodes that do not fit, after which no further episode is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ class Written:
         size: Size in bytes.
         episodes: Number of rows.
         trajectories: Number of episodes with steps.
-        left_out: Number of recorded episodes whose steps were left out.
+        left_out: Number of recorded episodes whose steps are not in the report.
     """
 
     size: int
@@ -205,7 +208,7 @@ def write_report(
         out: The file.
         max_bytes: Size up to which trajectories are added.
         which: Selection of trajectories, from `WHICH`.
-        redact: Kinds of values to hide, from `redaction.KINDS`.
+        redact: Kinds of values to hide, from `KINDS`; see `redactor`.
 
     Raises:
         ConfigError: A record is broken.
@@ -232,10 +235,10 @@ def write_report(
 
 @dataclass(slots=True)
 class _Choice:
-    """Chooses trajectories until a number of bytes is used up.
+    """Chooses the trajectories that fit into a number of bytes.
 
     Attributes:
-        left: Number of bytes left.
+        left: Number of bytes that are still free.
         hide: Function that redacts a payload.
         names: Names of the blocks, by run and episode.
         left_out: Episodes that are not in the file, by run: id, reason, and the command that shows the episode.
@@ -248,7 +251,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the blocks. The runs take turns, so that each shows its most useful episodes."""
+        """Yields the HTML blocks of the chosen trajectories. The runs take turns, so that each gets some of them."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())

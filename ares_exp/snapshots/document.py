@@ -26,7 +26,7 @@ MAX_INTEGER_BITS = 1000
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a regular file, not a link, of at most `MAX_FILE_BYTES`.
+    """Reads the JSON object in a file. Rejects links and files of more than `MAX_FILE_BYTES`.
 
     Raises:
         SnapshotNotFoundError: The file does not exist.
@@ -210,7 +210,7 @@ class _PastStage(TypedDict):
 
 
 class _Episode(TypedDict, total=False):
-    """The finished stages, which name objects. `EpisodeFacts` checks other facts on use."""
+    """The finished stages, which contain digests of objects. `EpisodeFacts` checks the other facts on reading."""
 
     past_stages: list[_PastStage]
 

@@ -33,7 +33,7 @@ class RemovedObjects:
 
     Attributes:
         objects: Number of objects.
-        bytes: Their size on the disk.
+        bytes: Size of the objects on the disk.
         directories: Number of temporary directories.
         skipped: Reason why the collection was skipped, as a sentence; `None` if it ran.
     """
@@ -49,7 +49,8 @@ def collect(
 ) -> RemovedObjects:
     """Removes unneeded objects and temporary directories that are older than the grace time.
 
-    Nothing is removed while another process writes, or if a snapshot cannot be read, because its needs are unknown.
+    Nothing is removed while another process writes to the store, or if a snapshot cannot be read, because the objects
+    that it needs are unknown.
 
     Args:
         store: The store.
@@ -82,7 +83,7 @@ def collect(
 def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
     """Returns the digests of the objects that the snapshots need.
 
-    Any text in the journal, the delta or the agent's state that has the form of a digest also counts.
+    Any text in the journal, the delta or the agent's state that has the form of a digest is treated as needed.
     """
     needed: set[str] = set()
     seen: set[str] = set()
@@ -117,14 +118,14 @@ def _remove_temporary(store: SnapshotStore, grace_sec: float, *, dry_run: bool) 
 
 LOCK_FILE = ".lock"
 WRITER_WAITS_SEC = 120.0
-"""Bound on the wait of a writer, longer than a collection takes."""
+"""Time in seconds that a writer waits for a garbage collection to end. A collection takes less time."""
 COLLECTOR_WAITS_SEC = 1.0
 _PAUSE_SEC = 0.005
 
 
 @contextmanager
 def shared_lock(store: Path) -> Iterator[None]:
-    """Holds the lock of writers. Any number of writers can hold it at the same time, also nested.
+    """Holds the writers' lock of a store. Any number of writers can hold it at the same time, also nested.
 
     If the file system has no such locks, no lock is held and no collection is allowed.
 
@@ -141,7 +142,7 @@ def shared_lock(store: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(store: Path) -> Iterator[bool]:
-    """Holds the lock of the garbage collector. Yields whether it was free of writers."""
+    """Tries to lock a store for garbage collection. Yields whether it succeeded, which it does if no process writes."""
     with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
         yield held
 
@@ -161,7 +162,7 @@ def _lock(descriptor: int, kind: int, wait_sec: float) -> bool:
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:  # the only error that may end after a wait
+        except BlockingIOError:  # another process holds the lock; other errors do not end by waiting
             if time.monotonic() > give_up:
                 return False
             time.sleep(_PAUSE_SEC)

@@ -32,8 +32,8 @@ class SnapshotSchedule:
 
     Attributes:
         output_dir: The snapshot store.
-        timeout_sec: Bound on one snapshot, seconds.
-        is_only_to_continue: Whether its snapshots are useful only if episodes can continue from them.
+        timeout_sec: Time limit of one snapshot in seconds.
+        is_only_to_continue: Whether the snapshots have no other use than to continue episodes from them.
     """
 
     @validate_call
@@ -84,11 +84,11 @@ class SnapshotSchedule:
         return self._every is not None and step_count % self._every == 0
 
     def surplus(self, snapshot_ids: list[str]) -> list[str]:
-        """Returns the surplus snapshots of an episode that is running or has failed."""
+        """Returns the oldest of these snapshots of an episode, which exceed the number of snapshots to keep."""
         return snapshot_ids[: -self._keep] if self._keep is not None else []
 
     def is_success(self, reward: float | None) -> bool:
-        """Returns whether an episode that ended with this reward loses its snapshots."""
+        """Returns whether the snapshots of an episode that ended with this reward are deleted."""
         return self._success_reward is not None and reward is not None and reward >= self._success_reward
 
     def delete(self, snapshot_id: str) -> None:
@@ -99,7 +99,7 @@ class SnapshotSchedule:
     def collect_garbage(self) -> None:
         """Removes objects that only deleted and failed snapshots needed, if `gc` is set. Blocking."""
         if self._gc and self._has_garbage:
-            freed = self._store.gc(grace_sec=0.0)  # writers lock the store until a snapshot needs the objects
+            freed = self._store.gc(grace_sec=0.0)  # safe: writers hold the lock until their snapshot is committed
             if freed.skipped is not None:
                 logger.warning("%s", freed.skipped)
 

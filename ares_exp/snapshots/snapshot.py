@@ -72,11 +72,11 @@ class EnvironmentSnapshot:
         filesystem_base: Base of the delta.
         filesystem_entries: Number of paths in the delta.
         filesystem_bytes: Total size of the files in the delta, bytes.
-        container: `options`, `workdir`, `env_names`, and the lost state: `processes` and `not_captured`.
+        container: `options`, `workdir`, `env_names`, and state that is not captured: `processes` and `not_captured`.
         agent: `factory`, `options`, `source_digest`, and optionally `state` (an object) and its `state_version`.
         episode: Tokens, cost, elapsed seconds, states of random generators and similar facts.
         lineage: Origin: `root`, `parent`, `step`, `branch`, …; may be empty.
-        writer: Versions of the software that wrote it.
+        writer: Versions of the software that wrote the snapshot.
         requires_reset: Always false: the next call is `step()`.
         schema: Schema version of the JSON.
     """
@@ -142,12 +142,12 @@ class EnvironmentSnapshot:
             raise SnapshotMetadataError(f"{where}: {error}.") from None
         check_id(checked.snapshot_id, where)
         check_checksum(data, where)
-        # Pydantic has converted numbers and dropped unknown fields.
+        # Keeps the original mappings, because pydantic has converted numbers and dropped unknown fields in its copies.
         tables = {name: data[name] for name in _KEYS if isinstance(data[name], Mapping)}
         return replace(checked, **tables)
 
     def save_to_file(self, path: str | Path) -> None:
-        """Writes the JSON atomically. In another directory than `snapshot_dir`, the file also contains `snapshot_dir`.
+        """Writes the JSON atomically. A file outside of `snapshot_dir` also contains the path `snapshot_dir`.
 
         Args:
             path: A file, or a directory in which to write snapshot.json.
@@ -209,7 +209,7 @@ class EnvironmentSnapshot:
 
     @property
     def is_restorable(self) -> bool:
-        """Whether an episode can continue from it: it has the agent's journal or state, not only files."""
+        """Whether an episode can continue from the snapshot, because it has the agent's journal or state."""
         return bool(self.journal) or self.agent.get("state") is not None
 
     @property
@@ -218,7 +218,7 @@ class EnvironmentSnapshot:
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns the digests of the objects that it names directly, once each. The delta names the files' objects."""
+        """Returns the digests in its fields, without duplicates. Digests of the files' contents are in the delta."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
@@ -243,7 +243,7 @@ def _file_at(path: Path) -> Path:
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the text of a snapshot.json, without secrets, with the checksum of the redacted content.
+    """Returns the text of a snapshot.json with masked secrets, and with the checksum of the masked content.
 
     Raises:
         SnapshotError: The text exceeds `MAX_FILE_BYTES`, so it could not be read again.
@@ -259,7 +259,7 @@ def encode(data: Mapping[str, Any], path: Path) -> bytes:
 
 
 def encode_messages(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """Encodes messages as lines for `ObjectStore.put_lines`, without secrets."""
+    """Encodes messages as lines for `ObjectStore.put_lines`, with masked secrets."""
     return [dump_json(message).encode() for message in messages]
 
 
@@ -276,7 +276,7 @@ def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str,
             if not isinstance(message, dict):
                 raise TypeError(f"got {briefly(message)}")
             check_json(message, "the line")
-        except (ValueError, TypeError, RecursionError) as error:  # the error of check_json is a ValueError
+        except (ValueError, TypeError, RecursionError) as error:  # check_json raises a ValueError
             raise SnapshotCorruptError(
                 f"{where}: expected a message in line {number} of `message_objects`, but: {error}."
             ) from None

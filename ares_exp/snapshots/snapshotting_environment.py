@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 CANCEL_GRACE_SEC = 3.0
-"""Bound on unwinding a cancelled snapshot if a cancellation ends the episode."""
+"""Upper bound in seconds on the clean-up of a cancelled snapshot if a cancellation ends the episode."""
 
 UNWIND_SEC = 600.0
-"""Bound on unwinding a snapshot otherwise. The environment cannot continue before."""
+"""Upper bound in seconds on the clean-up of a snapshot in all other cases, in which the environment waits for it."""
 
 
 class SnapshottingEnvironment(EnvironmentWrapper):
@@ -59,7 +59,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self.snapshot_failures = 0
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report with the snapshots. Phase `snapshot` is the time spent on waits."""
+        """Returns the wrapped environment's report with the snapshots. Phase `snapshot` is the wait for snapshots."""
         report = super().report()
         return replace(
             report,
@@ -79,7 +79,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return self._seen(await super().reset(seed=seed, options=options))
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`. If the LAST step is a success, deletes the episode's snapshots as scheduled."""
+        """Applies `action`. If the episode ends with at least `success_reward`, deletes the episode's snapshots."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
         time_step = self._seen(await super().step(action))
@@ -88,7 +88,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Truncates the episode, after the snapshot in progress."""
+        """Waits for the snapshot in progress, then truncates the episode."""
         await self.wait_for_snapshot()
         last = await super().truncate(limit)
         return self._seen(last) if last is not None else None
@@ -96,7 +96,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def export_state(
         self, output_dir: str | Path | None = None, *, snapshot_id: str | None = None
     ) -> EnvironmentSnapshot:
-        """Exports the wrapped environment, after the snapshot in progress. The default is the schedule's store."""
+        """Waits for the snapshot in progress, then exports the wrapped environment.
+
+        By default, the snapshot is written to the schedule's store and added to `snapshots`.
+        """
         await self.wait_for_snapshot()
         if output_dir is not None or snapshot_id is not None:
             return await super().export_state(output_dir or self._schedule.output_dir, snapshot_id=snapshot_id)
@@ -105,7 +108,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return snapshot
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Forks the wrapped environment, after the snapshot in progress. The branches take no snapshots."""
+        """Waits for the snapshot in progress, then forks the wrapped environment. The branches take no snapshots."""
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 
@@ -118,7 +121,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits until no snapshot is in progress. A snapshot that takes too long is cancelled and unwinds first."""
+        """Waits until no snapshot is in progress, at most for the time limit of a snapshot and its clean-up.
+
+        If the wait is cancelled, cancels the snapshot.
+        """
         capture = self._capture
         if capture is None:
             return
@@ -136,7 +142,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._capture = None
 
     async def close(self) -> None:
-        """Closes the environment, after the snapshot in progress."""
+        """Waits for the snapshot in progress, then closes the environment."""
         try:
             await self.wait_for_snapshot()
         finally:
@@ -146,7 +152,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment: after the snapshot in progress or, if cancelled, without it."""
+        """Waits for the snapshot in progress, then leaves the wrapped environment.
+
+        After a cancellation, the snapshot is cancelled instead.
+        """
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -200,7 +209,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return (self._schedule.output_dir / name).is_dir()
 
     async def _delete(self, names: list[str]) -> None:
-        """Deletes some of the episode's snapshots. Keeps a snapshot whose deletion fails."""
+        """Deletes these snapshots of the episode. A snapshot that cannot be deleted stays in `snapshots`."""
         for name in list(names):
             self.snapshots.remove(name)
             try:
@@ -214,7 +223,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot in progress and waits, bounded, until it has unwound. No part of it becomes visible."""
+        """Cancels the snapshot in progress, and waits for a bounded time for its clean-up.
+
+        An incomplete snapshot never becomes visible in the store.
+        """
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

@@ -38,9 +38,9 @@ class SnapshotStore:
 
     @cached_property
     def objects(self) -> ObjectStore:
-        """The object store. Put a snapshot's objects through this instance, inside `writing()`.
+        """The object store. Use this instance, inside `writing()`, to store the objects of a new snapshot.
 
-        `commit(sync=True)` only syncs objects that were put through it.
+        `commit(sync=True)` syncs only objects that were stored through this instance.
         """
         return ObjectStore(self.path)
 
@@ -49,9 +49,10 @@ class SnapshotStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Prevents garbage collection, from before the first object of a snapshot is put until its `commit`.
+        """Prevents garbage collection while the objects of a new snapshot are stored, until its `commit`.
 
-        Creates the store if it is missing. Any number of writers may be inside, and `commit` may be called inside.
+        Creates the store if it is missing. Several writers may use this context at the same time, and `commit` may be
+        called in it.
 
         Raises:
             SnapshotError: The store is not writable, or a garbage collection did not end in time.

@@ -25,11 +25,13 @@ TIMEOUT_SEC = 120.0
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Makes the same factory as an option of the `agent` group. For an agent's own class, returns the class.
+    """Returns the factory that an option of the `agent` group would create.
+
+    A part that takes an `llm_client`, such as the class of an agent, is already a factory and is returned unchanged.
 
     Args:
         part: Object that `_target_` names.
-        options: Arguments of the call.
+        options: Arguments of the call that creates the factory.
     """
     is_factory = "llm_client" in inspect.signature(part).parameters
     made: CodeAgentFactory = part if is_factory else part(**options)
@@ -37,7 +39,7 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The suite. Define the fixture `factory`, and `replies` with which its agents finish."""
+    """The suite of code agents. Define the fixture `factory`, and `replies` with which its agents finish."""
 
     replies: Replies = (
         "```bash\nls\n```",
@@ -53,7 +55,7 @@ class AgentContract:
 
     @pytest.fixture
     def container(self) -> RehearsalContainer:
-        """Returns the agents' container. By default, it answers `echo` commands, and repeats other commands."""
+        """Returns the container of the agents. By default, it executes only `echo`, and repeats other commands."""
         return RehearsalContainer(lambda command: command.removeprefix("echo "))
 
     def test_preflight_passes(self, factory: CodeAgentFactory) -> None:

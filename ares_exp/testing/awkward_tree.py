@@ -11,7 +11,7 @@ from ares_exp.containers.container import Container
 
 WORK_SEC = 60.0
 
-# Directories and files of the base image to be changed; the container itself uses none of them.
+# Finds directories and files of the base image that can be changed, because the container itself does not use them.
 _PICK = """
 directories, files = [], []
 for name in sorted(os.listdir("/usr/share")):
@@ -85,7 +85,7 @@ for name, source in steps.items():
 print(json.dumps(failed))
 """
 
-# All attributes of the files at or below these paths, and of the directories that hold them.
+# Prints all attributes of the files at or below these paths, and of the directories that contain the paths.
 _LIST = """
 found, names = {}, {}
 def add(path):
@@ -137,10 +137,10 @@ async def python(box: Container, source: str, **given: object) -> Any:
 
 
 async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """Makes every kind of change except the `STEPS` in `leave_out`.
+    """Makes every kind of change to the files of a container, except the `STEPS` in `leave_out`.
 
     Returns:
-        The paths to list to see all changes, and the names of the `STEPS` that were not possible.
+        The paths that contain all changes, for `listing`, and the names of the `STEPS` that failed in this container.
     """
     picked = await python(box, _PICK)
     assert (len(picked["directories"]), len(picked["files"])) == (4, 8)
@@ -150,6 +150,6 @@ async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tu
 
 
 async def listing(box: Container, roots: list[str]) -> dict[str, list[Any]]:
-    """Lists the files at and below the paths in `roots`."""
+    """Lists the attributes and contents of the files at and below the paths in `roots`."""
     found: dict[str, list[Any]] = await python(box, _LIST, roots=roots)
     return found

@@ -27,7 +27,7 @@ from ares_exp.testing.awkward_tree import listing, make_awkward, python
 
 LARGE_BYTES = 5 * 2**20
 SOON_SEC = 60.0
-# Changes the files of `make_awkward` in every way, and prints the contents under the names of one file.
+# Changes the files of `make_awkward` in every way, and prints the contents of a file under each of its names.
 _SPOIL = """
 names = ["/n/h1", "/n/h2", "/n/d/h3"]
 with open(names[0], "a") as file:
@@ -77,13 +77,13 @@ async def run(box: Container, command: str) -> str:
 
 
 class ChangesContract:
-    """The suite. Override `factory`, `spec`, `others_base` and `left`."""
+    """The suite of containers that can be captured. Override `factory`, `spec`, `other_base` and `left`."""
 
     impossible: frozenset[str] = frozenset()
-    """The `STEPS` that no program in the container may do."""
+    """The `STEPS` that programs in the container are not allowed to do."""
 
     lost: frozenset[str] = frozenset()
-    """The `STEPS` whose outcome this way of capturing cannot keep and reports."""
+    """The `STEPS` whose changes the backend cannot capture. It must report them as lost."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -99,7 +99,7 @@ class ChangesContract:
         raise NotImplementedError
 
     async def left(self) -> list[str]:
-        """Lists the backend's resources for this process: containers, images, directories."""
+        """Lists the resources of this process that exist in the backend: containers, images, directories."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -112,7 +112,7 @@ class ChangesContract:
         return CountingStore(tmp_path / "store")
 
     async def nothing_left_but(self, before: list[str]) -> None:
-        """Waits until only `before` is left, because a backend may still be cleaning up."""
+        """Waits until only the resources in `before` exist, because a backend may still be cleaning up."""
         async with asyncio.timeout(SOON_SEC):
             while (now := await self.left()) != before:  # noqa: ASYNC110 (it happens in the backend)
                 await asyncio.sleep(0.05)
@@ -218,7 +218,7 @@ class ChangesContract:
 
     async def test_second_capture_reads_only_changes(self, box: Container, objects: CountingStore) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large; echo one > /w/small")
-        await asyncio.sleep(2.1)  # files that have just changed are read again, because they may change unnoticed
+        await asyncio.sleep(2.1)  # captures read recently changed files again, because another change may go unnoticed
         first = await capture(box, objects)
         assert objects.put_bytes > LARGE_BYTES
         objects.put_bytes = 0

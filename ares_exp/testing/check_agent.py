@@ -81,11 +81,12 @@ async def check_agent(
 
     Args:
         factory: Factory of the agents.
-        replies: The replies of the LLM. After the last one, the episode ends, whether or not the agent has finished.
+        replies: The replies of the LLM. The episode ends after the last reply, whether or not the agent has finished.
         instruction: The agent's task.
-        container: The agent's container, such as a started one; by default a container that only echoes.
+        container: The agent's container, for example a started container of a backend. Default: a container that only
+            echoes.
         max_steps: Upper bound on the number of replies.
-        timeout_sec: Bound on each step in seconds.
+        timeout_sec: Time limit of each step in seconds.
 
     Returns:
         The number of replies that were given.
@@ -188,7 +189,7 @@ class _Check:
             await again.cancel()
 
     async def _check_state(self, step: int, request: LLMRequest) -> None:
-        """Makes an agent from the state of the current agent, and compares its next request."""
+        """Creates an agent from the state of the current agent, and compares the next requests of both."""
         agent, kind = self.host.agent, type(self.host.agent).__name__
         if not isinstance(agent, StatefulAgent):
             raise SnapshotUnsupportedError(

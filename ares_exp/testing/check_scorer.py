@@ -21,7 +21,7 @@ def sample_episode(
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
 ) -> ScoredEpisode:
-    """Makes an episode in which the policy gave these responses, one per request.
+    """Creates an episode in which the policy gave these responses, one per request.
 
     Args:
         responses: Texts of the policy's responses.
@@ -76,9 +76,9 @@ async def check_scorer(
     Args:
         scorer: A function or another callable object.
         episode: Episode to score; by default it has one response and the reward 1.0, see `sample_episode`.
-        container: A started container; `None` as for an environment without one.
+        container: A started container; `None` for the scorer of an environment without a container.
         name: Name of the scorer.
-        timeout_sec: Bound on the call.
+        timeout_sec: Time limit of the call in seconds.
 
     Raises:
         ConfigError: The object is not a scorer.

@@ -17,7 +17,7 @@ from ares_exp.trajectories.records import StepRecord, serialize_llm_request, ser
 
 
 def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
-    """Makes the records of a whole episode.
+    """Creates the records of a whole episode.
 
     Args:
         text: Text of the exchanges.
@@ -38,7 +38,7 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
 
 
 class CollectorContract:
-    """The suite. Define the fixture `collector`."""
+    """The suite of trajectory collectors. Define the fixture `collector`."""
 
     keeps_steps = True
     """Whether the result of `end_episode` has the steps."""

@@ -35,7 +35,7 @@ WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\n
 
 
 async def alive(box: Container, what: str) -> int:
-    """Counts the container's processes whose command line is `what`."""
+    """Counts the processes in the container with the command line `what`."""
     pattern = f"^{what} $"
     result = await box.exec(
         f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null | grep -c '{pattern}'"
@@ -51,13 +51,16 @@ async def until_alive(box: Container, what: str, count: int) -> None:
 
 
 def _ask(where: str, what: str) -> str:
-    """Makes a command that sends a request through its own socket."""
+    """Returns a command that sends an HTTP request for `what` to `where` through a shell's socket."""
     return f"exec 3<>/dev/tcp/{where} && printf 'GET {what} HTTP/1.1\\r\\n\\r\\n' >&3 && timeout 50 cat <&3"
 
 
 @contextlib.contextmanager
 def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
-    """Creates a file in each folder that this user may write to; removes them, and the folders that it made."""
+    """Creates a file in each folder that is writable for this user, and yields the files.
+
+    Removes the files and the folders that it has created at the end.
+    """
     with contextlib.ExitStack() as made:
         files = []
         for folder in folders:
@@ -79,14 +82,14 @@ def _needs_isolation(factory: ContainerFactory) -> None:
 
 
 class ContainerContract:
-    """The suite. Override `factory`, and `spec` if a container needs more than a name."""
+    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     other_user: str | None = "nobody"
     """A user of the container besides root; `None` if there is none."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
-    """Network modes that a container of `factory` can have, one after the other; for any other it has no network,
-    or the task is refused."""
+    """Supported network modes of a container, between which it can switch. In other modes, it has no network or the
+    task is rejected."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -330,7 +333,7 @@ class ContainerContract:
                     assert not result.timed_out, command
                     assert isinstance(result.exit_code, int), command
                     assert (await box.exec("echo next")).output == "next\n", command
-                except ContainerDiedError:  # if the container itself ends, it reports so
+                except ContainerDiedError:  # the command may end the container, which must then raise this error
                     box = await boxes.enter_async_context(factory(spec))
 
     async def test_many_commands_run_concurrently(self, box: Container) -> None:

@@ -34,7 +34,7 @@ class RehearsalContainer:
         self._random = random.Random(0)
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
-        """Answers like `AgentContainer.exec`; options have no effect."""
+        """Returns the response to a command, like `AgentContainer.exec`. Options have no effect."""
         self.commands += 1
         output = f"{command}\n{self.commands}\n" if self._respond is None else self._respond(command)
         for _turn in range(self._random.randrange(4)):

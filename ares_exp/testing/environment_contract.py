@@ -27,14 +27,16 @@ TIMEOUT_SEC = 200.0
 """Time limit for two episodes, on a loaded machine."""
 
 QUIET_SEC = 0.05
-"""How long an environment without changes is watched."""
+"""Time in seconds for which a test checks that an environment does not change."""
 
 GRACE_SEC = 10.0
-"""Time limit after `close()` for everything that the environment has started."""
+"""Time limit in seconds after `close()` for the end of all tasks that the environment has started."""
 
 
 class EnvironmentContract:
-    """The suite. Define the fixture `environment`, and `replies` that run an episode, preferably to its end.
+    """The suite of environments.
+
+    Define the fixture `environment`, and `replies` that run an episode, preferably to its end.
 
     Tests of optional members that the environment does not have are skipped.
     """
@@ -47,7 +49,7 @@ class EnvironmentContract:
 
     @pytest.fixture
     def environment(self) -> MinimalEnvironment:
-        """Returns an environment that was not reset yet."""
+        """Returns an environment that has not been reset."""
         raise NotImplementedError
 
     # Behaviour of every environment

@@ -45,7 +45,7 @@ _MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar 
 """Opens the largest allowed number of connections, sends a number over each, and prints the responses."""
 
 _HOLD = f"{CONNECT_MANY}select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);"
-"""Holds as many open until there is a file."""
+"""Opens the same number of connections, and keeps them open until the file `/tmp/enough` exists."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -102,42 +102,42 @@ class Server:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends everything back, then ends."""
+    """Sends all received data back, until the client ends its half of the connection."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
 
 
 def perl(source: str, port: int) -> str:
-    """Makes a command that runs a client."""
+    """Returns a command that runs a client written in Perl."""
     return f"perl -MIO::Socket::INET -e {shlex.quote(source)} {port}"
 
 
 def greet(port: int) -> str:
-    """Makes a command that sends a line and prints the line that comes back."""
+    """Returns a command that sends a line and prints the received line."""
     return f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo hello >&3 && head -n1 <&3"
 
 
 def greet_at_last(port: int) -> str:
-    """Makes a command like `greet` that retries until the line comes back."""
+    """Returns a command like `greet` that retries until it receives the line."""
     return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
 
 
 def port_of(forwarded_port: ForwardedPort) -> int:
-    """Returns the port of a forwarded port."""
+    """Returns the port number in the URL of a forwarded port."""
     host, _, port = forwarded_port.url.rpartition(":")
     assert host == "http://127.0.0.1"
     return int(port)
 
 
 class ForwardedPortContract:
-    """The suite. Override `factory`, and `spec` if a container needs more than a name."""
+    """The suite of forwarded ports. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Network modes that a container of `factory` can have."""
 
     large_bytes = 4 * 2**20
-    """Data of a connection that is to be too much for what holds it on its way."""
+    """Number of bytes that exceeds the buffers of a connection."""
 
     own_network = True
     """Whether a container has its own loopback, so that it gets the requested ports."""
@@ -157,7 +157,7 @@ class ForwardedPortContract:
 
     @contextlib.asynccontextmanager
     async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
-        """Opens a forwarded port for the body; yields its port and its server."""
+        """Opens a forwarded port and yields its port number and its server. Closes both at the end."""
         server = Server(handler)
         forwarded_port = await self.open(box, server)
         try:
@@ -386,7 +386,7 @@ class ForwardedPortContract:
 
 
 RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3"
-"""Prints the process numbers of the relays in a container."""
+"""Prints the process ids of the relays in a container."""
 
 
 class RelayedForwardedPortContract(ForwardedPortContract):

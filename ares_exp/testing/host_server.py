@@ -14,7 +14,7 @@ HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello
 
 
 def host_address() -> str:
-    """Returns this machine's outgoing address without sending anything. Skips the test without an address."""
+    """Returns this machine's outgoing address. Sends no data. Skips the test if the machine has no such address."""
     for anywhere in ("192.0.2.1", "172.17.0.2"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((anywhere, 9))
@@ -24,7 +24,10 @@ def host_address() -> str:
 
 @asynccontextmanager
 async def hello_server(address: str | None = None) -> AsyncIterator[tuple[str, int]]:
-    """Answers every request with hello at `address` (default: `host_address`); yields address and port."""
+    """Starts an HTTP server that responds `hello` to every request, and yields its address and port.
+
+    `address` defaults to `host_address`.
+    """
     connections: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

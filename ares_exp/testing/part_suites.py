@@ -24,9 +24,9 @@ METHODS: Mapping[str, Sequence[str]] = {
     "container": ("preflight", "check", "__call__"),
     "policy": ("__call__",),
 }
-"""The methods by which a class is recognised, by kind. A class that takes an `llm_client` is an agent."""
+"""Methods that identify the kind of a class. A class whose constructor takes an `llm_client` is an agent."""
 FIXTURES = {"agent": "factory", "container": "factory"}
-"""The fixture that gives a suite its part, where it does not have the name of the kind."""
+"""Name of the fixture that provides the part to its suite, if it differs from the name of the kind."""
 
 
 def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 SUITES = Path(__file__).with_name("part_suites.py")
-"""Stands for the test module of the parts, which is made in memory."""
+"""Path under which pytest reports the test module of the parts, which exists only in memory."""
 _SUITES = pytest.StashKey[ModuleType]()
 _ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
 

@@ -23,14 +23,14 @@ TIMEOUT_SEC = 120.0
 
 
 class PolicyContract:
-    """The suite. Define the fixture `policy`, and `question` if it answers only some requests."""
+    """The suite of policies. Define the fixture `policy`, and `question` if it answers only some requests."""
 
     task_name = "contract"
     """The task to run, for a policy that knows only some tasks."""
 
     @pytest.fixture
     def policy(self) -> LLMClient:
-        """Returns an unused policy."""
+        """Returns a policy that has not been opened."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -39,7 +39,7 @@ class PolicyContract:
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:
-        """Makes the spec of an episode."""
+        """Returns the spec of an episode."""
         return EpisodeSpec(self.task_name, attempt, seed=attempt)
 
     def test_policy_returns_a_response(self, policy: LLMClient, question: LLMRequest) -> None:

@@ -18,19 +18,21 @@ TIMEOUT_SEC = 120.0
 
 
 class SourceContract:
-    """The suite. Define the fixture `source`, and `parts` if its tasks need containers other than local ones.
+    """The suite of environment sources.
+
+    Define the fixture `source`, and `parts` if its tasks need other containers than local containers.
 
     Only `test_episode_starts` starts a container; no test asks an LLM.
     """
 
     @pytest.fixture
     def source(self) -> EnvironmentSource:
-        """Returns a source that was not loaded yet."""
+        """Returns a source that has not been loaded."""
         raise NotImplementedError
 
     @pytest.fixture
     def parts(self, tmp_path: Path) -> EpisodeParts:
-        """Makes the parts of its environments."""
+        """Returns the parts of an episode for the environments of the source: containers, agent, limits."""
         limits = EpisodeLimits()
         return EpisodeParts(LocalContainerFactory(), ShellAgentFactory(), limits, seed=0, output_dir=tmp_path / "files")
 

@@ -24,7 +24,7 @@ SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
 
 
 def episode_result(index: int, reward: float | None = 1.0) -> EpisodeResult:
-    """Makes the row of an episode; `None` as reward makes the row of a failed one."""
+    """Returns the result of an episode. If `reward` is `None`, the episode has failed."""
     return EpisodeResult(
         episode_id=f"task-{index}__0__0000000{index}",
         task_name=f"task-{index}",
@@ -46,23 +46,23 @@ RESULTS = (episode_result(1), episode_result(2, None), episode_result(3, 0.5))
 
 
 class TrackerContract:
-    """The suite. Define the fixture `tracker`."""
+    """The suite of trackers. Define the fixture `tracker`."""
 
     @pytest.fixture
     def tracker(self) -> Tracker:
-        """Returns a tracker that was not started yet."""
+        """Returns a tracker that has not been started."""
         raise NotImplementedError
 
     @pytest.fixture
     def run_info(self, tmp_path: Path) -> RunInfo:
-        """Makes the description of the run for the tracker."""
+        """Returns the description of the run for the tracker."""
         config = {"seed": 3, "policy": {"model": "m", "temperature": None}, "tasks": ["a", "ü"]}
         (tmp_path / "run").mkdir()
         return RunInfo(tmp_path / "run", "a name", "0badcafe", config=config, provenance={"argv": ["ares_exp"]})
 
     @pytest.fixture
     def watched(self, tracker: Tracker) -> Iterator[SeveralTrackers]:
-        """Yields the tracker as a run uses it, and checks afterwards that it neither raised nor failed."""
+        """Yields the tracker, wrapped as in a run. Checks at the end that it has not raised or reported a failure."""
         watched = SeveralTrackers({"tracker": tracker})
         yield watched
         assert watched.failures == 0

@@ -41,7 +41,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Submits a function. Returns at once, and does nothing before `start` and after `finish`."""
+        """Submits a function. Returns at once. Does nothing before `start` and after `finish`."""
         if self._thread is not None:
             self._inbox.put(act)
 
@@ -56,7 +56,7 @@ class BackgroundWriter:
         return self._inbox.empty()
 
     def finish(self, timeout_sec: float) -> None:
-        """Waits until the queue is done, and ends the thread. Abandons the thread after `timeout_sec`."""
+        """Waits until all submitted functions have run, then ends the thread. Abandons it after `timeout_sec`."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -79,5 +79,5 @@ class BackgroundWriter:
 
 
 def error_line(error: Exception) -> str:
-    """Returns the type and the start of the message of an error in one line."""
+    """Formats an error on one line: its type and the start of its message."""
     return one_line(f"{type(error).__name__}: {error}", 300)

@@ -1,4 +1,4 @@
-"""The tracker that writes one file of JSON lines."""
+"""The tracker that writes a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class JsonlTracker(TrackerBase):
         """Stores the settings, without writing a file.
 
         Args:
-            finish_timeout_sec: Bound on `finish`, for a disk that hangs.
+            finish_timeout_sec: Time limit of `finish` in seconds, in case the disk hangs.
             clock: Function that returns the time in epoch seconds.
         """
         self._finish_timeout_sec = finish_timeout_sec
@@ -59,7 +59,7 @@ class JsonlTracker(TrackerBase):
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Opens the file, new or from an earlier session."""
+        """Opens the file, which may be new or from an earlier session."""
         self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
         path, rows = self._path, self._rows
         self._writer.start()

@@ -15,7 +15,7 @@ ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "gener
 
 
 class EpisodeRows:
-    """Turns finished episodes into rows with running totals.
+    """Converts finished episodes to rows with running totals.
 
     If an attempt has several tries, its last try counts in the totals, as at the end of the run.
     """
@@ -28,7 +28,7 @@ class EpisodeRows:
         self._scored = 0
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
-        """Makes the row of a finished episode. Unknown values are left out and never recorded as 0."""
+        """Returns the row of a finished episode. Unknown values are omitted and never recorded as 0."""
         self._finished += 1
         self._count(result)
         row = {
@@ -52,7 +52,7 @@ class EpisodeRows:
         return row
 
     def _count(self, result: EpisodeResult) -> None:
-        """Counts an attempt by its last try."""
+        """Adds a result to the running totals. If the attempt has an earlier try, replaces its values."""
         slot = result.task_name, result.attempt
         if (before := self._last.get(slot)) is not None:
             if result.retry < before[0]:
@@ -69,7 +69,7 @@ class EpisodeRows:
 
 
 def total_metrics(summary: RunSummary) -> dict[str, Any]:
-    """Makes the totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
+    """Returns the totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
     from ares_exp.records.statistics.metric_estimates import metrics
     from ares_exp.records.statistics.run_statistics import RunStatistics
 

@@ -1,4 +1,4 @@
-"""Several trackers at once, isolated from each other's failures."""
+"""Several trackers for one run, isolated from each other's failures."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISH_TIMEOUT_SEC = 600.0
-"""Upper limit on a tracker's own bound on `finish`, in seconds; a tracker without one is abandoned after that."""
+"""Time in seconds after which `finish` of a tracker is abandoned, even if the tracker has no or a longer time limit."""
 
 _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
-    """A `Tracker` that passes every call on to several named trackers. An exception of one does not affect the others.
+    """A `Tracker` that forwards every call to several named trackers. An exception of one does not affect the others.
 
     A tracker whose `log_episode` has no argument for the trajectory is called without it.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = {name: completed(one, TrackerBase) for name, one in trackers.items()}
-        self._failed: list[str] = []  # appended to by threads
+        self._failed: list[str] = []  # threads append names to it
         self._with_trajectory = {name for name, one in self._trackers.items() if _takes_trajectory(one)}
 
     def __getitem__(self, name: str) -> TrackerBase:
@@ -39,7 +39,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         return self._trackers[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over the names, in the order given."""
+        """Iterates over the names, in the order of the config."""
         return iter(self._trackers)
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
 
     @property
     def place(self) -> str | None:
-        """The lines of all trackers that have one, or `None`."""
+        """The `place` lines of all trackers that have one, or `None`."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:
@@ -62,23 +62,23 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._guard(name, tracker.start, run)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Passes the try to every tracker."""
+        """Forwards the result of a try to every tracker."""
         for name, tracker in self._trackers.items():
             more = (trajectory,) if name in self._with_trajectory else ()
             self._guard(name, tracker.log_episode, result, *more)
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Passes the sample to every tracker."""
+        """Forwards the sample to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_system, sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Passes the order to every tracker."""
+        """Forwards the order to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_order, line)
 
     def finish(self, summary: RunSummary) -> None:
-        """Finishes all trackers at the same time, each within its own bound."""
+        """Finishes all trackers concurrently. Abandons a tracker that exceeds `FINISH_TIMEOUT_SEC`."""
         threads = [
             threading.Thread(target=self._guard, args=(name, tracker.finish, summary), name=name, daemon=True)
             for name, tracker in self._trackers.items()

@@ -28,9 +28,9 @@ _BINS = 30
 class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
-    The step of an episode's scalars is the number of finished tries, also in a resumed run. Scalars of a training use
-    the optimizer step, and scalars of the runner the whole seconds since the start of the run. The end of the run adds
-    the totals and histograms over the attempts. Config and provenance are texts.
+    The step of an episode's scalars is the number of finished tries, also in a resumed run. The step of a training's
+    scalars is the optimizer step. The step of the runner's scalars is the number of seconds since the start of the run.
+    The end of the run adds the totals and histograms over the attempts. Config and provenance are texts.
     """
 
     @pydantic.validate_call
@@ -43,7 +43,7 @@ class TensorboardTracker(TrackerBase):
         """Stores the settings, without writing a file.
 
         Args:
-            finish_timeout_sec: Bound on `finish`, for a disk that hangs.
+            finish_timeout_sec: Time limit of `finish` in seconds, in case the disk hangs.
             clock: Function that returns the time in epoch seconds.
 
         Raises:
@@ -99,7 +99,7 @@ class TensorboardTracker(TrackerBase):
 
 
 class _EventFile:
-    """One event file: a session of a run. Used by one thread."""
+    """The event file of one session of a run. Used by one thread."""
 
     def __init__(self, folder: Path, started: float, earlier: Sequence[EpisodeResult]) -> None:
         self._folder = folder
@@ -114,7 +114,7 @@ class _EventFile:
         from tensorboardX.event_file_writer import EventsWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        # The name has the second; with the nanosecond, no two sessions have the same, and they sort as they started.
+        # The writer's name has only seconds. The nanoseconds make the names unique and sort the sessions by start.
         self._file = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
         for result in self._earlier:
             self._rows.add(result)
@@ -160,5 +160,5 @@ class _EventFile:
     def _add(self, summary: Any, step: int, now: float) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
-        if self._file is not None:  # it could not be opened, which was reported
+        if self._file is not None:  # otherwise it could not be opened, which was reported
             self._file.write_event(Event(step=step, wall_time=now, summary=summary))

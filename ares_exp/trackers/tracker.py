@@ -55,8 +55,8 @@ class RunInfo:
 class Tracker(Protocol):
     """Receives the events of a run: `start`, any number of `log_episode`, `finish`.
 
-    These members are required. `TrackerBase` has the optional members with their defaults: inherit from it, or define
-    some of its members.
+    These members are required. `TrackerBase` has the optional members with their defaults. To use them, inherit from
+    it or define some of its members.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -68,7 +68,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: RunSummary) -> None:
-        """Records the totals and releases everything. May block up to its own bound: it is called in a thread."""
+        """Records the totals and releases all resources. May block, up to its own time limit, in a separate thread."""
         ...
 
 
@@ -85,7 +85,7 @@ class TrackerBase(Tracker):
 
     @property
     def place(self) -> str | None:
-        """A line for the user after `finish`: the place of the record, or the way to upload it. Default: `None`."""
+        """A line for the user after `finish`: the location of the record, or how to upload it. Default: `None`."""
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
@@ -96,7 +96,7 @@ class TrackerBase(Tracker):
         """Records measurements of the runner (`system/loop_lag_sec`, …). Returns at once. Default: ignores them."""
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records an order to the run, as a line of `control.jsonl`. Returns at once. Default: ignores it."""
+        """Records an order to the run, which is a line of `control.jsonl`. Returns at once. Default: ignores it."""
 
 
 class NullTracker(TrackerBase):

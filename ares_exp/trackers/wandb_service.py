@@ -1,4 +1,4 @@
-"""A session of a W&B run: its record, its folders, its start and its end. Everything stays in the run directory."""
+"""A session of a W&B run: its record, its folders, its start and its end. All files stay in the run directory."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ SETTINGS: Mapping[str, Any] = {
     "silent": True,
     "console": "off",
     "finish_timeout_raises": True,
-    "x_transaction_log_flush_interval": 0.1,  # seconds until a row is on disk: a run that is killed loses no more
-    # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
+    "x_transaction_log_flush_interval": 0.1,  # seconds until a row is on disk, and at most lost if the run is killed
+    # Unlike the run's provenance, W&B's contains the unmasked command line and git remote.
     "x_disable_meta": True,
-    "x_disable_stats": True,  # its monitor is a process that leaves a socket in the temporary directory
+    "x_disable_stats": True,  # W&B's monitor is a process that leaves a socket in the temporary directory
     "x_save_requirements": False,
     "disable_git": True,
     "disable_code": True,
     "save_code": False,
 }
 
-# W&B's service process and its environment variables belong to the whole process.
+# W&B's service process and its environment variables are shared by all threads of this process.
 _one_user_at_a_time = threading.Lock()
-_open_runs: set[str] = set()  # ids of the W&B runs that were opened here and have not been closed
+_open_runs: set[str] = set()  # ids of the W&B runs that `open_run` has opened and that are still open
 
 
 class WandbRecord(pydantic.BaseModel, frozen=True):
@@ -48,9 +48,9 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
     Attributes:
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without one.
         parents: Digests of the parents' trajectories, by run directory.
-        linked: Whether the service has the links to task set and parents.
-        logged_in: The run directory at the time when table and artifacts were complete, because W&B stores absolute
-            paths. `None` if the run has not ended or was killed.
+        linked: Whether the W&B run is linked to its task set and parents on the service.
+        logged_in: Path of the run directory when the table and the artifacts were completed, because W&B stores
+            absolute paths. `None` if the run has not ended or was killed.
         scores_bytes: Size in bytes of the uploaded scores of `ares-exp score`.
     """
 
@@ -67,15 +67,19 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
 
     @classmethod
     def of(cls, info: RunInfo, settings: Mapping[str, Any]) -> Self:
-        """Returns the record for a session: of the W&B run of earlier sessions, of the W&B sweep, or a new one."""
-        # A job of a Hydra sweep has siblings in this process, and a W&B sweep's agent waits for one run.
+        """Returns the record for a new session.
+
+        A resumed run continues the W&B run of its earlier sessions. If a W&B sweep started the process, the session
+        belongs to the W&B run of the sweep. Otherwise it belongs to a new W&B run.
+        """
+        # A Hydra sweep can run several jobs in this process, but the agent of a W&B sweep expects one run.
         wanted = sweep_run_id() if info.group is None else None
         earlier = cls.read(info.run_dir) if info.resumed else None
         known = earlier.model_dump(include={"project", "entity", "id"}) if earlier else {}
         return cls(**{"id": plain(wanted or info.run_id), **settings, **known})
 
     def write(self, run_dir: Path, **changes: Any) -> Self:
-        """Writes the record with some changes into a run directory, and returns it."""
+        """Writes the record, with these fields changed, into a run directory. Returns the changed record."""
         changed = self.model_copy(update=changes)
         write_atomically(run_dir / "wandb" / "run.json", changed.model_dump_json(indent=2) + "\n")
         return changed
@@ -91,28 +95,28 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
 
 
 def plain(name: str) -> str:
-    """Returns `name` with each character replaced that W&B rejects in a run id or an artifact's name."""
+    """Replaces the characters of `name` that W&B rejects in a run id or the name of an artifact."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
 
 
 def sweep_run_id() -> str | None:
-    """Returns the id that the agent of a W&B sweep chose for this process's run, if one started it."""
+    """Returns the run id that the agent of a W&B sweep chose for this process; `None` outside of such a sweep."""
     return os.environ.get("WANDB_RUN_ID") or None if os.environ.get("WANDB_SWEEP_ID") else None
 
 
 def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[str, Any], **more: Any) -> wandb.Run:
-    """Opens a session of a W&B run whose files go into a directory. If W&B raises, no session is left.
+    """Opens a session of a W&B run that writes its files into a directory. If W&B raises, no session remains open.
 
     The mode is `online`, `offline`, or `auto`, which is `online` if W&B finds a key. `settings` are further settings of
     W&B, `more` are further arguments of `wandb.init`.
     """
     import wandb
 
-    # Silent for the whole process, not only for the run: a W&B without a key would ask for one.
+    # Makes W&B silent in the whole process, not only for the run, because it prompts for a missing key.
     wandb.setup(settings=wandb.Settings(silent=True))
     before = sessions(run_dir)
     try:
-        if mode == "auto":  # with a run of the user, W&B has logged in before
+        if mode == "auto":  # if the user has opened a W&B run in this process, W&B is already logged in
             mode = "online" if wandb.run is not None or wandb.login(verify=False, prompt=False) else "offline"
         run = wandb.init(
             project=record.project,
@@ -127,7 +131,7 @@ def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[st
         )
     except BaseException:
         _end_service()
-        for session in {*sessions(run_dir)} - {*before}:  # their record marks the run as ended
+        for session in {*sessions(run_dir)} - {*before}:  # the record in such a folder marks the run as ended
             shutil.rmtree(session, ignore_errors=True)
         raise
     _open_runs.add(run.id)
@@ -135,7 +139,7 @@ def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[st
 
 
 def close_run(run: wandb.Run, *, exit_code: int) -> None:
-    """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it."""
+    """Finishes a W&B run. Ends W&B's service process unless another run in this process uses it."""
     _open_runs.discard(run.id)
     run.finish(exit_code=exit_code)
     _end_service()
@@ -149,27 +153,28 @@ def _end_service() -> None:
 
 
 def sessions(run_dir: Path) -> list[Path]:
-    """Returns the folders of the sessions of a run's W&B run, in their order."""
+    """Returns W&B's folders of the sessions of a run, in order of their start."""
     found = [path for path in (run_dir / "wandb").glob("*run-*") if not path.is_symlink()]
     return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
 
 
 def uploaded_mark(file: Path) -> Path:
-    """Returns the file that marks a session's file as uploaded: `wandb sync` makes it, and an online session."""
+    """Returns the path of the marker of an uploaded file. `wandb sync` creates it, or the tracker if it is online."""
     return file.with_name(f"{file.name}.synced")
 
 
 @contextlib.contextmanager
 def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
-    """Points W&B's own folders into `folder`, for one user at a time: environment variables set them.
+    """Makes W&B use `folder` for its own files while the context is open, by setting environment variables.
 
-    Hides a W&B sweep whose run is not `run_id`, because W&B prefers its id. `more` are further variables of folders.
+    Only one thread can be in the context at a time. Hides the variables of a W&B sweep whose run is not `run_id`,
+    because W&B would use the sweep's id. `more` contains names of further variables to set to the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hidden = () if run_id == sweep_run_id() else SWEEP_VARIABLES
     values = dict.fromkeys(("WANDB_DATA_DIR", *more), str(folder.absolute()))
     values["WANDB_CACHE_DIR"] = str(folder.absolute() / "cache")
-    # Otherwise even an offline run calls home.
+    # Otherwise even an offline run sends error reports.
     values["WANDB_ERROR_REPORTING"] = os.environ.get("WANDB_ERROR_REPORTING", "false")
     with _one_user_at_a_time:
         before = {name: os.environ.pop(name, None) for name in (*values, *hidden)}
@@ -184,7 +189,10 @@ def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_traces() -> Iterator[Path]:
-    """Keeps W&B's own logs and caches, which belong to no run, in a folder that is removed; if killed, by the next."""
+    """Keeps W&B's logs and caches that do not belong to a run in a temporary folder, and yields the folder.
+
+    The folder is removed at the end. If the process is killed, a later process removes it.
+    """
     directory = short_lived_directory("wandb")
     try:
         with folders_in(directory.path, "", "WANDB_DIR", "TMPDIR"):

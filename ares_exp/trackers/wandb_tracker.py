@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISHED, WALL_SEC = "progress/finished", "progress/wall_sec"
-"""The axes: finished episodes, and seconds since the run was first started."""
+"""Metrics for the x axes: finished episodes, and seconds since the first start of the run."""
 AXES = {
     **dict.fromkeys(("episode/*", "outcome/*", "progress/mean_reward"), FINISHED),
     **dict.fromkeys(("system/*", FINISHED), WALL_SEC),
 }
-STEPS_OF_A_SESSION = 10**6  # a session's W&B steps start at a multiple: offline, W&B starts each session at step 0
+STEPS_OF_A_SESSION = 10**6  # session n (from 0) starts at n times this W&B step; offline, W&B would start at step 0
 MAX_WAITING = 100
-"""If so many writes wait for W&B, samples of the runner are dropped, and rows of the table have no trajectory."""
+"""Number of waiting writes above which the runner's samples are dropped, and table rows get no trajectory."""
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
-"""Shares of the bound on `finish`: for table and artifacts, and for W&B to close, which must not be interrupted."""
+"""Shares of `finish_timeout_sec` for the table and artifacts, and for closing W&B, which must not be interrupted."""
 
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]
@@ -59,19 +59,20 @@ class WandbTracker(TrackerBase):
     Attributes:
         project: W&B project.
         entity: W&B user or team; `None` is the account's default.
-        group: W&B group; `None` takes the run's (a sweep is one group).
-        job_type: W&B job type; `None` takes the run's: `run`, `replay`, `branch` or `train`.
-        name: Display name; `None` takes the run's.
-        tags: Tags.
+        group: W&B group. `None` uses the group of the run; all jobs of a sweep have the same group.
+        job_type: W&B job type. `None` uses the kind of the run: `run`, `replay`, `branch` or `train`.
+        name: Display name. `None` uses the name of the run.
+        tags: Tags of the W&B run.
         mode: `auto` follows the environment variable WANDB_MODE. By default, it is `online` if W&B finds a key
             (WANDB_API_KEY, or the entry that `wandb login` makes in the netrc file), otherwise `offline`.
-        log_artifacts: Whether task set, trajectories and snapshots become artifacts.
+        log_artifacts: Whether the task set, trajectories and snapshots become artifacts.
         log_trajectories: Whether the table of episodes has a readable page of each trajectory.
         log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
         task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger one is replaced by the tasks' digests.
         snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger one is replaced by a file list.
-        init_timeout_sec: Bound on reaching the service, after which the run is recorded offline.
-        finish_timeout_sec: Bound on `finish`, uploads included; the files that are not uploaded by then stay on disk.
+        init_timeout_sec: Time limit in seconds for reaching the service. After it, the run is recorded offline.
+        finish_timeout_sec: Time limit of `finish` in seconds, including uploads. Files that are not uploaded in time
+            stay on disk.
     """
 
     project: Annotated[str, pydantic.Field(min_length=1)] = "ares_exp"
@@ -108,7 +109,7 @@ class WandbTracker(TrackerBase):
 
     @property
     def place(self) -> str | None:
-        """URL of the W&B run, or the command that uploads an offline one."""
+        """URL of the W&B run, or the command that uploads an offline run."""
         return self._place
 
     def start(self, run: RunInfo) -> None:

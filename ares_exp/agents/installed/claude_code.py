@@ -41,11 +41,11 @@ class ClaudeCodeRecipe(PackagedRecipe):
     variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns the path of its executable."""
+        """Returns the path of the executable."""
         return placed.path("claude")
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command. The instruction is passed via stdin."""
+        """Returns the command of one episode. The instruction is passed via stdin."""
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else _SUBAGENTS))
         arguments = [
             *("--print", "--verbose", "--output-format=stream-json", "--permission-mode=bypassPermissions"),

@@ -47,7 +47,7 @@ enabled = {subagents}
 enabled = false
 """
 _STATE = "/tmp/ares_exp-codex"
-"""Directory of its databases, which are not used after the episode."""
+"""Directory of Codex's databases, which are not used after the episode."""
 
 
 class CodexRecipe(PackagedRecipe):
@@ -63,17 +63,20 @@ class CodexRecipe(PackagedRecipe):
     idle_timeout_ms = LONGEST_WAIT_MS
 
     def program(self, placed: Placed) -> str:
-        """Returns the executable, whose folder is named after the platform."""
+        """Returns the path of the executable, whose folder is named after the platform."""
         machine = {"x64": "x86_64", "arm64": "aarch64"}[placed.build.machine]
         return placed.path("vendor", f"{machine}-unknown-linux-musl", "bin", "codex")
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header that identifies conversations. Each thread is a conversation. Without subagents, there is only one."""
+        """Header that names the conversation of a request. Each thread of Codex is a conversation.
+
+        Empty without subagents, because there is then only one conversation.
+        """
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command with its configuration. The instruction is passed via stdin."""
+        """Returns the command of one episode with its configuration. The instruction is passed via stdin."""
         home = f"{launch.directory}/codex"
         arguments = [
             *("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json"),

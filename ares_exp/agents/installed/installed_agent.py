@@ -69,7 +69,7 @@ class InstalledAgentFactory(AgentFactoryBase):
     files_dir = AGENT_DIR
 
     def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:
-        """Keeps the recipe and the options.
+        """Stores the recipe and the options.
 
         Args:
             recipe: Recipe that starts the program.
@@ -171,7 +171,7 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a line and a forwarded port to it, and closes both at the end."""
+        """Opens a line for the program's LLM calls and a forwarded port to it, and closes both at the end."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):

@@ -50,12 +50,12 @@ class MiniSweAgentRecipe(PackagedRecipe):
         return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
 
     def check(self, placed: Placed) -> str:
-        """Returns the command with a separate settings directory, because `--version` also creates one."""
+        """Returns a command that prints the version, with a separate settings directory, which `--version` creates."""
         quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
         return f"{quiet} {self.program(placed)} --version"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command. The instruction is read from its file."""
+        """Returns the command of one episode. The program reads the instruction from its file."""
         arguments = [
             *("--model", f"openai/{launch.model}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
             *("--output", f"{launch.directory}/mini.traj.json", "-c", "mini"),

@@ -27,16 +27,16 @@ class OpencodeRecipe(PackagedRecipe):
     variables = ("provider.ares.options.baseURL in OPENCODE_CONFIG_CONTENT",)
 
     def program(self, placed: Placed) -> str:
-        """Returns the path of its executable."""
+        """Returns the path of the executable."""
         return placed.path("bin", "opencode")
 
     def check(self, placed: Placed) -> str:
-        """Returns the command with a separate home, because `--version` also creates directories."""
+        """Returns a command that prints the version, with a temporary home, because `--version` creates directories."""
         home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
         return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command. The instruction is passed via stdin."""
+        """Returns the command of one episode. The instruction is passed via stdin."""
         arguments = ["run", "--format=json", "--dangerously-skip-permissions", *self.extra_args]
         home = f"{launch.directory}/opencode"
         env = {

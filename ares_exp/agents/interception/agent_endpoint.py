@@ -2,8 +2,9 @@
 
 The server does not listen on a port. An agent's request becomes a call of its episode's `Line`, and the response is
 returned in the wire format of the request. Until the response is available, the endpoint keeps the client from giving
-up. A stream starts immediately and sends an event at regular intervals. A response without streaming starts after half
-a minute with blanks, which JSON ignores. The end of a response is sent only when the response is recorded.
+up. A stream starts immediately and sends an event at regular intervals. If the client did not request a stream, the
+endpoint starts to send blanks after half a minute, because JSON parsers ignore them. The end of a response is sent only
+when the response is recorded.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Connection(web.RequestHandler):
 
     @contextmanager
     def waiting_for(self, turn: Turn) -> Iterator[None]:
-        """Counts the client as waiting for a response until the context exits or the connection is lost."""
+        """Counts the client as waiting for a response, until the context exits or the connection is lost."""
         self.waits_for = turn
         turn.waiting += 1
         try:
@@ -100,7 +101,7 @@ class Connection(web.RequestHandler):
 
 
 WHOLE_STARTS_SEC = 30.0
-"""Time in seconds after which a response without streaming starts with blanks."""
+"""Time in seconds after which blanks are sent to a client that did not request a stream."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
@@ -116,7 +117,7 @@ class Endpoint:
         """Creates a server without connections.
 
         Args:
-            whole_starts_sec: Time in seconds after which a response without streaming starts with blanks.
+            whole_starts_sec: Time in seconds after which blanks are sent to a client that did not request a stream.
         """
         self._loop = asyncio.get_running_loop()
         self._whole_starts_sec = whole_starts_sec
@@ -209,7 +210,7 @@ class _RefusedError(Exception):
 
 
 class _Exchange:
-    """One request for an LLM response, and the transfer of the response."""
+    """One HTTP request for an LLM response. Sends the response as a stream or as one body."""
 
     def __init__(self, request: web.BaseRequest, connection: Connection, wire: Wire, asked: Asked, turn: Turn) -> None:
         self._request = request
@@ -269,7 +270,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the response. It then counts as delivered, unless the client cuts the connection."""
+        """Ends the HTTP response. It then counts as delivered, unless the client cuts the connection."""
         await out.write_eof()
         if self._request.transport is not None:
             self._turn.is_delivered = True

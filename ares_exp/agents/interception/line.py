@@ -9,7 +9,7 @@ a stream that ended early. The headers do not always identify such a retry, so t
 - If a response was delivered, the same request gets it again only if the client marks it as a retry
   (`x-stainless-retry-count`). Otherwise the request is a new call.
 
-A call without a client is kept until the agent sends another request in the same conversation.
+If all clients of a call disconnect, the call is kept until the agent sends another request in the same conversation.
 
 Agents run subagents, and request titles and summaries in addition to their work. If the client names the conversation
 in a header, the header decides. Otherwise a request belongs to the conversation that it continues, which is the one
@@ -85,8 +85,8 @@ class Conversation:
             tools, although the main conversation does.
         key: Name from the client; empty if the client sends none.
         has_tools: Whether its requests offer tools.
-        last: Digests of its last request.
-        turns: Its last calls, by the fingerprints of their requests.
+        last: Digests of the conversation's last request.
+        turns: Calls that may be retried, by the fingerprints of their requests.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Conversation:
 
 
 class Conversations:
-    """All conversations of one agent so far."""
+    """The conversations of one agent, by which its requests are assigned to conversations."""
 
     def __init__(self, *, offers_tools: bool = False) -> None:
         """Starts without a conversation.
@@ -129,7 +129,7 @@ class Conversations:
         Args:
             request: Request of the agent.
             key: Name of the conversation from the client; empty if the client sends none.
-            asked: Digests of the request.
+            asked: Digests of the request's canonical form.
         """
         if key:  # a request without tools does not belong to a conversation with tools
             named = [conversation for conversation in self._conversations if conversation.key == key]
@@ -212,7 +212,7 @@ class LineReport:
 
 
 class Line:
-    """The line of one episode.
+    """The connection between the agent of one episode and its LLM client.
 
     Attributes:
         key: Secret that requests have to contain. Keys of this form are masked in all records.
@@ -236,8 +236,10 @@ class Line:
             conversation_headers: Lower-case names of the headers that name conversations.
             forward_sampling: Whether calls include the agent's own sampling parameters.
             keepalive_sec: Interval in seconds between keepalives to a waiting client.
-            background_requests: Whether calls of background conversations are marked to be answered without a step.
-            offers_tools: Same as in `Conversations`; used only if background requests are marked.
+            background_requests: Whether calls of background conversations are marked, so that the policy answers them
+                without a step.
+            offers_tools: Whether all requests of the agent's work offer tools; see `Conversations`. Used only if
+                background requests are marked.
         """
         self.keepalive_sec = keepalive_sec
         self.key = f"{EPISODE_KEY_PREFIX}{secrets.token_hex(24)}"
@@ -262,7 +264,7 @@ class Line:
         )
 
     def opens_for(self, key: str | None) -> bool:
-        """Returns whether `key` is the line's key, in constant time."""
+        """Returns whether `key` is the line's key. Compares the keys in constant time."""
         return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
 
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:

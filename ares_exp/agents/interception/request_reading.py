@@ -65,14 +65,14 @@ def _whole(text: str) -> str:
 class Losses:
     """Unique names of body fields that an `LLMRequest` cannot represent.
 
-    An instance is the `report` argument of a reader.
+    An instance can be passed as the `report` argument of a function that converts a body to a request.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
 
     def __call__(self, text: str) -> None:
-        """Adds the backquoted name in the text of a warning."""
+        """Adds the field that `text`, the text of a warning, names in backquotes."""
         found = _NAME.search(text)
         self.add(found[1] if found else text)
 
@@ -87,7 +87,7 @@ class Losses:
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body: returns all fields except the named ones, and the named fields that have a non-empty value."""
+    """Splits a body into all fields except the named ones, and the named fields that have a non-empty value."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}
@@ -104,7 +104,7 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Builds an `Asked` from the parts that a wire has read. The id of the response starts with `prefix`.
+    """Creates an `Asked` from the parts that a wire has read. The id of the response starts with `prefix`.
 
     Raises:
         WireFormatError: The request refers to media that it does not contain.

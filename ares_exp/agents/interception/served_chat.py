@@ -161,7 +161,7 @@ def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
 
 
 def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
-    """Returns a message without the marks for provider caches."""
+    """Returns a message without `cache_control`, which marks texts for the provider's cache."""
     content = message.get("content")
     parts = [part for part in content if _CACHE_MARK in part] if isinstance(content, list) else []
     if not parts and _CACHE_MARK not in message:
@@ -232,7 +232,7 @@ def _chunk(asked: Asked, delta: Mapping[str, Any], finish_reason: str | None = N
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the deltas that build a message. The role is already known."""
+    """Yields the deltas that build a message. The opening chunk has already sent the role."""
     for name in ("reasoning_content", "content", "refusal"):
         if isinstance(text := message.get(name), str):
             yield from ({name: part} for part in slices(text))

@@ -24,7 +24,7 @@ class Asked:
         response_id: Id of the response, created when the request was read.
         created: Time at which the request was read, in epoch seconds.
         wants_usage: Whether a stream ends with token counts, if the wire leaves the choice to the client.
-        forms: Formats of calls of special tools, by the names that the policy sees.
+        forms: Wire formats for calls of special tools, by the tool names that the policy sees.
     """
 
     request: LLMRequest

@@ -2,7 +2,7 @@
 
 The loop runs only when its owner pumps it, until no callback is ready. The owner delivers one completion at a time and
 then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the same
-completions are delivered in the same order, the agent does the same again.
+completions are delivered in the same order, the agent makes the same calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of consecutive callbacks without waiting for an outside event; some tenths of a second."""
+"""Maximum number of consecutive callbacks without waiting for an outside event. They take some tenths of a second."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
@@ -42,7 +42,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, owner: AgentRuntime) -> None:
-        """Keeps the owner, which performs all operations outside the loop."""
+        """Creates a loop for `owner`, which performs all operations outside of the loop."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False

@@ -4,8 +4,7 @@ The agent runs on its own `AgentLoop`. The outer event loop executes its calls. 
 delivered separately, and then the agent runs until it waits again. `replay` takes the completions from a journal
 instead.
 
-One class contains the whole life cycle of an agent, although it is long, because each half would need the other's
-state.
+One long class contains the whole life cycle of an agent, because two smaller classes would need each other's state.
 """
 
 from __future__ import annotations
@@ -82,12 +81,12 @@ class AgentRuntime:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the agent started, without the time that it spent on disk."""
+        """Seconds since the agent started, without the time that it was stored in a snapshot."""
         return self._outer.time() - self._started
 
     @property
     def in_flight(self) -> list[Call]:
-        """Calls that are being executed, without timers and without calls that wait for the policy."""
+        """The calls that are being executed. Timers and calls that wait for the policy do not count."""
         return [call for call in self._open.values() if call.kind not in ("llm", "timer")]
 
     @property
@@ -199,9 +198,7 @@ class AgentRuntime:
     ) -> None:
         """Starts the agent and delivers the completions of the journal.
 
-        After the last one, the agent continues normally.
-
-        No call is executed during the replay.
+        No call is executed during the replay. After the last recorded completion, the agent continues normally.
 
         Args:
             agent: Function that returns the agent's coroutine.
@@ -222,7 +219,7 @@ class AgentRuntime:
     def rerun_finished_stage(self, agent: AgentStart) -> None:
         """Replays the finished stage of an agent to restore its requests in the journal.
 
-        The runtime has to be cancelled after it.
+        The caller has to cancel the runtime afterwards.
 
         Raises:
             JournalError: The journal cannot be replayed, or the agent does not make the recorded calls.

@@ -1,10 +1,15 @@
 r"""Encoding of journal entries as JSON lines, and decoding. Lines from disk are validated before use.
 
-``` {"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}} {"t": "call", "id": 8, "k": "llm", "s": SETTINGS,
-"keep": 3, "m": [DIGEST, …]} {"t": "done", "id": 7, "at": 1.25, "v": {"output": "a\n", "exit_code": 0, "duration_sec":
-0.1}} {"t": "done", "id": 8, "at": 1.27, "o": "$ ", "new": true} {"t": "done", "id": 9, "at": 1.31, "e":
-["TimeoutError", ["too slow"]]} {"t": "unheard", "id": 8, "r": RESPONSE} {"t": "seed", "seed": 7} {"t": "step", "id": 8,
-"time": 1790000000.5, "reward": 0.0, "sec": [0.5, 0.2, 0.1], "commands": [["ls", 0, 0.1, false]]} ```
+```
+{"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}}
+{"t": "call", "id": 8, "k": "llm", "s": SETTINGS, "keep": 3, "m": [DIGEST, …]}
+{"t": "done", "id": 7, "at": 1.25, "v": {"output": "a\n", "exit_code": 0, "duration_sec": 0.1}}
+{"t": "done", "id": 8, "at": 1.27, "o": "$ ", "new": true}
+{"t": "done", "id": 9, "at": 1.31, "e": ["TimeoutError", ["too slow"]]}
+{"t": "unheard", "id": 8, "r": RESPONSE}
+{"t": "seed", "seed": 7}
+{"t": "step", "id": 8, "time": 1790000000.5, "reward": 0.0, "sec": [0.5, 0.2, 0.1], "commands": [["ls", 0, 0.1, false]]}
+```
 
 - `keep` is the number of leading messages that are the same as in the previous request.
 - `m` contains digests of the other messages, and `s` a digest of everything else in the request.
@@ -126,7 +131,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Upper bound on the messages of all requests together, which is reached by an episode of 5000 steps."""
+"""Upper bound on the total number of messages in all requests. An episode of 5000 steps reaches it."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),

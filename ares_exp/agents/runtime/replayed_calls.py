@@ -26,7 +26,7 @@ class RequestPrint:
 
 
 class CallIdentities:
-    """Computes identities of calls. Repeated messages are read only once."""
+    """Computes the identities of calls, by which calls are compared. The digest of a repeated message is cached."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, Any], ...], str] = {}

@@ -60,7 +60,7 @@ class VirtualClockAndRandom:
         if self._around is None:
             for one in _exchanges:
                 theirs = one.read(one.names)
-                if theirs != one.theirs:  # usually the same as the time before
+                if theirs != one.theirs:  # usually equal to the previous replacement's
                     one.theirs, one.before = theirs, dict(zip(one.ours, theirs, strict=True))
                 one.names.update(one.ours)
 
@@ -83,14 +83,14 @@ _here = _Here()
 
 
 class _Exchange:
-    """Replacements for functions of one module.
+    """The functions of one module that are replaced while agent code runs.
 
     Attributes:
         names: Namespace of the module.
         ours: Replacements by name.
-        read: Function that returns the current functions with these names.
-        theirs: Functions that were replaced last.
-        before: Functions that were replaced last, by name.
+        read: Function that reads the functions with these names from the namespace, as a tuple.
+        theirs: Original functions, as read before the last replacement.
+        before: Original functions, by name.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")
@@ -103,7 +103,7 @@ class _Exchange:
         self.before: dict[str, Any] = dict(zip(ours, self.theirs, strict=True))
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that uses the replacement only in threads that run an agent."""
+        """Returns a function that calls the replacement in threads that run an agent, and otherwise the original."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             inside = _here.inside

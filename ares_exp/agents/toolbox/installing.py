@@ -276,7 +276,9 @@ def install(
 
 
 async def ensure(builds: Sequence[Build]) -> list[Installed]:
-    """Installs the missing builds and announces each download on stderr. The builds are kept while this process lives.
+    """Installs the missing builds and announces each download on stderr.
+
+    The builds cannot be removed while this process runs.
 
     Raises:
         ToolboxError: A build cannot be installed. The message contains the command to try again.

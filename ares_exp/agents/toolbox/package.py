@@ -14,7 +14,7 @@ from typing import Literal
 from ares_exp.errors import ConfigError, close_matches
 
 Libc = Literal["glibc", "musl", "any"]
-"""C library that a build needs; `"any"` for statically linked builds and builds without machine code."""
+"""C library that a build needs: `"any"` for statically linked builds and for builds without machine code."""
 
 MOUNT_ROOT = "/opt/ares_exp"
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}

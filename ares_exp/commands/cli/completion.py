@@ -19,11 +19,14 @@ WITH_PATH = re.compile(r"(resume|replay|branch_from|--config-dir|\S*(path|dir|tr
 """Pattern of keys and flags whose value is a path."""
 WITHOUT_BLANK = 'COMPREPLY=($( compgen -o nospace -o default -W "$choices" -- "$word" ));'
 WITH_BLANK = f'{WITHOUT_BLANK}\n        [[ ${{#COMPREPLY[@]}} == 1 && $COMPREPLY != *[=./] ]] && COMPREPLY[0]+=" "'
-"""Hydra's script for bash and zsh does not add a space after a complete word, because keys end with `=`."""
+"""Replacement for the line in Hydra's script that prints the candidates without a space after them.
+
+The changed line adds a space after the only candidate, unless it ends with `=`, `.` or `/`.
+"""
 
 
 def candidates() -> tuple[list[str], bool]:
-    """Returns the candidates that Hydra does not know, and whether Hydra must also complete the line."""
+    """Returns the candidates that Hydra cannot complete, and whether Hydra must also complete the line."""
     line = os.environ.get("COMP_LINE", "")
     with_program = line[: _point(line)].split(" ")
     typed = [word for word in with_program[1:-1] if word]

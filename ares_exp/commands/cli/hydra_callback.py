@@ -73,7 +73,7 @@ class SweepCallback(Callback):
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Restores the record in the job's process, because the sweeper has overwritten it, including secrets."""
+        """Restores the sweep's `multirun.yaml`, because the sweeper has overwritten it with a file that has secrets."""
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
 
@@ -143,7 +143,10 @@ def end_sweep(exit_code: int) -> int:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """Returns a run that would count as a job of the sweep, or the folder itself if it is a run directory."""
+    """Returns the folder itself if it is a run directory, or otherwise the first run in it; `None` if there is none.
+
+    Such a run would be mistaken for a job of the sweep.
+    """
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)

@@ -124,7 +124,7 @@ class JobFunction:
 
 
 def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
-    """Returns the summary of a job of a resumed sweep if the job is complete already, and otherwise `None`."""
+    """Returns the summary of a job that an earlier session of the sweep has completed, and otherwise `None`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -96,7 +96,7 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _meant(word: str, rest: Sequence[str], program: str) -> str:
-    """Returns a suggestion as a sentence after a space; an empty string if no word is similar."""
+    """Returns a sentence with a suggestion, preceded by a space; an empty string if no word is similar."""
     from ares_exp.config.schema import GROUPS, KEYS
 
     settable = (*KEYS, *GROUPS)

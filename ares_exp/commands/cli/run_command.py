@@ -32,7 +32,7 @@ from ares_exp.records.terminal_text import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
-"""Exit code of a program that SIGPIPE ended. Exit code 0 would report a success that is unknown."""
+"""Exit code of a program that SIGPIPE has ended. Exit code 0 would report success, which is not known."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
 """Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
 
@@ -143,7 +143,7 @@ def guarded(act: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, closed it
         _close_stdout()
         return EXIT_PIPE_CLOSED
-    except OSError as error:  # without a name, stdout failed, for example on a full disk
+    except OSError as error:  # an error without a file name is from stdout, for example on a full disk
         if error.filename is None:
             _close_stdout()
         sys.stderr.write(f"error: {error.filename or 'Cannot write the output'}: {error.strerror or error}.\n")
@@ -187,7 +187,7 @@ class _Declared:
 
 
 def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the words that a command allows at the position of `last`; empty for names and numbers."""
+    """Returns the candidates for the word that starts with `last`; empty if the command expects a name or number."""
     place, asks = 0, None
     for word in typed:
         if asks is None and word not in declared.options:
@@ -210,7 +210,7 @@ def paths(typed: str) -> list[str]:
     """Returns the paths that start with the typed text. For a run, includes its episodes, such as `RUN/TASK__1`."""
     above = typed[: typed.rfind("/") + 1]
     found: list[str] = []
-    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `latest` prints its run
+    with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `run_path` prints which run is `latest`
         folder = run_path(above or ".").expanduser()
         found += [f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir() if one.name[0] != "."]
         rows = (folder / EPISODES).read_text(errors="replace")

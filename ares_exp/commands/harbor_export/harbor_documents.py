@@ -193,7 +193,10 @@ def _context(
 
 
 def _rollout_details(document: Json) -> list[dict[str, Any]] | None:
-    """Returns the token ids and log-probabilities that every turn has; `None` if any turn lacks completion ids."""
+    """Returns the token ids and log-probabilities of all LLM calls; `None` if a call lacks completion ids.
+
+    A field that some calls lack is omitted.
+    """
     turns = [step["metrics"] for step in document["steps"] if "metrics" in step]
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
     details = {name: [turn[name] for turn in turns] for name in names if all(turn.get(name) for turn in turns)}

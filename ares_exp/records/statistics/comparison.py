@@ -41,8 +41,9 @@ class Comparison:
         only_a, only_b: Names of tasks that only one run has. They are not compared.
         errors_as_zero: Difference of the mean rewards, if attempts without a reward count as 0; `None` without common
             tasks.
-        scored_only: Difference of the mean rewards without these attempts; `None` without common tasks.
-        remedy: Number of attempts or tasks that would settle `errors_as_zero`; `None` without common tasks.
+        scored_only: Difference of the mean rewards over the attempts that have a reward; `None` without common tasks.
+        remedy: Number of attempts or tasks with which `errors_as_zero` would be significant; `None` without common
+            tasks.
     """
 
     alpha: float
@@ -61,7 +62,8 @@ class Comparison:
             a: Statistics of the baseline.
             b: Statistics of the run to compare with the baseline.
             alpha: P-value below which a difference is significant.
-            comparisons: Number of comparisons for which the p-values are adjusted. It increases the remedy.
+            comparisons: Number of comparisons for which the p-values are adjusted. More comparisons need more attempts
+                or tasks.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)

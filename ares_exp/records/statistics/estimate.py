@@ -170,7 +170,7 @@ def mean(values: Sequence[float]) -> float:
 def _interval(
     clusters: Sequence[Sequence[float]], *, most: int | None, level: float
 ) -> tuple[float, float | None, float | None]:
-    """Computes the mean and its interval. `most` is the maximum of the effective number of observations."""
+    """Computes the mean and its interval. `most` is the upper bound on the effective number of observations."""
     scores = [score for cluster in clusters for score in cluster]
     center, upper = mean(scores), 1 - (1 - level) / 2
     variance = _variance(clusters, center)

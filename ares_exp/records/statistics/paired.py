@@ -1,7 +1,7 @@
 """The paired test of two runs on their common tasks: each task is compared with itself.
 
-The differences do not depend on how hard each task is, so that they are more informative than the two means (Miller
-2024, "Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
+Differences do not depend on how hard each task is. They are therefore more informative than the two means (Miller 2024,
+"Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
 
 If few tasks differ, the p-value is exact. If the runs were equal, each difference could equally have the other sign.
 The p-value is the share of all choices of signs whose mean is at least as far from zero (Fisher's test of paired

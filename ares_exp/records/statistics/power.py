@@ -35,7 +35,7 @@ MOST = 1_000_000
 
 
 class Obstacle(StrEnum):
-    """The reason why more attempts at the same tasks would not settle the comparison."""
+    """The reason why more attempts at the same tasks would not make the difference significant."""
 
     NO_DIFFERENCE = "no difference was observed"
     TOO_FEW_TASKS = "too few tasks for any p-value below alpha"
@@ -45,7 +45,9 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The attempts or tasks that would settle the comparison, if the true difference equals the observed difference.
+    """The attempts or tasks that are needed for a significant result.
+
+    The numbers assume that the true difference equals the observed difference.
 
     Attributes:
         attempts: Required attempts at each of these tasks, in each run; `None` if no number suffices (see `obstacle`).
@@ -65,7 +67,7 @@ class Remedy:
 def find_remedy(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alpha: float, p: float | None = None
 ) -> Remedy:
-    """Computes the numbers of attempts and tasks that would settle whether B differs from A.
+    """Computes the numbers of attempts and tasks that are needed to decide whether B differs from A.
 
     Args:
         pairs: Rewards of A and of B for each common task, with at least one reward each.
@@ -114,7 +116,7 @@ def _attempts(
 
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
-    """Finds the smallest sufficient number of tasks by bisection, because the quantiles decrease with this number."""
+    """Finds the smallest sufficient number of tasks by bisection. The required quantiles decrease with this number."""
     low, high = 2, 2
     while not _enough(high, found, now, alpha):
         low, high = high + 1, 2 * high

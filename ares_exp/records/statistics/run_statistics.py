@@ -31,8 +31,8 @@ class Scores:
     """The scores of a run, for one treatment of attempts without a reward.
 
     Attributes:
-        tasks: Number of tasks that count.
-        attempts: Number of attempts that count.
+        tasks: Number of tasks with such an attempt.
+        attempts: Number of attempts that are included.
         mean_reward: Mean reward of these attempts; `None` without attempts.
         pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and the largest number of attempts at a task.
     """
@@ -56,7 +56,7 @@ class RunStatistics:
         retried: Number of attempts with more than one try.
         errors_as_zero: Scores in which attempts without a reward count as reward 0. Interrupted attempts (`UNFINISHED`)
             are not in any score.
-        scored_only: Scores without these attempts.
+        scored_only: Scores of only the attempts that have a reward.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward by class of their error, without interrupted attempts.
         retried_errors: Number of tries that were followed by another try, by class of their error.
@@ -128,7 +128,7 @@ class RunStatistics:
 
     @property
     def flaky(self) -> tuple[str, ...]:
-        """The names of tasks of which some, but not all, attempts passed."""
+        """The names of tasks of which some, but not all, attempts with a reward passed."""
         return tuple(task.task_name for task in self.tasks if task.is_flaky)
 
     def to_dict(self) -> dict[str, Any]:
