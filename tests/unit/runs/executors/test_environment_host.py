@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -28,16 +27,15 @@ from ares_exp.records.environment_responses import read_asked
 from ares_exp.runs.executors import remote_host
 from ares_exp.runs.executors.environment_host import EnvironmentHost
 from ares_exp.runs.executors.executor import Recipe, RunPlan
-from ares_exp.runs.executors.host_connection import InProcessConnection
-from ares_exp.runs.executors.ray_executor import RayExecutor, _in_short
+from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.runs.executors.remote_environment import RemoteEnvironment
-from ares_exp.runs.executors.remote_host import RemoteHost
+from ares_exp.runs.executors.remote_host import _in_short
 from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.wrappers.registry import make
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
-from tests.unit.runs.executors.hosted import HostedEnvironment
+from tests.unit.runs.executors.hosted import HostedEnvironment, hosted
 from tests.unit.testing.test_bundled_parts import SUBMIT, code_environment
 
 
@@ -74,12 +72,6 @@ class Slow(Inside):
         self.closed.set()
 
 
-def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | None = None) -> bytes:
-    """A call of a run, with its messages."""
-    numbered = [(1000 * number + place, pickle.dumps(one)) for place, one in enumerate(messages)]
-    return pickle.dumps((number, (), wait_sec, numbered))
-
-
 RESPONSE = LLMResponse.from_text("Hm.")
 
 
@@ -104,20 +96,10 @@ async def test_a_killed_host_ends_the_call_in_progress() -> None:
     await environment.reset()
     step = asyncio.create_task(environment.step(RESPONSE))
     await inside.stepping.wait()
-    await environment.hosts[0]._connection.end()
+    environment.host._ray.kill(None)
     with pytest.raises(HostLostError, match="killed"):
         await step
     assert environment.time_step is None
-    await environment.close()
-
-
-async def test_a_lost_report_arrives_with_the_next_reply() -> None:
-    environment = HostedEnvironment(lambda: Reporting(changes=1))
-    await environment.reset()
-    await environment.inside_now.act(environment.name_inside, "step", {"action": RESPONSE}, {})
-    assert environment.report().format_errors == 0
-    await environment.step(RESPONSE)
-    assert environment.report().format_errors == 1
     await environment.close()
 
 
@@ -126,8 +108,7 @@ async def test_an_outdated_report_is_ignored() -> None:
     await environment.reset()
     before = environment.report()
     await environment.step(RESPONSE)
-    environment.reported(before)
-    await environment.step(RESPONSE)
+    await environment.host.on_report(environment.name_inside, before)
     assert environment.report().format_errors == 1
     await environment.close()
 
@@ -148,49 +129,24 @@ async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
 
 async def test_a_host_without_lease_closes_its_environments() -> None:
     ended = asyncio.Event()
-    host = EnvironmentHost(lease_sec=0.2, on_end=ended.set)
+    host = EnvironmentHost(0.2, on_end=ended.set)
     inside = Slow()
     host.adopt("one", inside)
-    await host.handle(call(0, ("act", ("one", "reset", {}, {}))))
+    await host.call("act", "one", "reset", {})
     await asyncio.wait_for(inside.closed.wait(), 60)
     await asyncio.wait_for(ended.wait(), 60)
-    returned, failure = pickle.loads(await host.handle(call(1, wait_sec=0.0)))
-    assert not returned
+    succeeded, failure = await host.call("news", 0.0)
+    assert not succeeded
     assert failure.name == EpisodeStateError.__name__
 
 
 async def test_an_environment_that_failed_creation_can_be_closed() -> None:
-    inside = EnvironmentHost(lease_sec=60)
-    host = RemoteHost(InProcessConnection(inside), models={}, lease_sec=60)
-    await host.start()
-
-    async def find(name: str) -> RemoteHost:
-        return host
-
-    order = EnvironmentOrder("a task", {}, streams=False)
-    environment = RemoteEnvironment(find, task_name="a task", order=order)
+    host = hosted(EnvironmentHost(60))
+    environment = RemoteEnvironment(host, EnvironmentOrder("a task", {}, streams=False))
     with pytest.raises(AssertionError, match="prepare"):
         await environment.reset()
     await environment.close()
     await host.close()
-
-
-async def test_a_repeated_message_runs_once() -> None:
-    class Counted(Inside):
-        steps = 0
-
-        async def step(self, action: Any) -> TimeStep[Any]:
-            self.steps += 1
-            return await super().step(action)
-
-    inside = Counted()
-    host = EnvironmentHost(lease_sec=60)
-    host.adopt("one", inside)
-    step = call(7, ("act", ("one", "step", {"action": RESPONSE}, {})))
-    responses = await asyncio.gather(host.handle(step), host.handle(step))
-    assert responses[0] == responses[1]
-    assert inside.steps == 1
-    await host.end()
 
 
 async def test_the_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
@@ -219,8 +175,7 @@ async def test_the_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
         parts = EpisodeParts(None, None, limits=_no_limits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
         return of_host.make(next(iter(of_host._objects)), parts)
 
-    environment = HostedEnvironment(make, of_run.own_models)
-    environment.output_dir = tmp_path / "files"
+    environment = HostedEnvironment(make, of_run.own_models, output_dir=tmp_path / "files")
     await environment.reset()
     step = await environment.step(LLMResponse.from_text("Is it alive?"))
     assert "Yes." in str(step.observation)
@@ -290,15 +245,15 @@ async def test_episode_files_are_sent_at_the_end(tmp_path: Path) -> None:
             (kept / "verifier" / "log.txt").write_text("x" * 200_000)
             return termination(1.0)
 
-    environment = HostedEnvironment(Writing, files=kept)
-    environment.output_dir = tmp_path / "run" / "files" / "e"
+    output_dir = tmp_path / "run" / "files" / "e"
+    environment = HostedEnvironment(Writing, files=kept, output_dir=output_dir)
     await environment.reset()
     step = await environment.step(RESPONSE)
     assert step.last()
-    assert (environment.output_dir / "verifier" / "log.txt").read_text() == "x" * 200_000
-    (environment.output_dir / "verifier" / "log.txt").unlink()
+    assert (output_dir / "verifier" / "log.txt").read_text() == "x" * 200_000
+    (output_dir / "verifier" / "log.txt").unlink()
     await environment.close()
-    assert not (environment.output_dir / "verifier" / "log.txt").exists(), "they are sent once"
+    assert not (output_dir / "verifier" / "log.txt").exists(), "they are sent once"
     assert not kept.parent.exists()
 
 
@@ -318,22 +273,22 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
             (kept / "program").chmod(0o6777)
             return termination(1.0)
 
-    environment = HostedEnvironment(Hostile, files=kept)
-    environment.output_dir = tmp_path / "run" / "files" / "e"
+    output_dir = tmp_path / "run" / "files" / "e"
+    environment = HostedEnvironment(Hostile, files=kept, output_dir=output_dir)
     await environment.reset()
     assert (await environment.step(RESPONSE)).last()
     await environment.close()
-    arrived = sorted(str(path.relative_to(environment.output_dir)) for path in environment.output_dir.rglob("*"))
+    arrived = sorted(str(path.relative_to(output_dir)) for path in output_dir.rglob("*"))
     assert arrived == ["link", "log.txt", "program", "sub"]
-    assert (environment.output_dir / "link").read_text() == "kept"
-    assert (environment.output_dir / "program").stat().st_mode & 0o7777 == 0o755
+    assert (output_dir / "link").read_text() == "kept"
+    assert (output_dir / "program").stat().st_mode & 0o7777 == 0o755
     [warning] = [record.getMessage() for record in caplog.records if "Skipped in the download" in record.getMessage()]
     assert all(name in warning for name in ("absolute", "sub/up", "pipe"))
 
 
 async def test_the_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    host = EnvironmentHost(lease_sec=60)
+    host = EnvironmentHost(60)
     folders = await asyncio.gather(*(asyncio.to_thread(host._new_folder) for _ in range(20)))
     [parent] = {folder.parent.parent for folder in folders}
     assert [(one.name, one.is_stale) for one in find_short_lived()] == [(str(parent), False)]
@@ -407,9 +362,9 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import PreflightError
-from ares_exp.runs.executors import ray_executor
+from ares_exp.runs.executors import ray_executor, remote_host
 from ares_exp.runs.executors.executor import RunPlan, Recipe
-ray_executor.LEAVE_SEC = ray_executor.RESPONSE_SEC = 0.1
+ray_executor.LEAVE_SEC = ray_executor.RESPONSE_SEC = remote_host.KILL_SEC = 0.1
 
 async def main():
     executor = ray_executor.RayExecutor(join_timeout_sec=0.1)
@@ -420,7 +375,9 @@ async def main():
     ran = RunPlan(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts, recipe=recipe)
     with suppress(PreflightError):
         await executor.open(ran, print)
-    await ray_executor.RayConnection(None, "a node").end()
+    host = remote_host.RemoteHost(sys.modules["ray"], None, node="a node", models={}, lease_sec=1)
+    host.lose("a test")
+    await host.close()
     await executor.close()
     print("closed", flush=True)
 
