@@ -15,9 +15,8 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -30,7 +29,7 @@ from ares_exp.cancellation import finish, happened, in_thread
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
-from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, TimeStep, complete
+from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
@@ -48,13 +47,12 @@ from ares_exp.runs.executors.remote_messages import (
     HostReady,
     News,
     Outcome,
-    Reply,
 )
 
 EXPIRED_SEC = 0.05
 """Delay between the end of a host's lease and the end of the host, in seconds."""
 REPORTS_SEC = 1.0
-"""Minimum interval between two updates of the reports of busy environments, in seconds."""
+"""Minimum interval between two transfers of the reports of busy environments, in seconds."""
 CLOSE_SEC = 30.0
 """Time limit for closing the environments of a host before it ends, in seconds."""
 PIECE_BYTES = 64 * 1024
@@ -82,14 +80,12 @@ class _Hosted:
         environment: The environment.
         files: Directory for the files of the episode; `None` if no files are kept.
         is_streamed: Whether `files` is a directory of this host, which the run fetches.
-        told: Report that was last sent to the run.
         calls: Number of calls in progress.
     """
 
     environment: EnvironmentBase
     files: Path | None = None
     is_streamed: bool = False
-    told: EpisodeReport | None = None
     calls: int = 0
 
 
@@ -121,21 +117,18 @@ class EnvironmentHost(ModelsElsewhere):
         self._clients = count()
         self._waits: dict[int, tuple[str | None, Callable[[float], None]]] = {}
         self._folder: OwnedDirectory | None = None
-        self._making_folder = threading.Lock()
         self._has_ended = False
 
     async def call(self, method: str, *arguments: Any) -> Outcome:
         """Calls a method for the run, and renews the lease."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._work.add(task)
         try:
             self._hear()
-            return True, await getattr(self, method)(*arguments)
-        except (Exception, SystemExit) as error:
-            return False, Failure.of(error)
-        finally:
-            self._work.discard(task)
+        except EpisodeStateError as error:
+            return Outcome(None, Failure.of(error))
+        task = asyncio.ensure_future(Outcome.of(getattr(self, method)(*arguments)))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return await task
 
     def _hear(self) -> None:
         """Renews the lease.
@@ -196,6 +189,7 @@ class EnvironmentHost(ModelsElsewhere):
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in order.task_names})
         if changed := [name for name, digest in order.digests.items() if found[name] != digest]:
             raise ConfigError(f"Expected the tasks of the run, but the files of {changed[0]!r:.100} are different.")
+        self._folder = await asyncio.to_thread(short_lived_directory, "host")
         shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
         return HostReady(os.getpid(), tuple(warnings), shares_disk)
 
@@ -206,7 +200,9 @@ class EnvironmentHost(ModelsElsewhere):
         assert self._source is not None, "prepare() comes first"
         made = self._parts(order.parts)
         if order.streams and made.output_dir is not None:
-            made = replace(made, output_dir=await asyncio.to_thread(self._new_folder))
+            assert self._folder is not None
+            folder = await asyncio.to_thread(tempfile.mkdtemp, dir=self._folder.path)
+            made = replace(made, output_dir=Path(folder) / "files")
         if order.has_background_requests:
             made = replace(made, background_client=self.background_client_of(name))
         environment = self._source.make(order.task_name, made)
@@ -220,7 +216,7 @@ class EnvironmentHost(ModelsElsewhere):
 
     async def act(
         self, name: str, method: str, arguments: Mapping[str, Any], order: EnvironmentOrder | None = None
-    ) -> Reply:
+    ) -> tuple[Outcome, Facts]:
         """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
 
         Args:
@@ -231,7 +227,7 @@ class EnvironmentHost(ModelsElsewhere):
         """
         if name not in self._hosted:
             if method == "close":
-                return Reply()
+                return Outcome(), Facts()
             if order is not None:
                 await self._make(name, order)
         hosted = self._of(name)
@@ -240,49 +236,40 @@ class EnvironmentHost(ModelsElsewhere):
                 "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
                 "disk that all nodes share, or set `snapshot=none`."
             )
-        call: Callable[..., Awaitable[Any]] = getattr(hosted.environment, method)
         hosted.calls += 1
-        outcome: Outcome
         try:
-            value = await call(**arguments)
-            if method == "export_state":
-                value = value.snapshot_dir
-            elif value is not None:
-                value = TimeStep(value.step_type, value.reward, value.discount, value.observation)
-            outcome = True, value
-        except (Exception, SystemExit) as error:
-            outcome = False, Failure.of(error)
+            outcome = await Outcome.of(getattr(hosted.environment, method)(**arguments))
         finally:
             hosted.calls -= 1
+        if method == "export_state" and outcome.failure is None:
+            outcome = Outcome(outcome.value.snapshot_dir)
+        elif (step := outcome.value) is not None:
+            outcome = Outcome(TimeStep(step.step_type, step.reward, step.discount, step.observation))
         facts = await self._facts(hosted, starts=method == "reset")
         if method == "close" and not facts.has_files:
             await self.drop(name)
-        return Reply(outcome, facts)
+        return outcome, facts
 
     async def _facts(self, hosted: _Hosted, *, starts: bool = False) -> Facts:
         environment = hosted.environment
-        hosted.told = environment.report()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
         may_have_files = step_type in (None, "LAST") and hosted.is_streamed
         return Facts(
-            report=hosted.told,
-            step_count=environment.step_count,
             has_started=True,
-            step_type=step_type,
+            report=environment.report(),
+            step_count=environment.step_count,
             time_left_sec=environment.time_left_sec,
             activity=environment.activity,
             pending=tuple(environment.pending_requests()),
+            step_type=step_type,
             past=tuple(environment.past_steps) if starts else (),
             has_files=may_have_files and await asyncio.to_thread(_has_files, hosted.files),
         )
 
-    async def changed(self, name: str, known: Sequence[int], wait_sec: float) -> tuple[PendingRequest, ...] | None:
-        """Waits until the pending requests of an environment differ from `known`; `None` after the time limit."""
+    async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
+        """Waits until the pending requests of an environment differ from `known`."""
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_sec):
-                return tuple(await self._of(name).environment.changed_requests(stand_ins))
-        return None
+        return tuple(await self._of(name).environment.changed_requests(stand_ins))
 
     async def grant(self, name: str, seconds: float) -> None:
         """Extends the time limit of an environment."""
@@ -345,16 +332,14 @@ class EnvironmentHost(ModelsElsewhere):
     async def news(self, wait_sec: float) -> tuple[float, list[News]]:
         """Waits for news. Returns the seconds of the wait and the news, which may be empty after `wait_sec`."""
         started = time.monotonic()
-        if started - self._reported_at > REPORTS_SEC:
-            self._reported_at = started
-            for name, hosted in self._hosted.items():
-                if hosted.calls and _shown(report := hosted.environment.report()) != _shown(hosted.told):
-                    hosted.told = report
-                    self._tell("report", name, report)
         await happened(self._has_news, wait_sec)
         self._has_news.clear()
-        found, self._untold = self._untold, []
-        return time.monotonic() - started, found
+        found, self._untold, now = self._untold, [], time.monotonic()
+        if now - self._reported_at > REPORTS_SEC:
+            self._reported_at = now
+            busy = {name: hosted.environment.report() for name, hosted in self._hosted.items() if hosted.calls}
+            found.append(News(None, "report", (busy,)))
+        return now - started, found
 
     def _tell(self, method: str, *arguments: Any, number: int | None = None) -> None:
         self._untold.append(News(number, method, arguments))
@@ -366,13 +351,11 @@ class EnvironmentHost(ModelsElsewhere):
         waiting = self._answers[number] = asyncio.get_running_loop().create_future()
         self._tell(method, *arguments, number=number)
         try:
-            succeeded, value = await waiting
+            return (await waiting).result("the run's own process")
+        except SystemExit as error:  # it would end this process
+            raise RuntimeError(str(error)) from error
         finally:
             self._answers.pop(number, None)
-        if succeeded:
-            return value
-        error = value.error("the run's own process")
-        raise error if isinstance(error, Exception) else RuntimeError(value.message)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
         """Receives the outcome of a call of a method of the run."""
@@ -441,12 +424,6 @@ class EnvironmentHost(ModelsElsewhere):
         assert self._agents is not None
         return EpisodeParts(container_factory=self._containers, code_agent_factory=self._agents, **sent)
 
-    def _new_folder(self) -> Path:
-        with self._making_folder:
-            if self._folder is None:
-                self._folder = short_lived_directory("host")
-        return Path(tempfile.mkdtemp(dir=self._folder.path)) / "files"
-
 
 class HostProcess(EnvironmentHost):
     """The Ray actor: a host that is a process on a node, and sends its warnings to the run."""
@@ -454,19 +431,9 @@ class HostProcess(EnvironmentHost):
     def __init__(self, lease_sec: float) -> None:
         """Creates the host. The event loop is not running yet."""
         super().__init__(lease_sec, on_end=lambda: os._exit(0))
-        logging.getLogger("ares_exp").addHandler(_Telling(self.tell_log))
-
-
-class _Telling(logging.Handler):
-    """Passes warnings to a function."""
-
-    def __init__(self, tell: Callable[[logging.LogRecord], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Passes a record."""
-        self._tell(record)
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = self.tell_log  # type: ignore[method-assign]
+        logging.getLogger("ares_exp").addHandler(handler)
 
 
 def _move_to(recipe: Recipe) -> None:
@@ -481,13 +448,6 @@ def _sees(path: Path, content: str) -> bool:
         return path.read_text() == content
     except (OSError, ValueError):
         return False
-
-
-def _shown(report: EpisodeReport | None) -> tuple[Any, ...]:
-    """Returns the parts of a report that are shown while its environment is busy."""
-    if report is None:
-        return ()
-    return report.phase, report.has_container, report.container_image, report.environment_usage
 
 
 def _has_files(files: Path | None) -> bool:

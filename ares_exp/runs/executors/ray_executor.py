@@ -31,8 +31,7 @@ from ares_exp.records.terminal_text import shown_path
 from ares_exp.runs.executors.environment_host import HostProcess, parts_to_send, versions_here
 from ares_exp.runs.executors.executor import ExecutorBase, Place, RunPlan
 from ares_exp.runs.executors.placement import Placement
-from ares_exp.runs.executors.remote_environment import RemoteEnvironment
-from ares_exp.runs.executors.remote_host import RemoteHost
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
 from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder, HostReady
 
 NODES_INTERVAL_SEC = 1.0
@@ -428,11 +427,7 @@ async def _leave() -> None:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    Args:
-        call: Function that calls Ray.
-        within_sec: Time limit of the call, in seconds.
-        thread_stays_until: Event until which the thread stays alive, because Linux kills the processes that the call
-            started when the thread ends.
+    Linux kills the processes that the call started when the thread ends, so it stays alive until `thread_stays_until`.
 
     Raises:
         TimeoutError: The call did not return in time.

@@ -1,32 +1,50 @@
-"""The run's side of a host: calls, the host's news, and the loss of the host."""
+"""The run's side of a host: calls, news and the loss of the host, and the environments in it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import tarfile
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
-from ares_exp.cancellation import finish, in_daemon_thread
-from ares_exp.environment import EpisodeReport
+from ares_exp.cancellation import finish, in_daemon_thread, in_thread
+from ares_exp.containers.activity import Activity
+from ares_exp.containers.archive import unpack_directory
+from ares_exp.environment import (
+    EnvironmentBase,
+    EpisodeReport,
+    LimitName,
+    OneCallAtATime,
+    PastStep,
+    PendingRequest,
+    TimeStep,
+)
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.errors import EpisodeStateError, HostLostError
+from ares_exp.errors import ConfigError, EpisodeStateError, HostLostError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_responses import Asked, read_asked
 from ares_exp.records.results import EnvironmentUsage
-from ares_exp.runs.executors.remote_messages import Failure, News, Outcome
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder, Facts, News, Outcome
+
+if TYPE_CHECKING:
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 NEWS_SEC = 5.0
 """Maximum time that the host waits for news before it replies without news, in seconds."""
 CANCEL_SEC = 10.0
 """Time limit for a cancelled call to end in the host, in seconds."""
+CLOSE_SEC = 120.0
+"""Time limit for closing an environment in a host, in seconds."""
 KILL_SEC = 30.0
 """Time limit for Ray to kill a host, in seconds."""
 
@@ -38,36 +56,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class Guest:
-    """An environment in the host, from the point of view of the run.
-
-    Attributes:
-        output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
-        background_client: Client that responds to the agent's background requests.
-        background_requests: Background requests that wait for a response.
-        news: Report that arrived during the call in progress; `None` if there is no call or no news.
-        is_busy: Whether a call is in progress.
-        asked: Usage of the environment's models that the run paid for in this episode.
-    """
-
-    output_dir: Path | None = None
-    background_client: LLMClient | None = None
-    background_requests: set[asyncio.Future[LLMResponse]] = field(default_factory=set)
-    news: EpisodeReport | None = None
-    is_busy: bool = False
-    asked: EnvironmentUsage | None = None
-
-    def end_background_requests(self) -> None:
-        """Cancels background requests, because the episode has ended."""
-        for answering in self.background_requests:
-            answering.cancel()
-
-
 class RemoteHost:
     """One host. It is lost if its process has ended, or if it has not replied for the time of its lease.
 
-    Methods that start with `on_` handle the news of the host.
+    The host's news calls the methods that start with `on_`.
 
     Attributes:
         node: Name of the host's node.
@@ -99,7 +91,7 @@ class RemoteHost:
             on_lost: Function that is called once, when the host is lost.
         """
         self.node = node
-        self.guests: dict[str, Guest] = {}
+        self.guests: dict[str, RemoteEnvironment] = {}
         self.round_trip_sec = 0.0
         self.why_lost: str | None = None
         self.shares_disk = False
@@ -146,20 +138,15 @@ class RemoteHost:
             reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # marks it as retrieved
         if self.why_lost is not None:
             raise self._loss()
-        succeeded, value = self._outcome(reply)
-        if succeeded:
-            return value
-        raise value.error(self.node)
-
-    def _outcome(self, reply: asyncio.Future[Outcome]) -> Outcome:
         exceptions = self._ray.exceptions
         try:
-            return reply.result()
+            outcome: Outcome = reply.result()
         except (exceptions.RayTaskError, exceptions.RaySystemError):  # the result cannot be pickled or unpickled
             raise
         except exceptions.RayError as error:
             self.lose(_in_short(error))
             raise self._loss() from error
+        return outcome.result(self.node)
 
     def _loss(self) -> HostLostError:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
@@ -171,8 +158,9 @@ class RemoteHost:
             self._on_lost(self)
 
     def _give_up(self, why: str) -> None:
-        self.why_lost = why
-        self.has_ended.set_result(None)
+        if self.why_lost is None:
+            self.why_lost = why
+            self.has_ended.set_result(None)
         self._end_tasks()
 
     def _end_tasks(self) -> None:
@@ -182,11 +170,11 @@ class RemoteHost:
     async def close(self) -> None:
         """Closes all environments of the host, and ends its process. Idempotent."""
         self._end_tasks()
-        if self.why_lost is None:
-            with suppress(TimeoutError, HostLostError):
-                async with asyncio.timeout(CANCEL_SEC):
-                    await self.call("end")
-        if self.why_lost is None:
+        ended_by = asyncio.get_running_loop().call_later(CANCEL_SEC, self._give_up, "the run has ended")
+        try:
+            await self._tell("end")
+        finally:
+            ended_by.cancel()
             self._give_up("the run has ended")
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CANCEL_SEC)
@@ -199,7 +187,7 @@ class RemoteHost:
         self._spawn(self._tell(method, *arguments))
 
     async def _tell(self, method: str, *arguments: Any) -> None:
-        with suppress(HostLostError):
+        with suppress(HostLostError, EpisodeStateError):  # the host has ended
             await self.call(method, *arguments)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -213,15 +201,16 @@ class RemoteHost:
         """Asks for news continuously, which also renews the lease."""
         wait_sec = min(NEWS_SEC, self._lease_sec / 4)
         while self.why_lost is None:
+            why = f"it gave no sign of life for {self._lease_sec:g} s"
+            lease = asyncio.get_running_loop().call_later(self._lease_sec, self.lose, why)
             try:
-                async with asyncio.timeout(self._lease_sec):
-                    await self._ask_for_news(wait_sec)
-            except TimeoutError:
-                self.lose(f"it gave no sign of life for {self._lease_sec:g} s")
+                await self._ask_for_news(wait_sec)
             except HostLostError:
                 return
             except Exception as error:
                 self.lose(f"it gave no news: {type(error).__name__}: {error}")
+            finally:
+                lease.cancel()
 
     async def _ask_for_news(self, wait_sec: float) -> None:
         started = time.perf_counter()
@@ -231,11 +220,7 @@ class RemoteHost:
             self._spawn(self._heard(news))
 
     async def _heard(self, news: News) -> None:
-        outcome: Outcome
-        try:
-            outcome = True, await getattr(self, f"on_{news.method}")(*news.arguments)
-        except (Exception, SystemExit) as error:
-            outcome = False, Failure.of(error)
+        outcome = await Outcome.of(getattr(self, f"on_{news.method}")(*news.arguments))
         if news.number is not None:
             await self._tell("answer", news.number, outcome)
 
@@ -243,10 +228,11 @@ class RemoteHost:
         """Logs a warning of the host."""
         logging.getLogger(name).log(level, "%s (on %s)", text, self.node)
 
-    async def on_report(self, environment: str, report: EpisodeReport) -> None:
-        """Receives a report of a busy environment. Ignores a report that arrives after the reply."""
-        if (guest := self.guests.get(environment)) is not None and guest.is_busy:
-            guest.news = report
+    async def on_report(self, reports: Mapping[str, EpisodeReport]) -> None:
+        """Passes reports to their environments."""
+        for name, report in reports.items():
+            if name in self.guests:
+                self.guests[name].reported(report)
 
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
@@ -265,16 +251,9 @@ class RemoteHost:
 
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
         """Sends a background request of an agent to the policy. It is cancelled when the episode ends."""
-        guest = self.guests.get(environment)
-        if guest is None or guest.background_client is None:
+        if (guest := self.guests.get(environment)) is None:
             raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
-        answering = asyncio.ensure_future(guest.background_client(request))
-        guest.background_requests.add(answering)
-        try:
-            return await answering
-        finally:
-            answering.cancel()
-            guest.background_requests.discard(answering)
+        return await guest.respond_in_background(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:
         """Reads the record of an episode's questions."""
@@ -285,13 +264,261 @@ class RemoteHost:
         """Counts a question of an environment, and appends it to the record of the episode."""
         self._models[key].count(len(asked.said), asked.usage)
         if (guest := self.guests.get(environment)) is not None:
-            guest.asked = asked.usage if guest.asked is None else guest.asked + asked.usage
+            guest.asked = (guest.asked or EnvironmentUsage()) + asked.usage
         if (files := self._files(environment)) is not None:
             await self._models[key].append_asked(files, asked)
 
     def _files(self, environment: str) -> Path | None:
         guest = self.guests.get(environment)
         return guest.output_dir if guest is not None else None
+
+
+class RemoteEnvironment(EnvironmentBase):
+    """Runs its episodes in a host. Properties return the values of the host's last reply.
+
+    If the host is lost, calls raise `HostLostError`, and closing has no effect.
+
+    Attributes:
+        output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
+        asked: Usage of the environment's models that the run paid for in this episode; `None` without any.
+    """
+
+    time_step: TimeStep[Any] | None = None
+
+    def __init__(
+        self,
+        host: RemoteHost,
+        order: EnvironmentOrder,
+        *,
+        output_dir: Path | None = None,
+        background_client: LLMClient | None = None,
+        loss: Callable[[HostLostError], Exception] = lambda error: error,
+    ) -> None:
+        """Stores the arguments, without calling the host.
+
+        Args:
+            host: The host.
+            order: Order from which the host creates the environment at the first `reset`.
+            output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
+            background_client: Client that responds to the agent's background requests.
+            loss: Function that converts the error of a lost host to the raised error.
+        """
+        self._host = host
+        self._order = order
+        self._loss = loss
+        self._name = uuid.uuid4().hex
+        self.output_dir = output_dir
+        self._news: EpisodeReport | None = None
+        self.asked: EnvironmentUsage | None = None
+        self._background_client = background_client
+        self._background_requests: set[asyncio.Future[LLMResponse]] = set()
+        self._facts = Facts()
+        self._facts_at = time.monotonic()
+        self._granted_sec = 0.0
+        self._pending: tuple[PendingRequest, ...] = ()
+        self._calls = OneCallAtATime()
+
+    # Calls
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode of the environment in the host."""
+        with self._calls.during("reset()"):
+            self.time_step = self.asked = None
+            return _there_is(await self._stepped("reset", {"seed": seed, "options": options}))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action` and returns the next step."""
+        with self._calls.during("step()"):
+            return _there_is(await self._stepped("step", {"action": action}))
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Ends the episode because of a limit."""
+        with self._calls.during("truncate()"):
+            return await self._stepped("truncate", {"limit": limit})
+
+    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
+        """Exports the environment to a directory that the run and the host share."""
+        from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+        with self._calls.during("export_state()"):
+            arguments = {"output_dir": Path(output_dir).absolute(), "snapshot_id": snapshot_id}
+            place = await self._acted("export_state", arguments)
+            return await asyncio.to_thread(EnvironmentSnapshot.load_from_file, place)
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[RemoteEnvironment]:
+        """Creates environments in the same host that continue from the current state."""
+        if n < 1:
+            raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
+        with self._calls.during("fork()"):
+            forks = [RemoteEnvironment(self._host, self._order, loss=self._loss) for _ in range(n)]
+            facts = await self._asked_of_host("fork", [fork._name for fork in forks], diversify)
+            for fork, told in zip(forks, facts, strict=True):
+                fork.time_step = self.time_step
+                fork._host.guests[fork._name] = fork
+                fork._take(told)
+            return forks
+
+    async def close(self) -> None:
+        """Closes the environment in its host. A LAST `time_step` remains readable."""
+        if self.time_step is not None and not self.time_step.last():
+            self.time_step = None
+        self._pending = ()
+        self._end_background_requests()
+        if self._name in self._host.guests:
+            try:
+                await finish(self._closed())
+            finally:
+                self._host.guests.pop(self._name, None)
+
+    async def _closed(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SEC):
+                if self._host.why_lost is None:
+                    await self._acted("close", {})
+                    if self._facts.has_files:
+                        await self._host.call("drop", self._name)
+        except (HostLostError, TimeoutError):
+            return
+
+    async def _asked_of_host(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await self._host.call(method, self._name, *arguments)
+        except HostLostError as error:
+            self._facts, self.time_step, self._pending = self._facts._replace(step_type=None), None, ()
+            raise self._loss(error) from error
+
+    async def _stepped(self, method: str, arguments: Mapping[str, Any]) -> TimeStep[Any] | None:
+        """Calls a method that takes a time step, and returns the step; `None` if no step was taken."""
+        before, self._pending = self.time_step, ()
+        try:
+            taken: TimeStep[Any] | None = await self._acted(method, arguments)
+        except BaseException:
+            self.time_step = before if self._facts.step_type is not None else None
+            raise
+        if taken is not None and taken.last():
+            self._end_background_requests()
+        self.time_step = taken or before
+        return taken
+
+    async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Calls a method of the environment, and stores the facts and files of the reply."""
+        self._host.guests[self._name] = self
+        order = self._order if method == "reset" else None
+        outcome, facts = await self._asked_of_host("act", method, arguments, order)
+        self._take(facts)
+        if facts.has_files and self.output_dir is not None:
+            await self._fetch_files(self.output_dir)
+        return outcome.result(self._host.node)
+
+    def _take(self, facts: Facts) -> None:
+        self._facts, self._facts_at, self._granted_sec = facts, time.monotonic(), 0.0
+        self._pending, self._news = facts.pending, None
+
+    async def _fetch_files(self, output_dir: Path) -> None:
+        """Fetches the files of the ended episode in pieces."""
+        with tempfile.TemporaryFile() as archive:
+            offset, has_more = 0, True
+            while has_more:
+                data, has_more = await self._asked_of_host("fetch", offset)
+                archive.write(data)
+                offset += len(data)
+            await in_thread(lambda: _unpack(archive, output_dir))
+
+    # Values that need no call
+
+    def report(self) -> EpisodeReport:
+        """Returns the host's last report. Usage that the run paid for the environment's models is counted here."""
+        report = self._news or self._facts.report
+        told, counted = report.environment_usage, self.asked
+        if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
+            return replace(report, environment_usage=counted)
+        return report
+
+    @property
+    def step_count(self) -> int:
+        """The number of time steps after FIRST."""
+        return self._facts.step_count
+
+    @property
+    def current_task(self) -> str | None:
+        """The name of the task. The task itself is in the host."""
+        return (self.report().task_name or self._order.task_name) if self._facts.has_started else None
+
+    @property
+    def activity(self) -> Activity | None:
+        """The agent's activity in the container during the last call."""
+        return self._facts.activity
+
+    @property
+    def past_steps(self) -> Sequence[PastStep]:
+        """The time steps of a restored episode, until its next step. Later, and in other episodes, empty."""
+        return self._facts.past
+
+    @property
+    def time_left_sec(self) -> float | None:
+        """The time until the time limit in seconds, computed from the host's last reply."""
+        left = self._facts.time_left_sec
+        if left is None or self.time_step is None or self.time_step.last():
+            return None
+        return max(0.0, left + self._granted_sec - (time.monotonic() - self._facts_at))
+
+    def grant_time(self, seconds: float) -> None:
+        """Extends the time limit, immediately in this process and soon in the host."""
+        self._granted_sec += seconds
+        if self._name in self._host.guests:
+            self._host.tell("grant", self._name, seconds)
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        """Returns the unanswered requests that the host reported."""
+        return self._pending
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Waits until the host reports pending requests that differ from `known`."""
+        calls = [one.call_id for one in known]
+        changed: tuple[PendingRequest, ...] = await self._asked_of_host("changed", calls)
+        if not self._calls.in_progress:
+            self._pending = changed
+        return changed
+
+    def reported(self, report: EpisodeReport) -> None:
+        """Receives a report of a busy environment. Ignores a report that arrives after the reply."""
+        if self._calls.in_progress:
+            self._news = report
+
+    async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
+        """Sends a background request to the policy. It is cancelled when the episode ends."""
+        assert self._background_client is not None, "the host asks only if the episode has a background client"
+        answering = asyncio.ensure_future(self._background_client(request))
+        self._background_requests.add(answering)
+        try:
+            return await answering
+        finally:
+            answering.cancel()
+            self._background_requests.discard(answering)
+
+    def _end_background_requests(self) -> None:
+        for answering in self._background_requests:
+            answering.cancel()
+
+
+def _there_is(time_step: TimeStep[Any] | None) -> TimeStep[Any]:
+    assert time_step is not None, "only `truncate` may take none"
+    return time_step
+
+
+def _tokens(used: EnvironmentUsage) -> int:
+    return used.prompt_tokens + used.generated_tokens
+
+
+def _unpack(archive: IO[bytes], output_dir: Path) -> None:
+    """Unpacks the archive that a host sent. Blocking.
+
+    Raises:
+        TransferError: A name in the archive is outside of `output_dir`, or the archive is broken.
+    """
+    size = archive.tell()
+    archive.seek(0)
+    unpack_directory(archive, output_dir, max_bytes=size, max_members=size // tarfile.BLOCKSIZE)
 
 
 def _in_short(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -76,10 +76,8 @@ class Failure:
 
 
 def _arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """Returns the `args` of an error. For an `OSError`, includes the file names, which are not in `args`."""
-    if not isinstance(error, OSError):
-        return error.args
-    reduced = error.__reduce__()
+    """Returns the arguments of an error's class. For an `OSError`, they include file names, which are not in `args`."""
+    reduced = error.__reduce__() if isinstance(error, OSError) else None
     return reduced[1] if isinstance(reduced, tuple) and reduced[0] is type(error) else error.args
 
 
@@ -97,18 +95,38 @@ def _text_of(error: BaseException) -> str:
         return f"{type(error).__name__} without a text: {type(failed).__name__}"
 
 
-Outcome = tuple[bool, Any]
-"""The outcome of a call: `True` and the result, or `False` and a `Failure`."""
+class Outcome(NamedTuple):
+    """The outcome of a call in another process.
+
+    Attributes:
+        value: Return value; `None` if the call failed.
+        failure: Error that the call raised; `None` if it succeeded.
+    """
+
+    value: Any = None
+    failure: Failure | None = None
+
+    @classmethod
+    async def of(cls, call: Awaitable[Any]) -> Self:
+        """Awaits a call, and returns its outcome."""
+        try:
+            return cls(await call)
+        except (Exception, SystemExit) as error:
+            return cls(None, Failure.of(error))
+
+    def result(self, host: str) -> Any:
+        """Returns the value, or raises the error.
+
+        Args:
+            host: Name of the host of the call.
+        """
+        if self.failure is not None:
+            raise self.failure.error(host)
+        return self.value
 
 
 class News(NamedTuple):
-    """News of a host for the run: a call of a method of `RemoteHost`.
-
-    Attributes:
-        number: Number of the call in its host, which waits for the outcome; `None` if no outcome is needed.
-        method: Name of the method.
-        arguments: Arguments of the method.
-    """
+    """News of a host: a call of the method `on_{method}` of `RemoteHost`. If it has a number, the host waits for it."""
 
     number: int | None
     method: str
@@ -171,35 +189,19 @@ class Facts(NamedTuple):
     """The state of an environment at the end of a call.
 
     Attributes:
-        report: Report of the environment.
-        step_count: Number of time steps after FIRST.
         has_started: Whether the environment was reset. Otherwise, the other fields are empty.
+        report, step_count, time_left_sec, activity, pending: Values of the environment's members.
         step_type: Type of the current time step; `None` without a time step.
-        time_left_sec: Time until the time limit, in seconds.
-        activity: Activity of the agent in the container.
-        pending: Unanswered requests.
         past: Past steps (only after `reset`).
         has_files: Whether files of the episode are on the node and must be fetched.
     """
 
+    has_started: bool = False
     report: EpisodeReport = EpisodeReport()
     step_count: int = 0
-    has_started: bool = False
-    step_type: str | None = None
     time_left_sec: float | None = None
     activity: Activity | None = None
     pending: tuple[PendingRequest, ...] = ()
+    step_type: str | None = None
     past: tuple[PastStep, ...] = ()
     has_files: bool = False
-
-
-class Reply(NamedTuple):
-    """The outcome of a call to an environment.
-
-    Attributes:
-        outcome: Outcome of the environment's method.
-        facts: State of the environment after the call.
-    """
-
-    outcome: Outcome = (True, None)
-    facts: Facts = Facts()

@@ -13,8 +13,7 @@ from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.llms.request import LLMClient
 from ares_exp.runs.executors.environment_host import EnvironmentHost
-from ares_exp.runs.executors.remote_environment import RemoteEnvironment
-from ares_exp.runs.executors.remote_host import RemoteHost
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
 from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 
 
@@ -110,7 +109,7 @@ class HostedEnvironment(RemoteEnvironment):
             inside.adopt(self._name, self._make_environment(), files=self._files, is_streamed=self._order.streams)
             self._host = hosted(inside, self._models, lease_sec=self._lease_sec)
             await self._host.start()
-            self._host.guests[self._name] = self._guest
+            self._host.guests[self._name] = self
         return await super()._asked_of_host(method, *arguments)
 
     async def close(self) -> None:

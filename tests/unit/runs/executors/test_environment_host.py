@@ -25,12 +25,11 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.environment_responses import read_asked
 from ares_exp.runs.executors import remote_host
-from ares_exp.runs.executors.environment_host import EnvironmentHost
+from ares_exp.runs.executors.environment_host import EnvironmentHost, parts_to_send, versions_here
 from ares_exp.runs.executors.executor import Recipe, RunPlan
 from ares_exp.runs.executors.ray_executor import RayExecutor
-from ares_exp.runs.executors.remote_environment import RemoteEnvironment
-from ares_exp.runs.executors.remote_host import _in_short
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, _in_short
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder
 from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.wrappers.registry import make
 from tests.unit.containers.local_containers import needs_local
@@ -108,7 +107,7 @@ async def test_an_outdated_report_is_ignored() -> None:
     await environment.reset()
     before = environment.report()
     await environment.step(RESPONSE)
-    await environment.host.on_report(environment.name_inside, before)
+    await environment.host.on_report({environment.name_inside: before})
     assert environment.report().format_errors == 1
     await environment.close()
 
@@ -135,8 +134,8 @@ async def test_a_host_without_lease_closes_its_environments() -> None:
     await host.call("act", "one", "reset", {})
     await asyncio.wait_for(inside.closed.wait(), 60)
     await asyncio.wait_for(ended.wait(), 60)
-    succeeded, failure = await host.call("news", 0.0)
-    assert not succeeded
+    failure = (await host.call("news", 0.0)).failure
+    assert failure is not None
     assert failure.name == EpisodeStateError.__name__
 
 
@@ -288,10 +287,11 @@ async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog:
 
 async def test_the_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    recipe = Recipe.of(compose_config(["env=twenty_questions", "env.limit=1", "collector=none"]))
     host = EnvironmentHost(60)
-    folders = await asyncio.gather(*(asyncio.to_thread(host._new_folder) for _ in range(20)))
-    [parent] = {folder.parent.parent for folder in folders}
-    assert [(one.name, one.is_stale) for one in find_short_lived()] == [(str(parent), False)]
+    order = HostOrder(recipe, (), {}, parts_to_send(parts()), versions_here())
+    assert (await host.prepare(order)).shares_disk is False
+    assert [one.is_stale for one in find_short_lived()] == [False]
     await host.end()
     assert list(tmp_path.iterdir()) == []
 
