@@ -42,7 +42,6 @@ from ares_exp.runs.executors.executor import Recipe
 from ares_exp.runs.executors.remote_messages import (
     EnvironmentOrder,
     Facts,
-    Failure,
     HostOrder,
     HostReady,
     News,
@@ -121,21 +120,12 @@ class EnvironmentHost(ModelsElsewhere):
 
     async def call(self, method: str, *arguments: Any) -> Outcome:
         """Calls a method for the run, and renews the lease."""
-        try:
-            self._hear()
-        except EpisodeStateError as error:
-            return Outcome(None, Failure.of(error))
-        task = asyncio.ensure_future(Outcome.of(getattr(self, method)(*arguments)))
+        task = asyncio.ensure_future(Outcome.of(self._heard, method, *arguments))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return await task
 
-    def _hear(self) -> None:
-        """Renews the lease.
-
-        Raises:
-            EpisodeStateError: The lease has expired, or the host has ended.
-        """
+    async def _heard(self, method: str, *arguments: Any) -> Any:
         now = time.monotonic()
         if self._watching is None:
             self._loop = asyncio.get_running_loop()
@@ -143,6 +133,7 @@ class EnvironmentHost(ModelsElsewhere):
         elif now - self._heard_at > self._lease_sec or self._has_ended:
             raise EpisodeStateError("the host has ended, because it received no call from its run")
         self._heard_at = now
+        return await getattr(self, method)(*arguments)
 
     async def _watch(self) -> None:
         """Ends the host when its lease has expired."""
@@ -238,7 +229,7 @@ class EnvironmentHost(ModelsElsewhere):
             )
         hosted.calls += 1
         try:
-            outcome = await Outcome.of(getattr(hosted.environment, method)(**arguments))
+            outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)
         finally:
             hosted.calls -= 1
         if method == "export_state" and outcome.failure is None:

@@ -220,7 +220,7 @@ class RemoteHost:
             self._spawn(self._heard(news))
 
     async def _heard(self, news: News) -> None:
-        outcome = await Outcome.of(getattr(self, f"on_{news.method}")(*news.arguments))
+        outcome = await Outcome.of(getattr(self, f"on_{news.method}"), *news.arguments)
         if news.number is not None:
             await self._tell("answer", news.number, outcome)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -107,10 +107,10 @@ class Outcome(NamedTuple):
     failure: Failure | None = None
 
     @classmethod
-    async def of(cls, call: Awaitable[Any]) -> Self:
-        """Awaits a call, and returns its outcome."""
+    async def of(cls, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Self:
+        """Calls a function, and returns the outcome."""
         try:
-            return cls(await call)
+            return cls(await function(*args, **kwargs))
         except (Exception, SystemExit) as error:
             return cls(None, Failure.of(error))
 

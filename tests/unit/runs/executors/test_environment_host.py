@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import tempfile
@@ -171,7 +170,7 @@ async def test_the_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
     def make() -> Any:
         [model] = of_host.own_models
         model.ask_elsewhere(environment.inside_now)
-        parts = EpisodeParts(None, None, limits=_no_limits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
+        parts = EpisodeParts(None, None, limits=EpisodeLimits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
         return of_host.make(next(iter(of_host._objects)), parts)
 
     environment = HostedEnvironment(make, of_run.own_models, output_dir=tmp_path / "files")
@@ -228,61 +227,28 @@ async def test_background_requests_end_with_the_episode() -> None:
     assert asked == [request] * 3
 
 
-def _no_limits() -> Any:
-    from ares_exp.environments.episode_limits import EpisodeLimits
-
-    return EpisodeLimits()
-
-
 async def test_episode_files_are_sent_at_the_end(tmp_path: Path) -> None:
-    """More than one piece, in folders, once."""
+    """More than one piece, in folders, once; `tests/unit/containers/test_archive.py` has more hostile files."""
+    (tmp_path / "secret").write_text("from the run's machine")
     kept = tmp_path / "node" / "files"
 
     class Writing(Inside):
         async def step(self, action: Any) -> TimeStep[Any]:
             (kept / "verifier").mkdir(parents=True)
             (kept / "verifier" / "log.txt").write_text("x" * 200_000)
+            (kept / "verifier" / "absolute").symlink_to(tmp_path / "secret")
             return termination(1.0)
 
     output_dir = tmp_path / "run" / "files" / "e"
     environment = HostedEnvironment(Writing, files=kept, output_dir=output_dir)
     await environment.reset()
-    step = await environment.step(RESPONSE)
-    assert step.last()
-    assert (output_dir / "verifier" / "log.txt").read_text() == "x" * 200_000
-    (output_dir / "verifier" / "log.txt").unlink()
-    await environment.close()
-    assert not (output_dir / "verifier" / "log.txt").exists(), "they are sent once"
-    assert not kept.parent.exists()
-
-
-async def test_sent_files_cannot_leave_the_run_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = tmp_path / "node" / "files"
-    (tmp_path / "secret").write_text("from the run's machine")
-
-    class Hostile(Inside):
-        async def step(self, action: Any) -> TimeStep[Any]:
-            (kept / "sub").mkdir(parents=True)
-            (kept / "absolute").symlink_to(tmp_path / "secret")
-            (kept / "sub" / "up").symlink_to("../../../../secret")
-            os.mkfifo(kept / "pipe")
-            (kept / "log.txt").write_text("kept")
-            (kept / "link").symlink_to("log.txt")
-            (kept / "program").write_text("#!/bin/sh")
-            (kept / "program").chmod(0o6777)
-            return termination(1.0)
-
-    output_dir = tmp_path / "run" / "files" / "e"
-    environment = HostedEnvironment(Hostile, files=kept, output_dir=output_dir)
-    await environment.reset()
     assert (await environment.step(RESPONSE)).last()
+    [log] = (output_dir / "verifier").iterdir()
+    assert log.read_text() == "x" * 200_000
+    log.unlink()
     await environment.close()
-    arrived = sorted(str(path.relative_to(output_dir)) for path in output_dir.rglob("*"))
-    assert arrived == ["link", "log.txt", "program", "sub"]
-    assert (output_dir / "link").read_text() == "kept"
-    assert (output_dir / "program").stat().st_mode & 0o7777 == 0o755
-    [warning] = [record.getMessage() for record in caplog.records if "Skipped in the download" in record.getMessage()]
-    assert all(name in warning for name in ("absolute", "sub/up", "pipe"))
+    assert not log.exists(), "they are sent once"
+    assert not kept.parent.exists()
 
 
 async def test_the_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
