@@ -28,7 +28,7 @@ from ares_exp.runs.executors.environment_host import EnvironmentHost, parts_to_s
 from ares_exp.runs.executors.executor import Recipe, RunPlan
 from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.runs.executors.remote_host import RemoteEnvironment, _in_short
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder, News
 from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.wrappers.registry import make
 from tests.unit.containers.local_containers import needs_local
@@ -136,6 +136,19 @@ async def test_a_host_without_lease_closes_its_environments() -> None:
     failure = (await host.call("news", 0.0)).failure
     assert failure is not None
     assert failure.name == EpisodeStateError.__name__
+
+
+async def test_a_silent_host_is_lost() -> None:
+    class Silent(EnvironmentHost):
+        async def news(self, wait_sec: float) -> tuple[float, list[News]]:
+            return await (asyncio.Event().wait() if wait_sec else super().news(0.0))  # type: ignore[return-value]
+
+    host = hosted(Silent(60), lease_sec=0.2)
+    await host.start()
+    await asyncio.wait_for(asyncio.shield(host.has_ended), 60)
+    with pytest.raises(HostLostError, match="no sign of life"):
+        await host.call("drop", "one")
+    await host.close()
 
 
 async def test_an_environment_that_failed_creation_can_be_closed() -> None:
