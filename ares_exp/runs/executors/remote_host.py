@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import re
 import tarfile
 import tempfile
@@ -124,7 +125,7 @@ class RemoteHost:
         """
         if self.why_lost is not None:
             raise self._loss()
-        sent = self._actor.call.remote(method, *arguments)
+        sent = self._actor.call.remote(pickle.dumps((method, arguments)))
         reply = asyncio.ensure_future(sent)
         try:
             await asyncio.wait({reply, self.has_ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -138,12 +139,9 @@ class RemoteHost:
             reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # marks it as retrieved
         if self.why_lost is not None:
             raise self._loss()
-        exceptions = self._ray.exceptions
         try:
-            outcome: Outcome = reply.result()
-        except (exceptions.RayTaskError, exceptions.RaySystemError):  # the result cannot be pickled or unpickled
-            raise
-        except exceptions.RayError as error:
+            outcome: Outcome = pickle.loads(reply.result())
+        except self._ray.exceptions.RayError as error:
             self.lose(_in_short(error))
             raise self._loss() from error
         return outcome.result(self.node)

@@ -1,9 +1,8 @@
-"""An environment in a host of this process, which is called like a Ray actor: everything is pickled there and back."""
+"""An environment in a host of this process, which is called like a Ray actor."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,41 +20,37 @@ class RayError(Exception):
     """Is raised by calls of a killed host."""
 
 
-class Never(Exception):
-    """Is raised by Ray alone."""
-
-
 class InProcessRay:
     """Stands in for Ray with one actor, a host in this process."""
 
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=Never, RaySystemError=Never)
+    exceptions = SimpleNamespace(RayError=RayError)
 
     def __init__(self, host: EnvironmentHost) -> None:
         self.call = self
         self._host = host
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._calls: set[asyncio.Task[bytes]] = set()
         self._is_killed = asyncio.Event()
 
-    def remote(self, *words: Any) -> asyncio.Task[Any]:
-        call = asyncio.create_task(self._called(pickle.dumps(words)))
+    def remote(self, words: bytes) -> asyncio.Task[bytes]:
+        call = asyncio.create_task(self._called(words))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
 
-    async def _called(self, words: bytes) -> Any:
-        working = asyncio.create_task(self._host.call(*pickle.loads(words)))
+    async def _called(self, words: bytes) -> bytes:
+        working = asyncio.create_task(self._host.call(words))
         killed = asyncio.create_task(self._is_killed.wait())
         try:
             await asyncio.wait({working, killed}, return_when=asyncio.FIRST_COMPLETED)
             if self._is_killed.is_set():
                 raise RayError("it was killed")
-            return pickle.loads(pickle.dumps(working.result()))
+            return working.result()
         finally:
             killed.cancel()
             working.cancel()
             await asyncio.wait({working})
 
-    def cancel(self, call: asyncio.Task[Any]) -> None:
+    def cancel(self, call: asyncio.Task[bytes]) -> None:
         call.cancel()
 
     def kill(self, actor: object) -> None:

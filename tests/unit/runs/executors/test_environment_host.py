@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -130,12 +131,32 @@ async def test_a_host_without_lease_closes_its_environments() -> None:
     host = EnvironmentHost(0.2, on_end=ended.set)
     inside = Slow()
     host.adopt("one", inside)
-    await host.call("act", "one", "reset", {})
+    await host.call(pickle.dumps(("act", ("one", "reset", {}))))
     await asyncio.wait_for(inside.closed.wait(), 60)
     await asyncio.wait_for(ended.wait(), 60)
-    failure = (await host.call("news", 0.0)).failure
+    failure = pickle.loads(await host.call(pickle.dumps(("news", (0.0,))))).failure
     assert failure is not None
     assert failure.name == EpisodeStateError.__name__
+
+
+class OfTheRunAlone:
+    """Can be pickled, but not in a host again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ImportError("no module named 'mine'")
+
+
+async def test_an_unreadable_message_fails_only_its_call() -> None:
+    host = hosted(EnvironmentHost(60))
+    await host.start()
+    with pytest.raises(ImportError, match="no module named 'mine'"):
+        await host.call("drop", OfTheRunAlone())
+    assert await host.call("drop", "nobody") is None
+    await host.close()
 
 
 async def test_a_silent_host_is_lost() -> None:
