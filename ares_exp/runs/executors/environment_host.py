@@ -30,7 +30,7 @@ from ares_exp.cancellation import finish, happened, in_thread
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
-from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
+from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
@@ -82,12 +82,14 @@ class _Hosted:
         files: Directory for the files of the episode; `None` if no files are kept.
         is_streamed: Whether `files` is a directory of this host, which the run fetches.
         calls: Number of calls in progress.
+        told: Report of the last reply.
     """
 
     environment: EnvironmentBase
     files: Path | None = None
     is_streamed: bool = False
     calls: int = 0
+    told: EpisodeReport | None = None
 
 
 class EnvironmentHost(ModelsElsewhere):
@@ -253,24 +255,25 @@ class EnvironmentHost(ModelsElsewhere):
             outcome = Outcome(outcome.value.snapshot_dir)
         elif (step := outcome.value) is not None:
             outcome = Outcome(TimeStep(step.step_type, step.reward, step.discount, step.observation))
-        facts = await self._facts(hosted, starts=method == "reset")
+        facts = await self._facts(hosted, method)
         if method == "close" and not facts.has_files:
             await self.drop(name)
         return outcome, facts
 
-    async def _facts(self, hosted: _Hosted, *, starts: bool = False) -> Facts:
+    async def _facts(self, hosted: _Hosted, method: str) -> Facts:
         environment = hosted.environment
+        before, hosted.told = hosted.told, environment.report()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
         may_have_files = step_type in (None, "LAST") and hosted.is_streamed
         return Facts(
             has_started=True,
-            report=environment.report(),
+            report=None if method == "step" and hosted.told == before else hosted.told,
             step_count=environment.step_count,
             time_left_sec=environment.time_left_sec,
             activity=environment.activity,
             pending=tuple(environment.pending_requests()),
             step_type=step_type,
-            past=tuple(environment.past_steps) if starts else (),
+            past=tuple(environment.past_steps) if method in ("reset", "fork") else (),
             has_files=may_have_files and await asyncio.to_thread(_has_files, hosted.files),
         )
 
@@ -289,7 +292,7 @@ class EnvironmentHost(ModelsElsewhere):
         made = await self._of(name).environment.fork(len(forks), diversify=diversify)
         for fork, environment in zip(forks, made, strict=True):
             self.adopt(fork, environment)
-        return [await self._facts(self._hosted[fork], starts=True) for fork in forks]
+        return [await self._facts(self._hosted[fork], "fork") for fork in forks]
 
     async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
         """Returns a piece of the archive of an episode's files, from a byte offset, and whether more data follows.

@@ -10,8 +10,8 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -102,6 +102,7 @@ class RemoteHost:
         self._lease_sec = lease_sec
         self._on_lost = on_lost
         self.has_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waits: set[asyncio.Timeout] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clients: dict[int, tuple[str | None, LLMClient]] = {}
 
@@ -126,25 +127,33 @@ class RemoteHost:
         if self.why_lost is not None:
             raise self._loss()
         sent = self._actor.call.remote(pickle.dumps((method, arguments)))
-        reply = asyncio.ensure_future(sent)
         try:
-            await asyncio.wait({reply, self.has_ended}, return_when=asyncio.FIRST_COMPLETED)
+            async with self._until_lost(None):
+                outcome: Outcome = pickle.loads(await sent)
         except asyncio.CancelledError:
-            with suppress(Exception):  # the cluster may be broken
-                self._ray.cancel(sent)
-            await finish(asyncio.wait({reply, self.has_ended}, timeout=CANCEL_SEC, return_when=asyncio.FIRST_COMPLETED))
+            await finish(self._cancel(sent))
             raise
-        finally:
-            reply.cancel()
-            reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())  # marks it as retrieved
-        if self.why_lost is not None:
-            raise self._loss()
-        try:
-            outcome: Outcome = pickle.loads(reply.result())
         except self._ray.exceptions.RayError as error:
             self.lose(_in_short(error))
             raise self._loss() from error
+        except TimeoutError:
+            raise self._loss() from None
         return outcome.result(self.node)
+
+    async def _cancel(self, sent: Awaitable[bytes]) -> None:
+        async with self._until_lost(CANCEL_SEC):
+            self._ray.cancel(sent)
+            await sent
+
+    @asynccontextmanager
+    async def _until_lost(self, seconds: float | None) -> AsyncIterator[None]:
+        """Raises `TimeoutError` after `seconds`, and when the host is lost."""
+        async with asyncio.timeout(seconds) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
 
     def _loss(self) -> HostLostError:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
@@ -159,6 +168,9 @@ class RemoteHost:
         if self.why_lost is None:
             self.why_lost = why
             self.has_ended.set_result(None)
+            for wait in self._waits:
+                with suppress(RuntimeError):  # it expires at this moment
+                    wait.reschedule(0.0)
         self._end_tasks()
 
     def _end_tasks(self) -> None:
@@ -409,6 +421,8 @@ class RemoteEnvironment(EnvironmentBase):
         return outcome.result(self._host.node)
 
     def _take(self, facts: Facts) -> None:
+        if facts.report is None:
+            facts = facts._replace(report=self._facts.report)
         self._facts, self._facts_at, self._granted_sec = facts, time.monotonic(), 0.0
         self._pending, self._news = facts.pending, None
 
@@ -426,7 +440,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     def report(self) -> EpisodeReport:
         """Returns the host's last report. Usage that the run paid for the environment's models is counted here."""
-        report = self._news or self._facts.report
+        report = self._news or self._facts.report or EpisodeReport()
         told, counted = report.environment_usage, self.asked
         if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
             return replace(report, environment_usage=counted)

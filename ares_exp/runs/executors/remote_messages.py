@@ -190,14 +190,15 @@ class Facts(NamedTuple):
 
     Attributes:
         has_started: Whether the environment was reset. Otherwise, the other fields are empty.
-        report, step_count, time_left_sec, activity, pending: Values of the environment's members.
+        report: Report of the environment; `None` if it is the report of the last reply.
+        step_count, time_left_sec, activity, pending: Values of the environment's members.
         step_type: Type of the current time step; `None` without a time step.
         past: Past steps (only after `reset`).
         has_files: Whether files of the episode are on the node and must be fetched.
     """
 
     has_started: bool = False
-    report: EpisodeReport = EpisodeReport()
+    report: EpisodeReport | None = None
     step_count: int = 0
     time_left_sec: float | None = None
     activity: Activity | None = None
