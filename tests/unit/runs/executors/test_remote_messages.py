@@ -133,7 +133,7 @@ async def test_the_more_often_it_was_lost_the_fewer_are_beside_it() -> None:
         async with placement.slot("poison", losses=2):
             alone.set()
             await asyncio.sleep(0)
-            assert not newcomer.done(), "nobody comes to it"
+            assert not newcomer.done(), "no other attempt is placed next to it"
 
     async def come() -> None:
         async with placement.slot("other"):
