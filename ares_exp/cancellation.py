@@ -51,10 +51,14 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
         raise asyncio.CancelledError
 
 
-def in_daemon_thread(function: Callable[[], _T]) -> asyncio.Future[_T]:
+def in_daemon_thread(function: Callable[[], _T], stays_until: threading.Event | None = None) -> asyncio.Future[_T]:
     """Runs `function` in a daemon thread, which ends with the process.
 
     The interpreter joins the threads of a pool when it exits, and would wait forever for a hanging thread.
+
+    Args:
+        function: Function to run.
+        stays_until: Event until which the thread stays alive after the function has returned.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()
@@ -65,6 +69,8 @@ def in_daemon_thread(function: Callable[[], _T]) -> asyncio.Future[_T]:
                 outcome.set_result(context.run(function))
             except BaseException as error:
                 outcome.set_exception(error)
+        if stays_until is not None:
+            stays_until.wait()
 
     threading.Thread(target=work, daemon=True).start()
     return asyncio.wrap_future(outcome)

@@ -6,6 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.killed_run import KilledRun, Moment, check, check_stopped
@@ -27,12 +28,21 @@ def test_streamed_files_give_the_same_run(whole: KilledRun, cluster: SmallCluste
     assert files == {one.relative_to(whole.path / "files").parts[1:] for one in (whole.path / "files").rglob("*")}
 
 
-def test_local_cluster_starts_without_an_address(
+def test_run_without_address_ends_with_its_cluster(
     whole: KilledRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with made(tmp_path, "executor=ray", f"executor.join_timeout_sec={PATIENCE_SEC:g}") as run:
-        assert run.start() == 0, run.said
+        with ran(run.start) as running:
+            until(running, lambda: run.endpoint.asked.total() >= 3)
+            run.endpoint.answering.clear()
+            [raylet] = [one for one in psutil.Process(run.pids[0]).children() if one.name() == "raylet"]
+            raylet.kill()
+            assert running.result() == 2, run.said
+            run.endpoint.answering.set()
+        assert f"Use `ares-exp resume={run.path.name}` to continue the run." in run.said
+        run.kills = 1
+        assert run.resume() == 0, run.said
         check(run, whole)
 
 

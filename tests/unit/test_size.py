@@ -30,7 +30,7 @@ IMPLEMENTATIONS = {
 PUBLIC_CONTRACTS = {"AccountedAgent", "AgentTerminal", "StatefulAgent", "TrainedRun"}
 """Protocols that users implement or call, and that the package implements at most once."""
 
-CALLED_FROM_BELOW = {"EpisodeListener", "Guest", "ModelsElsewhere"}
+CALLED_FROM_BELOW = {"EpisodeListener"}
 """Protocols for one class that the module may not import, because that class is above it."""
 
 

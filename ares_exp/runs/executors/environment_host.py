@@ -1,8 +1,7 @@
-"""The environment host, which serves environments on one node to the run through messages. It does not depend on Ray.
+"""The environment host, which serves environments on one node to the run. It does not import Ray.
 
-The run sends messages, and the host replies. Questions and news of the host (requests to a model, records, warnings)
-wait until the run asks for news, so that only the run opens connections. If the host receives no message for the time
-of its lease, it closes its environments and ends.
+Only the run calls the host. News of the host (requests to a model, records, warnings) waits until the run asks for it.
+If the host receives no call for the time of its lease, it closes its environments and ends.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ import os
 import pickle
 import platform
 import shutil
-import socket
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,11 +26,11 @@ from typing import Any
 
 from ares_exp import __version__
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effective_agent
-from ares_exp.cancellation import finish, in_thread
+from ares_exp.cancellation import finish, happened, in_thread
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
-from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, complete
+from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
@@ -43,73 +40,26 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_responses import Asked
 from ares_exp.runs.executors.executor import Recipe
-from ares_exp.runs.executors.host_calls import CALL_BYTES, HostCalls, Method, failed
 from ares_exp.runs.executors.remote_messages import (
-    AppendRecord,
-    AskModel,
-    Bases,
-    ClientOfModel,
     EnvironmentOrder,
     Facts,
     Failure,
-    Logged,
+    HostOrder,
+    HostReady,
     News,
-    Question,
-    ReadRecord,
-    Reply,
-    Reported,
-    RequestEncoder,
-    RespondInBackground,
-    coded_step,
+    Outcome,
 )
 
 EXPIRED_SEC = 0.05
 """Delay between the end of a host's lease and the end of the host, in seconds."""
 REPORTS_SEC = 1.0
-"""Minimum interval between two updates of the reports of busy environments, in seconds."""
+"""Minimum interval between two transfers of the reports of busy environments, in seconds."""
 CLOSE_SEC = 30.0
 """Time limit for closing the environments of a host before it ends, in seconds."""
+PIECE_BYTES = 64 * 1024
+"""Maximum size of a piece of an archive. Ray is slow for objects over 100 kB."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class HostOrder:
-    """The order to prepare a host for a run.
-
-    Attributes:
-        recipe: Recipe from which environments are created.
-        task_names: Names of the tasks of the run.
-        digests: Digest of each task's content; `None` for an unknown digest.
-        parts: Parts of any episode, without the factories.
-        versions: Versions of the run's software, by name.
-        seen_file: Path and content of a file in the run directory, with which the host detects a shared disk. `None`
-            skips this check.
-    """
-
-    recipe: Recipe
-    task_names: tuple[str, ...]
-    digests: Mapping[str, str | None]
-    parts: Mapping[str, Any]
-    versions: Mapping[str, str]
-    seen_file: tuple[Path, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HostReady:
-    """The reply of a host that is ready.
-
-    Attributes:
-        hostname: Hostname of the node.
-        pid: Process id of the host.
-        warnings: Warnings for the user.
-        shares_disk: Whether the host can access the run directory.
-    """
-
-    hostname: str
-    pid: int
-    warnings: tuple[str, ...]
-    shares_disk: bool
 
 
 def versions_here() -> dict[str, str]:
@@ -129,33 +79,27 @@ class _Hosted:
 
     Attributes:
         environment: The environment.
-        encoder: Encoder of the environment's requests.
         files: Directory for the files of the episode; `None` if no files are kept.
         is_streamed: Whether `files` is a directory of this host, which the run fetches.
-        is_fetched: Whether the run has fetched the files.
-        told: Report that was last sent to the run as news.
-        replied: Report of the last reply, and the number of different reports before it.
         calls: Number of calls in progress.
+        told: Report of the last reply.
     """
 
     environment: EnvironmentBase
-    encoder: RequestEncoder
     files: Path | None = None
     is_streamed: bool = False
-    is_fetched: bool = False
-    told: EpisodeReport | None = None
-    replied: tuple[EpisodeReport | None, int] = (None, 0)
     calls: int = 0
+    told: EpisodeReport | None = None
 
 
 class EnvironmentHost(ModelsElsewhere):
-    """Environments by id, on the event loop of the first call. Methods named after a message handle this message."""
+    """Environments by name, on the event loop of the first call. The run calls all methods through `call`."""
 
-    def __init__(self, *, lease_sec: float, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, lease_sec: float, *, on_end: Callable[[], None] = lambda: None) -> None:
         """Creates a host without environments.
 
         Args:
-            lease_sec: Time without a message of the run after which the host ends, in seconds.
+            lease_sec: Time without a call of the run after which the host ends, in seconds.
             on_end: Function that is called when the host has ended by itself.
         """
         self._lease_sec = lease_sec
@@ -167,65 +111,60 @@ class EnvironmentHost(ModelsElsewhere):
         self._heard_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: set[asyncio.Task[Any]] = set()
+        self._untold: list[News] = []
+        self._has_news = asyncio.Event()
         self._reported_at = 0.0
         self._questions = count()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, asyncio.Future[Outcome]] = {}
         self._clients = count()
         self._waits: dict[int, tuple[str | None, Callable[[float], None]]] = {}
         self._folder: OwnedDirectory | None = None
-        self._making_folder = threading.Lock()
         self._has_ended = False
-        self._ending: asyncio.Task[None] | None = None
-        methods: Sequence[Method] = (
-            *(self.prepare, self.act, self.changed, self.grant, self.fork, self.fetch, self.drop),
-            *(self.cancel, self.answer, self.waited, self.end),
-        )
-        self._calls = HostCalls({method.__name__: method for method in methods})
 
-    async def handle(self, call: bytes) -> bytes:
-        """Handles a call of the run and returns its reply. Repeated calls are handled only once (see `HostCalls`)."""
-        number, arrived, wait_sec, messages = pickle.loads(call)
-        try:
-            self._hear()
-        except EpisodeStateError as error:
-            return failed(error)
-        if wait_sec is not None:
-            self._tell_new_reports()
-        return await self._calls.take(number, arrived, wait_sec, messages)
+    async def call(self, words: bytes) -> bytes:
+        """Calls a method for the run, and renews the lease. Ray sends pickles faster than objects.
 
-    def _hear(self) -> None:
-        """Renews the lease.
+        Args:
+            words: Pickled name and arguments of the method.
 
-        Raises:
-            EpisodeStateError: The lease has expired, or the host has ended.
+        Returns:
+            The pickled `Outcome`.
         """
+        task = asyncio.ensure_future(self._pickled_outcome(words))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return await task
+
+    async def _pickled_outcome(self, words: bytes) -> bytes:
+        outcome = await Outcome.of(self._heard, words)
+        try:
+            return pickle.dumps(outcome)
+        except Exception as error:  # the result cannot be pickled
+            return pickle.dumps(Outcome(None, Failure.of(error)))
+
+    async def _heard(self, words: bytes) -> Any:
         now = time.monotonic()
         if self._watching is None:
             self._loop = asyncio.get_running_loop()
             self._watching = asyncio.create_task(self._watch(), name="lease")
         elif now - self._heard_at > self._lease_sec or self._has_ended:
-            self._end_by_itself()
-            raise EpisodeStateError("the host has ended, because it received no message from its run")
+            raise EpisodeStateError("the host has ended, because it received no call from its run")
         self._heard_at = now
+        method, arguments = pickle.loads(words)
+        return await getattr(self, method)(*arguments)
 
     async def _watch(self) -> None:
-        while not self._has_ended:
+        """Ends the host when its lease has expired."""
+        left = self._lease_sec
+        while left > 0:
+            await asyncio.sleep(left + EXPIRED_SEC)
             left = self._heard_at + self._lease_sec - time.monotonic()
-            if left < 0:
-                self._end_by_itself()
-            else:
-                await asyncio.sleep(left + EXPIRED_SEC)
-
-    def _end_by_itself(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            logger.warning(
-                "The run sent no message for %g s. Its environments on this node are closed.", self._lease_sec
-            )
-            self._ending = asyncio.create_task(self._close_all())
-            self._ending.add_done_callback(lambda _: self._on_end())
-
-    # Messages of the run
+        logger.warning("The run sent no call for %g s. Its environments on this node are closed.", self._lease_sec)
+        try:
+            await self._close_all()
+        finally:
+            self._on_end()
 
     async def prepare(self, order: HostOrder) -> HostReady:
         """Creates the parts, and checks that the tasks can be run here.
@@ -260,15 +199,20 @@ class EnvironmentHost(ModelsElsewhere):
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in order.task_names})
         if changed := [name for name, digest in order.digests.items() if found[name] != digest]:
             raise ConfigError(f"Expected the tasks of the run, but the files of {changed[0]!r:.100} are different.")
+        self._folder = await asyncio.to_thread(short_lived_directory, "host")
         shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
-        return HostReady(socket.gethostname(), os.getpid(), tuple(warnings), shares_disk)
+        return HostReady(os.getpid(), tuple(warnings), shares_disk)
+
+    # Environments
 
     async def _make(self, name: str, order: EnvironmentOrder) -> None:
         """Creates an environment with this name, without starting it."""
         assert self._source is not None, "prepare() comes first"
         made = self._parts(order.parts)
         if order.streams and made.output_dir is not None:
-            made = replace(made, output_dir=await asyncio.to_thread(self._new_folder))
+            assert self._folder is not None
+            folder = await asyncio.to_thread(tempfile.mkdtemp, dir=self._folder.path)
+            made = replace(made, output_dir=Path(folder) / "files")
         if order.has_background_requests:
             made = replace(made, background_client=self.background_client_of(name))
         environment = self._source.make(order.task_name, made)
@@ -278,103 +222,65 @@ class EnvironmentHost(ModelsElsewhere):
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
         """Adds an existing environment, which is closed with this host at the latest."""
-        self._hosted[name] = _Hosted(complete(environment), RequestEncoder(), files, is_streamed)
+        self._hosted[name] = _Hosted(complete(environment), files, is_streamed)
 
     async def act(
-        self,
-        name: str,
-        method: str,
-        arguments: Mapping[str, Any],
-        bases: Bases,
-        known_report: int = 0,
-        order: EnvironmentOrder | None = None,
-    ) -> Reply:
+        self, name: str, method: str, arguments: Mapping[str, Any], order: EnvironmentOrder | None = None
+    ) -> tuple[Outcome, Facts]:
         """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
 
         Args:
             name: Name of the environment.
             method: Name of the method.
             arguments: Arguments of the method.
-            bases: Latest requests that the run has.
-            known_report: Number of the latest report that the run has.
             order: Order from which the environment is created if it does not exist yet.
         """
-        if name not in self._hosted and method == "close":
-            return Reply()
-        if name not in self._hosted and order is not None:
-            await self._make(name, order)
+        if name not in self._hosted:
+            if method == "close":
+                return Outcome(), Facts()
+            if order is not None:
+                await self._make(name, order)
         hosted = self._of(name)
-        hosted.encoder.acknowledge(bases)
-        hosted.is_fetched = hosted.is_fetched and method == "close"
-        acts: Mapping[str, Method] = {
-            "reset": hosted.environment.reset,
-            "step": hosted.environment.step,
-            "truncate": hosted.environment.truncate,
-            "export_state": hosted.environment.export_state,
-            "close": hosted.environment.close,
-        }
         if method == "export_state" and hosted.is_streamed:
             raise SnapshotUnsupportedError(
                 "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
                 "disk that all nodes share, or set `snapshot=none`."
             )
         hosted.calls += 1
-        value: Any = None
-        failure: Failure | None = None
         try:
-            value = await acts[method](**arguments)
-        except (Exception, SystemExit) as error:
-            failure = Failure.of(error)
+            outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)
         finally:
             hosted.calls -= 1
-        if method == "export_state" and value is not None:
-            value = value.snapshot_dir
-        elif value is not None:
-            value = coded_step(value, lambda observation: hosted.encoder.encode(observation, bases))
-        facts = await self._facts(hosted, bases, known_report, starts=method == "reset")
+        if method == "export_state" and outcome.failure is None:
+            outcome = Outcome(outcome.value.snapshot_dir)
+        elif (step := outcome.value) is not None:
+            outcome = Outcome(TimeStep(step.step_type, step.reward, step.discount, step.observation))
+        facts = await self._facts(hosted, method)
         if method == "close" and not facts.has_files:
             await self.drop(name)
-        return Reply(value, failure, facts)
+        return outcome, facts
 
-    async def _facts(self, hosted: _Hosted, bases: Bases, known_report: int = 0, *, starts: bool = False) -> Facts:
-        environment, encoder = hosted.environment, hosted.encoder
-        (before, number), report = hosted.replied, environment.report()
-        if report != before:
-            number += 1
-        hosted.told, hosted.replied = report, (report, number)
-        past = environment.past_steps if starts else ()
+    async def _facts(self, hosted: _Hosted, method: str) -> Facts:
+        environment = hosted.environment
+        before, hosted.told = hosted.told, environment.report()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
-        may_have_files = step_type in (None, "LAST") and hosted.is_streamed and not hosted.is_fetched
+        may_have_files = step_type in (None, "LAST") and hosted.is_streamed
         return Facts(
-            report=report if number != known_report else None,
-            report_number=number,
-            step_count=environment.step_count,
             has_started=True,
-            step_type=step_type,
+            report=None if method == "step" and hosted.told == before else hosted.told,
+            step_count=environment.step_count,
             time_left_sec=environment.time_left_sec,
             activity=environment.activity,
-            pending=self._pending(hosted, environment.pending_requests(), bases),
-            keeps_past=bool(past),
-            past=encoder.encode_past(past[:-1]),
+            pending=tuple(environment.pending_requests()),
+            step_type=step_type,
+            past=tuple(environment.past_steps) if method in ("reset", "fork") else (),
             has_files=may_have_files and await asyncio.to_thread(_has_files, hosted.files),
         )
 
-    @staticmethod
-    def _pending(hosted: _Hosted, pending: Sequence[PendingRequest], bases: Bases) -> tuple[PendingRequest, ...]:
-        return tuple(one._replace(request=hosted.encoder.encode(one.request, bases)) for one in pending)
-
-    async def changed(
-        self, name: str, known: Sequence[int], bases: Bases, wait_sec: float
-    ) -> tuple[PendingRequest, ...] | None:
-        """Waits until the pending requests of an environment differ from `known`; `None` after the time limit."""
-        hosted = self._of(name)
+    async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
+        """Waits until the pending requests of an environment differ from `known`."""
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
-        try:
-            async with asyncio.timeout(wait_sec):
-                pending = await hosted.environment.changed_requests(stand_ins)
-        except TimeoutError:
-            return None
-        return self._pending(hosted, pending, bases)
+        return tuple(await self._of(name).environment.changed_requests(stand_ins))
 
     async def grant(self, name: str, seconds: float) -> None:
         """Extends the time limit of an environment."""
@@ -386,15 +292,16 @@ class EnvironmentHost(ModelsElsewhere):
         made = await self._of(name).environment.fork(len(forks), diversify=diversify)
         for fork, environment in zip(forks, made, strict=True):
             self.adopt(fork, environment)
-        return [await self._facts(self._hosted[fork], {}) for fork in forks]
+        return [await self._facts(self._hosted[fork], "fork") for fork in forks]
 
     async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
-        """Returns a piece of the archive of an episode's files, from a byte offset, and whether more data follows."""
-        hosted = self._of(name)
-        assert hosted.files is not None
-        data, has_more = await asyncio.to_thread(_piece, hosted.files, offset)
-        hosted.is_fetched = not has_more
-        return data, has_more
+        """Returns a piece of the archive of an episode's files, from a byte offset, and whether more data follows.
+
+        After the last piece, the files are removed.
+        """
+        files = self._of(name).files
+        assert files is not None
+        return await in_thread(lambda: _piece(files, offset))
 
     async def drop(self, name: str) -> None:
         """Closes an environment, and removes it and its files. Does nothing for an unknown name."""
@@ -406,56 +313,24 @@ class EnvironmentHost(ModelsElsewhere):
             await hosted.environment.close()
         finally:
             if hosted.is_streamed and (files := hosted.files) is not None:
-                await in_thread(lambda: _remove_files(files))
-
-    async def cancel(self, number: int) -> None:
-        """Cancels the handling of a message, and returns when it has ended."""
-        await self._calls.cancel(number)
-
-    def _tell_new_reports(self) -> None:
-        """Sends the changed reports of busy environments to the run, at most every `REPORTS_SEC`."""
-        if time.monotonic() - self._reported_at < REPORTS_SEC:
-            return
-        self._reported_at = time.monotonic()
-        for name, hosted in self._hosted.items():
-            if hosted.calls and _shown(report := hosted.environment.report()) != _shown(hosted.told):
-                hosted.told = report
-                self.tell(Reported(name, report))
-
-    async def answer(self, number: int, value: Any, failure: Failure | None) -> None:
-        """Receives the answer to a question of the host."""
-        waiting = self._answers.pop(number, None)
-        if waiting is not None and not waiting.done():
-            if failure is None:
-                waiting.set_result(value)
-            else:
-                error = failure.error("the run's own process")
-                waiting.set_exception(error if isinstance(error, Exception) else RuntimeError(failure.message))
-
-    async def waited(self, client: int, seconds: float) -> None:
-        """Reports time that a model's client waited for something other than its response."""
-        if client in self._waits:
-            self._waits[client][1](seconds)
+                await in_thread(lambda: shutil.rmtree(files.parent, ignore_errors=True))
 
     async def end(self) -> None:
         """Closes all environments and ends the host."""
-        self._has_ended = True
+        if self._watching is not None:
+            self._watching.cancel()
         await self._close_all()
 
     async def _close_all(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        self._has_ended = True
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(EpisodeStateError("the host has ended"))
-        for work in self._calls.work:
-            if work is not asyncio.current_task():
-                work.cancel()
-        names = [*self._hosted]
-        drops = [asyncio.ensure_future(self.drop(name)) for name in names]
+        for work in self._work - {asyncio.current_task()}:
+            work.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SEC):
-                await asyncio.gather(*drops, return_exceptions=True)
+                await asyncio.gather(*map(self.drop, [*self._hosted]), return_exceptions=True)
                 for part in (self._source, self._containers):
                     if part is not None:
                         with suppress(Exception):
@@ -463,27 +338,66 @@ class EnvironmentHost(ModelsElsewhere):
         if (folder := self._folder) is not None:
             await asyncio.to_thread(folder.remove)
 
-    # Questions and news of the host
+    # News of the host
+
+    async def news(self, wait_sec: float) -> tuple[float, list[News]]:
+        """Waits for news. Returns the seconds of the wait and the news, which may be empty after `wait_sec`."""
+        started = time.monotonic()
+        await happened(self._has_news, wait_sec)
+        self._has_news.clear()
+        found, self._untold, now = self._untold, [], time.monotonic()
+        if now - self._reported_at > REPORTS_SEC:
+            self._reported_at = now
+            busy = {name: hosted.environment.report() for name, hosted in self._hosted.items() if hosted.calls}
+            found.append(News(None, "report", (busy,)))
+        return now - started, found
+
+    def _tell(self, method: str, *arguments: Any, number: int | None = None) -> None:
+        self._untold.append(News(number, method, arguments))
+        self._has_news.set()
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the run, and returns its result."""
+        number = next(self._questions)
+        waiting = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._tell(method, *arguments, number=number)
+        try:
+            return (await waiting).result("the run's own process")
+        except SystemExit as error:  # it would end this process
+            raise RuntimeError(str(error)) from error
+        finally:
+            self._answers.pop(number, None)
+
+    async def answer(self, number: int, outcome: Outcome) -> None:
+        """Receives the outcome of a call of a method of the run."""
+        waiting = self._answers.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(outcome)
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
         """Creates a client that sends its requests through the run to the model at `key`."""
-        number = next(self._clients)
-        of = ClientOfModel(number, key, self._name_of(files), spec.task_name, spec.attempt, spec.seed)
+        number, name = next(self._clients), self._name_of(files)
+        sent = EpisodeSpec(spec.task_name, spec.attempt, spec.seed)
         if spec.on_wait is not None:
-            self._waits[number] = of.environment, spec.on_wait
+            self._waits[number] = name, spec.on_wait
 
         async def ask(request: LLMRequest) -> LLMResponse:
-            answer: LLMResponse = await self._ask(lambda question: AskModel(question, of, request))
-            return answer
+            response: LLMResponse = await self._ask("ask_model", number, name, key, sent, request)
+            return response
 
         return ask
+
+    async def waited(self, client: int, seconds: float) -> None:
+        """Reports time that a model's client waited for something other than its response."""
+        if client in self._waits:
+            self._waits[client][1](seconds)
 
     def background_client_of(self, name: str) -> LLMClient:
         """Creates a client that sends the background requests of an environment to the run."""
 
         async def ask(request: LLMRequest) -> LLMResponse:
-            answer: LLMResponse = await self._ask(lambda question: RespondInBackground(question, name, request))
-            return answer
+            response: LLMResponse = await self._ask("background_request", name, request)
+            return response
 
         return ask
 
@@ -491,33 +405,20 @@ class EnvironmentHost(ModelsElsewhere):
         """Requests the record of an episode's questions from the run."""
         if (name := self._name_of(files)) is None:
             return None
-        found: Sequence[Asked] | None = await self._ask(lambda question: ReadRecord(question, name))
+        found: Sequence[Asked] | None = await self._ask("read_record", name)
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
         """Sends a question to the run's record, even if the caller is cancelled, because the question is paid for."""
         if (name := self._name_of(files)) is not None:
-            await finish(self._ask(lambda question: AppendRecord(question, name, key, asked)))
-
-    def tell(self, news: News) -> None:
-        """Sends news to the run as soon as it asks for news."""
-        self._calls.tell(news)
+            await finish(self._ask("append_record", name, key, asked))
 
     def tell_log(self, record: logging.LogRecord) -> None:
         """Sends a log record to the run. Can be called from any thread."""
-        told = Logged(record.name, record.levelno, record.getMessage())
         with suppress(RuntimeError):  # the loop and the host have ended
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self.tell, told)
-
-    async def _ask(self, question: Callable[[int], Question]) -> Any:
-        number = next(self._questions)
-        waiting = self._answers[number] = asyncio.get_running_loop().create_future()
-        self.tell(question(number))
-        try:
-            return await waiting
-        finally:
-            self._answers.pop(number, None)
+                arguments = (record.name, record.levelno, record.getMessage())
+                self._loop.call_soon_threadsafe(self._tell, "log", *arguments)
 
     def _name_of(self, files: Path | None) -> str | None:
         """Returns the name of the environment whose files are in this directory; `None` if unknown."""
@@ -534,11 +435,16 @@ class EnvironmentHost(ModelsElsewhere):
         assert self._agents is not None
         return EpisodeParts(container_factory=self._containers, code_agent_factory=self._agents, **sent)
 
-    def _new_folder(self) -> Path:
-        with self._making_folder:
-            if self._folder is None:
-                self._folder = short_lived_directory("host")
-        return Path(tempfile.mkdtemp(dir=self._folder.path)) / "files"
+
+class HostProcess(EnvironmentHost):
+    """The Ray actor: a host that is a process on a node, and sends its warnings to the run."""
+
+    def __init__(self, lease_sec: float) -> None:
+        """Creates the host. The event loop is not running yet."""
+        super().__init__(lease_sec, on_end=lambda: os._exit(0))
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = self.tell_log  # type: ignore[method-assign]
+        logging.getLogger("ares_exp").addHandler(handler)
 
 
 def _move_to(recipe: Recipe) -> None:
@@ -555,35 +461,21 @@ def _sees(path: Path, content: str) -> bool:
         return False
 
 
-def _shown(report: EpisodeReport | None) -> tuple[Any, ...]:
-    """Returns the parts of a report that are shown while its environment is busy."""
-    if report is None:
-        return ()
-    return report.phase, report.has_container, report.container_image, report.environment_usage
-
-
 def _has_files(files: Path | None) -> bool:
     return files is not None and files.is_dir() and any(files.iterdir())
 
 
-def _archive_of(files: Path) -> Path:
-    return files.with_name("files.tar")
-
-
 def _piece(files: Path, offset: int) -> tuple[bytes, bool]:
     """Returns a piece of the archive of a directory. Offset 0 creates the archive. Blocking."""
-    archive = _archive_of(files)
+    archive = files.with_name("files.tar")
     if offset == 0:
         with tarfile.open(archive, "w") as tar:
             tar.add(files, arcname=".")
     with archive.open("rb") as file:
         file.seek(offset)
-        data = file.read(CALL_BYTES)
-        has_more = bool(data) and file.seek(0, io.SEEK_END) > offset + len(data)
+        data = file.read(PIECE_BYTES)
+        has_more = file.seek(0, io.SEEK_END) > offset + len(data)
     if not has_more:
-        archive.unlink(missing_ok=True)
+        archive.unlink()
+        shutil.rmtree(files, ignore_errors=True)
     return data, has_more
-
-
-def _remove_files(files: Path) -> None:
-    shutil.rmtree(files.parent, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The executor for Ray (`executor=ray`): environments in hosts on the nodes of a Ray cluster.
 
-Only this module imports Ray, when it connects. A host is an actor that is bound to its node. Ray starts the host,
-transfers bytes, and lists the nodes. `RemoteHost` and `EnvironmentHost` handle errors, leases and losses.
+Only this module imports Ray, when it connects. A host is an actor with async methods that is bound to its node. Ray
+starts the host, calls its methods, and lists the nodes. `RemoteHost` and `EnvironmentHost` handle errors and leases.
 """
 
 from __future__ import annotations
@@ -10,36 +10,29 @@ import asyncio
 import atexit
 import logging
 import os
-import re
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, validate_call
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, in_daemon_thread
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, HostLostError, HostsLostError, PreflightError
-from ares_exp.runs.executors.environment_host import (
-    EnvironmentHost,
-    HostOrder,
-    HostReady,
-    parts_to_send,
-    versions_here,
-)
+from ares_exp.records.terminal_text import shown_path
+from ares_exp.runs.executors.environment_host import HostProcess, parts_to_send, versions_here
 from ares_exp.runs.executors.executor import ExecutorBase, Place, RunPlan
-from ares_exp.runs.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.runs.executors.placement import Placement
-from ares_exp.runs.executors.remote_environment import RemoteEnvironment
-from ares_exp.runs.executors.remote_host import RemoteHost
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder, HostReady
 
 NODES_INTERVAL_SEC = 1.0
 """Interval between two checks of the cluster's nodes, in seconds."""
@@ -50,11 +43,6 @@ RESPONSE_SEC = 30.0
 """Time limit of a call to Ray during the run, in seconds."""
 LEAVE_SEC = 15.0
 """Time limit for disconnecting from the cluster, in seconds."""
-
-GUESSES = "Some common causes include"
-"""Start of a generic text in Ray's error messages, which is the same for all causes."""
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +97,7 @@ class RayExecutor(ExecutorBase):
         self._storage = storage
         self._join_timeout_sec = join_timeout_sec
         self._no_node_timeout_sec = no_node_timeout_sec
-        self._placement: Placement[_Started] = Placement()
+        self._placement: Placement[RemoteHost] = Placement()
         self._nodes: dict[str, _Node] = {}
         self._keepers: dict[str, asyncio.Task[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -117,8 +105,10 @@ class RayExecutor(ExecutorBase):
         self._models: Mapping[str, OwnModel] = {}
         self._report: Report = logger.warning
         self._needs_shared_disk: str | None = None
+        self._run_dir: Path | None = None
         self._hosts_lost = 0
         self._is_connected = False
+        self._is_private = False
         self._has_left = threading.Event()
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
@@ -137,7 +127,7 @@ class RayExecutor(ExecutorBase):
                 "Expected components that other processes can create, but some were passed as objects. Name them by "
                 "options, or use `executor=local`."
             )
-        self._report, self._needs_shared_disk = report, ran.needs_shared_disk
+        self._report, self._needs_shared_disk, self._run_dir = report, ran.needs_shared_disk, ran.run_dir
         self._models = {model.key: model for model in ran.source.own_models}
         digests = await asyncio.to_thread(lambda: {name: ran.source.digest(name) for name in ran.task_names})
         seen_file = await asyncio.to_thread(_write_seen_file, ran.run_dir) if ran.run_dir is not None else None
@@ -166,10 +156,10 @@ class RayExecutor(ExecutorBase):
         """Waits for a slot on a node.
 
         Raises:
-            PreflightError: No node was available for `no_node_timeout_sec`.
+            PreflightError: No node was available for `no_node_timeout_sec`, or the cluster of the run has died.
         """
-        async with self._placement.slot(task_name, losses=losses) as started:
-            yield _RayPlace(started, may_be_blamed=losses + 1 >= self._lost_per_attempt)
+        async with self._placement.slot(task_name, losses=losses) as host:
+            yield _RayPlace(host, may_be_blamed=losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
         """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' last round trips."""
@@ -178,7 +168,7 @@ class RayExecutor(ExecutorBase):
             "system/hosts": len(hosts),
             "system/hosts_lost": self._hosts_lost,
             "system/slots": self._placement.slots,
-            "system/host_round_trip_sec": max((one.host.round_trip_sec for one in hosts), default=0.0),
+            "system/host_round_trip_sec": max((host.round_trip_sec for host in hosts), default=0.0),
         }
 
     async def close(self) -> None:
@@ -195,8 +185,7 @@ class RayExecutor(ExecutorBase):
             self._has_left.set()
 
     async def _end_hosts(self) -> None:
-        hosts = [one.host for one in self._placement.hosts]
-        await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
+        await asyncio.gather(*(host.close() for host in self._placement.hosts), return_exceptions=True)
 
     # The cluster
 
@@ -227,19 +216,29 @@ class RayExecutor(ExecutorBase):
                 f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
                 "`executor.address=host:6379` or RAY_ADDRESS."
             ) from error
-        self._is_connected = True
+        self._is_connected, self._is_private = True, address == "local"
 
     async def _tend(self) -> None:
         """Monitors the nodes: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
         was_ready = False
         empty_since: float | None = None
         while True:
-            with suppress(Exception):  # the head node may be temporarily unreachable
+            try:
                 self._follow(await _ask_ray(_ray().nodes, within_sec=RESPONSE_SEC))
+                has_ended = self._is_private and not self._nodes
+            except Exception:  # the head node may be temporarily unreachable
+                has_ended = self._is_private
             now = time.monotonic()
             was_ready = was_ready or bool(self._placement.hosts)
             if self._placement.hosts or not was_ready:
                 empty_since = None
+            elif has_ended:
+                resume = shlex.quote(str(shown_path(self._run_dir))) if self._run_dir is not None else "RUN"
+                self._placement.give_up(
+                    PreflightError(
+                        f"The Ray cluster of this run has died. Use `ares-exp resume={resume}` to continue the run."
+                    )
+                )
             elif empty_since is None:
                 empty_since = now
                 logger.warning("All hosts are lost. The run waits for a node of the cluster.")
@@ -256,8 +255,8 @@ class RayExecutor(ExecutorBase):
         alive = {str(one["NodeID"]): one for one in nodes if one["Alive"] and self._fits(one)}
         for node_id in self._nodes.keys() - alive.keys():
             gone = self._nodes.pop(node_id)
-            for started in [one for one in self._placement.hosts if one.node is gone]:
-                started.host.lose("its node is gone")
+            for host in [one for one in self._placement.hosts if one.node == gone.name]:
+                host.lose("its node is gone")
             self._keepers.pop(node_id).cancel()
         for node_id in alive.keys() - self._nodes.keys():
             name = str(alive[node_id].get("NodeManagerHostname") or node_id)
@@ -277,7 +276,7 @@ class RayExecutor(ExecutorBase):
         failed = 0
         while node.refusal is None:
             try:
-                started = await self._start(node)
+                host = await self._start(node)
             except (ConfigError, PreflightError) as error:
                 node.refusal = str(error)
                 self._report(f"No environments are placed on {node.name}: {error}")
@@ -287,15 +286,15 @@ class RayExecutor(ExecutorBase):
                 node.trouble = f"{type(error).__name__}: {error}"
                 logger.info("No host could be started on %s", node.name, exc_info=error)
             else:
-                self._placement.add(started, node.name.partition(" ")[0], self._slots)
+                self._placement.add(host, node.name.partition(" ")[0], self._slots)
                 since = time.monotonic()
-                await started.ended.wait()
-                if asyncio.get_running_loop().time() - since > RESTART_SEC[-1]:
+                await asyncio.wait({host.has_ended})
+                if time.monotonic() - since > RESTART_SEC[-1]:
                     failed = 0
             await asyncio.sleep(RESTART_SEC[min(failed, len(RESTART_SEC) - 1)])
             failed += 1
 
-    async def _start(self, node: _Node) -> _Started:
+    async def _start(self, node: _Node) -> RemoteHost:
         """Starts and prepares a host on a node. If this fails, ends the host and raises its error."""
         ray: Any = _ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -310,24 +309,20 @@ class RayExecutor(ExecutorBase):
         }
         actor = ray.remote(HostProcess).options(**options).remote(self._lease_sec)
         host = RemoteHost(
-            RayConnection(actor, node.name),
-            models=self._models,
-            lease_sec=self._lease_sec,
-            on_lost=lambda host: self._lost(started),
+            ray, actor, node=node.name, models=self._models, lease_sec=self._lease_sec, on_lost=self._lost
         )
-        started = _Started(node, host)
         try:
             async with asyncio.timeout(self._join_timeout_sec):
                 await host.start()  # starting the process can take longer than the lease
-                ready: HostReady = await started.host.call("prepare", self._order)
-            started.shares_disk = self._uses_shared_disk(ready)
+                ready: HostReady = await host.call("prepare", self._order)
+            host.shares_disk = self._uses_shared_disk(ready)
         except BaseException:
-            await finish(started.host.close())
+            await finish(host.close())
             raise
         for warning in ready.warnings:
             self._report(warning)
         logger.info("A host is ready on %s, process %d.", node.name, ready.pid)
-        return started
+        return host
 
     def _uses_shared_disk(self, ready: HostReady) -> bool:
         """Checks whether the host writes to the run directory.
@@ -345,15 +340,15 @@ class RayExecutor(ExecutorBase):
             )
         return shares
 
-    def _lost(self, started: _Started) -> None:
+    def _lost(self, host: RemoteHost) -> None:
         """Removes a lost host, and ends its process, which may still be running behind a broken network."""
-        if started in self._placement.hosts:
+        if host in self._placement.hosts:
             self._hosts_lost += 1
-            self._placement.remove(started)
-            why = started.host.why_lost
-            logger.warning("The host on %s is lost: %s. Its episodes continue on other hosts.", started.node.name, why)
-        started.ended.set()
-        self._spawn(started.host.close())
+            self._placement.remove(host)
+            logger.warning(
+                "The host on %s is lost: %s. Its episodes continue on other hosts.", host.node, host.why_lost
+            )
+        self._spawn(host.close())
 
     def _why_none(self, what: str) -> str:
         reasons = [f"{node.name}: {node.refusal or node.trouble or 'it is not ready'}" for node in self._nodes.values()]
@@ -384,122 +379,32 @@ class _Node:
     trouble: str | None = None
 
 
-@dataclass(eq=False, slots=True)
-class _Started:
-    """A host that was started.
-
-    Attributes:
-        node: Node of the host.
-        host: The host.
-        shares_disk: Whether the host writes to the run directory.
-        ended: Event that is set when the host is lost.
-    """
-
-    node: _Node
-    host: RemoteHost
-    shares_disk: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
+@dataclass(frozen=True, slots=True)
 class _RayPlace(Place):
     """A slot on a host."""
 
-    def __init__(self, started: _Started, *, may_be_blamed: bool) -> None:
-        self._started = started
-        self._may_be_blamed = may_be_blamed
+    host: RemoteHost
+    may_be_blamed: bool
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
         """Creates the environment of an episode on the host."""
-        sent = parts_to_send(parts)
+        sent, client = parts_to_send(parts), parts.background_client
         if parts.output_dir is not None:
             sent["output_dir"] = parts.output_dir.absolute()
-        streams, background_requests = not self._started.shares_disk, parts.background_client
         order = EnvironmentOrder(
-            task_name, sent, streams=streams, has_background_requests=background_requests is not None
+            task_name, sent, streams=not self.host.shares_disk, has_background_requests=client is not None
         )
-
-        async def find(name: str) -> RemoteHost:
-            return self._started.host
-
         return RemoteEnvironment(
-            find,
-            task_name=task_name,
-            order=order,
-            output_dir=parts.output_dir,
-            background_client=background_requests,
-            loss=self._loss,
+            self.host, order, output_dir=parts.output_dir, background_client=client, loss=self._loss
         )
 
     def _loss(self, error: HostLostError) -> Exception:
-        if not self._may_be_blamed:
+        if not self.may_be_blamed:
             return error
         return HostsLostError(
             f"{error} The attempt was lost with a host before, and was the only one on this host, so it may be the "
             "cause. `executor.lost_per_attempt` sets the number of tries."
         )
-
-
-class HostProcess:
-    """The Ray actor: a host in a separate process on a node."""
-
-    def __init__(self, lease_sec: float) -> None:
-        """Creates the host, without starting it, because the event loop is not running yet.
-
-        Args:
-            lease_sec: Time without a message of the run after which the host ends, in seconds.
-        """
-        self._host = EnvironmentHost(lease_sec=lease_sec, on_end=lambda: os._exit(0))
-        log = logging.getLogger("ares_exp")
-        log.addHandler(_Telling(self._host))
-
-    async def handle(self, message: bytes) -> bytes:
-        """Passes a message to the host, and returns its reply."""
-        return await self._host.handle(message)
-
-
-class _Telling(logging.Handler):
-    """Sends warnings that are logged in a host to the run."""
-
-    def __init__(self, host: EnvironmentHost) -> None:
-        super().__init__(logging.WARNING)
-        self._host = host
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Passes the record to the host."""
-        self._host.tell_log(record)
-
-
-class RayConnection(HostConnection):
-    """Sends messages to a Ray actor."""
-
-    def __init__(self, actor: Any, node: str) -> None:
-        """Stores the actor."""
-        self.node = node
-        self._actor = actor
-
-    async def send(self, message: bytes) -> bytes:
-        """Calls the actor."""
-        from ray import exceptions
-
-        try:
-            response: bytes = await self._actor.handle.remote(message)
-        except exceptions.ActorUnavailableError as error:
-            raise ConnectionDoubtfulError(_in_short(error)) from error
-        except exceptions.RayError as error:
-            raise ConnectionLostError(_in_short(error)) from error
-        return response
-
-    async def end(self) -> None:
-        """Kills the actor's process."""
-        with suppress(Exception):
-            await _ask_ray(lambda: _ray().kill(self._actor), within_sec=RESPONSE_SEC)
-
-
-def _in_short(error: BaseException) -> str:
-    """Returns the class of an error and the last line of its message, which has the cause in Ray's errors."""
-    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    cause, _, _ = (lines or [""])[-1].partition(GUESSES)
-    return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
@@ -522,41 +427,13 @@ async def _leave() -> None:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    Args:
-        call: Function that calls Ray.
-        within_sec: Time limit of the call, in seconds.
-        thread_stays_until: Event until which the thread stays alive, because Linux kills the processes that the call
-            started when the thread ends.
+    Linux kills the processes that the call started when the thread ends, so it stays alive until `thread_stays_until`.
 
     Raises:
         TimeoutError: The call did not return in time.
     """
-    loop = asyncio.get_running_loop()
-    returned: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if returned.done():
-            return
-        if error is not None:
-            returned.set_exception(error)
-        else:
-            returned.set_result(value)  # type: ignore[arg-type]
-
-    def run() -> None:
-        value: T | None = None
-        error: BaseException | None = None
-        try:
-            value = call()
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(settle, value, error)
-        if thread_stays_until is not None:
-            thread_stays_until.wait()
-
-    threading.Thread(target=run, name="asks Ray", daemon=True).start()
     async with asyncio.timeout(within_sec):
-        return await returned
+        return await in_daemon_thread(call, thread_stays_until)
 
 
 def _ray() -> Any:

@@ -1,25 +1,74 @@
-"""An environment in a host of this process: every message is pickled there and back."""
+"""An environment in a host of this process, which is called like a Ray actor."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.llms.request import LLMClient
 from ares_exp.runs.executors.environment_host import EnvironmentHost
-from ares_exp.runs.executors.host_connection import InProcessConnection
-from ares_exp.runs.executors.remote_environment import RemoteEnvironment
-from ares_exp.runs.executors.remote_host import RemoteHost
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder
+
+
+class RayError(Exception):
+    """Is raised by calls of a killed host."""
+
+
+class InProcessRay:
+    """Stands in for Ray with one actor, a host in this process."""
+
+    exceptions = SimpleNamespace(RayError=RayError)
+
+    def __init__(self, host: EnvironmentHost) -> None:
+        self.call = self
+        self._host = host
+        self._calls: set[asyncio.Task[bytes]] = set()
+        self._is_killed = asyncio.Event()
+
+    def remote(self, words: bytes) -> asyncio.Task[bytes]:
+        call = asyncio.create_task(self._called(words))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    async def _called(self, words: bytes) -> bytes:
+        working = asyncio.create_task(self._host.call(words))
+        killed = asyncio.create_task(self._is_killed.wait())
+        try:
+            await asyncio.wait({working, killed}, return_when=asyncio.FIRST_COMPLETED)
+            if self._is_killed.is_set():
+                raise RayError("it was killed")
+            return working.result()
+        finally:
+            killed.cancel()
+            working.cancel()
+            await asyncio.wait({working})
+
+    def cancel(self, call: asyncio.Task[bytes]) -> None:
+        call.cancel()
+
+    def kill(self, actor: object) -> None:
+        for call in self._calls:
+            call.get_loop().call_soon_threadsafe(self._is_killed.set)
+
+
+def hosted(inside: EnvironmentHost, models: Sequence[OwnModel] = (), *, lease_sec: float = 60.0) -> RemoteHost:
+    """A host as the run sees it."""
+    ray, by_key = InProcessRay(inside), {model.key: model for model in models}
+    return RemoteHost(ray, ray, node="in-process", models=by_key, lease_sec=lease_sec)
 
 
 class HostedEnvironment(RemoteEnvironment):
-    """Lives in a separate host, which ends with it.
+    """Lives in a separate host, which starts with its first call and ends when it is closed.
 
     Attributes:
-        hosts: All that there were, as the run sees them.
-        inside_now: The last one.
+        inside_now: The host.
         name_inside: What the environment is called in it.
     """
 
@@ -33,26 +82,32 @@ class HostedEnvironment(RemoteEnvironment):
         *,
         lease_sec: float = 60.0,
         files: Path | None = None,
+        output_dir: Path | None = None,
         background_client: LLMClient | None = None,
     ) -> None:
-        super().__init__(self._make_host, task_name="a task", background_client=background_client)
+        order, no_host = (
+            EnvironmentOrder("a task", {}, streams=files is not None),
+            SimpleNamespace(guests={}, why_lost=""),
+        )
+        super().__init__(no_host, order, output_dir=output_dir, background_client=background_client)  # type: ignore[arg-type]
         self._make_environment = make_environment
-        self._models = {model.key: model for model in models}
-        self._lease_sec = lease_sec
-        self._files = files
-        self.hosts: list[RemoteHost] = []
+        self._models, self._lease_sec, self._files = models, lease_sec, files or output_dir
+        self.name_inside = self._name
 
-    async def _make_host(self, name: str) -> RemoteHost:
-        inside = self.inside_now = EnvironmentHost(lease_sec=self._lease_sec)
-        self.name_inside = name
-        streams = self._files is not None
-        inside.adopt(name, self._make_environment(), files=self._files or self.output_dir, is_streamed=streams)
-        host = RemoteHost(InProcessConnection(inside), models=self._models, lease_sec=self._lease_sec)
-        await host.start()
-        self.hosts.append(host)
-        return host
+    @property
+    def host(self) -> RemoteHost:
+        return self._host
+
+    async def _asked_of_host(self, method: str, *arguments: Any) -> Any:
+        if not isinstance(self._host, RemoteHost) or self._host.why_lost == "the run has ended":
+            inside = self.inside_now = EnvironmentHost(self._lease_sec)
+            inside.adopt(self._name, self._make_environment(), files=self._files, is_streamed=self._order.streams)
+            self._host = hosted(inside, self._models, lease_sec=self._lease_sec)
+            await self._host.start()
+            self._host.guests[self._name] = self
+        return await super()._asked_of_host(method, *arguments)
 
     async def close(self) -> None:
         await super().close()
-        for host in self.hosts:
-            await host.close()
+        if isinstance(self._host, RemoteHost):
+            await self._host.close()
