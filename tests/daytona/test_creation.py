@@ -312,7 +312,7 @@ async def test_a_snapshot_restores_files_in_another_sandbox(
     await said(sandbox, "echo mine >/file")
     delta = await keep_files(service, sandbox)
     assert dict(delta.entries) == {}
-    assert "Daytona keeps" in delta.notes[0]
+    assert "only in the snapshot" in delta.notes[0]
     changes = StoredChanges(get_delta(objects, put_delta(delta, objects)), objects)
     name = snapshot_to_start_from(changes)
     assert [name] == names(emulator)
