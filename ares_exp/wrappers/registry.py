@@ -70,7 +70,7 @@ class PresetId:
         if match is None:
             raise PresetError(
                 f"Expected a preset `name`, one of its tasks `name:5`, a slice `name:0:10`, `name:5:` or `name::10`, "
-                f"or a shard `name@2/8`, none of it negative, got {text!r:.200}."
+                f"or a shard `name@2/8`, without negative numbers, got {text!r:.200}."
             )
         found = cls(match["name"], match["position"] or match["shard"] or "")
         found._check()

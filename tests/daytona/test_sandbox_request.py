@@ -59,10 +59,10 @@ def test_every_sandbox_has_the_default_parameters() -> None:
     ("asked", "options", "expected", "warned"),
     [
         ({"cpus": 2, "memory_mb": 4096, "storage_mb": 10240}, {}, (2, 4, 10, None), []),
-        ({"cpus": 0.5}, {}, (1, None, None, None), ["cpus=0.5: .* 1 here"]),
-        ({"cpus": 1.5}, {}, (2, None, None, None), ["cpus=1.5: .* 2 here"]),
-        ({"memory_mb": 512}, {}, (None, 1, None, None), [r"memory_mb=512: .* 1 here \(1024 MB\)"]),
-        ({"storage_mb": 10000}, {}, (None, None, 10, None), [r"storage_mb=10000: .* 10 here \(10240 MB\)"]),
+        ({"cpus": 0.5}, {}, (1, None, None, None), ["cpus=0.5: .* uses 1$"]),
+        ({"cpus": 1.5}, {}, (2, None, None, None), ["cpus=1.5: .* uses 2$"]),
+        ({"memory_mb": 512}, {}, (None, 1, None, None), [r"memory_mb=512: .* uses 1 \(1024 MB\)"]),
+        ({"storage_mb": 10000}, {}, (None, None, 10, None), [r"storage_mb=10000: .* uses 10 \(10240 MB\)"]),
         ({"gpus": 2}, {}, (None, None, None, 2), []),
         ({"gpus": 0, "cpus": 1.0}, {}, (1, None, None, None), []),
         (
@@ -163,7 +163,7 @@ def test_build_steps_after_start_have_a_network(tmp_path: Path) -> None:
     plan = plan_image(spec, options.snapshot)
     assert params(spec, options, plan.after_start()).network_block_all is None
     assert params(spec, options, plan.stored(tmp_path / "staged", ())).network_block_all is True
-    with pytest.raises(ValueError, match="not been settled"):
+    with pytest.raises(ValueError, match="used before it is computed"):
         params(spec, options, plan)
 
 

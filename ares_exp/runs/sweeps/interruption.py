@@ -107,5 +107,5 @@ class Interruption:
         with suppress(OSError):
             (self._sweep_dir / STOP).touch()
         with suppress(OSError, ValueError):
-            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
+            sys.stderr.write("\ninterrupted: running episodes are ending. Press Ctrl-C again to exit immediately\n")
             sys.stderr.flush()
