@@ -394,7 +394,7 @@ class EnvironmentBase:
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the environment itself enforces these `EpisodeLimits`. By default, a wrapper enforces them."""
+        """Returns whether the environment enforces these `EpisodeLimits` itself. Default: a wrapper enforces them."""
         return False
 
     # Snapshots

@@ -51,7 +51,7 @@ AresExpError
 │   │   │   ├── ContainerNotFoundError    the requested image or snapshot does not exist (404)
 │   │   │   └── ContainerServiceUnavailableError  5xx, no response, or no connection
 │   │   └── TransferError
-│   ├── HostLostError               the environment's process on a cluster is gone: the attempt continues on another host
+│   ├── HostLostError               the environment's process on a cluster is gone: the attempt continues elsewhere
 │   └── VerifierError               the verifier gave no usable reward
 │       ├── AddTestsDirError
 │       ├── DownloadVerifierDirError
