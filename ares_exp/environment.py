@@ -208,7 +208,7 @@ class EpisodeReport:
         has_container: Whether the episode holds a container that is running or starting.
         container_image: Image or other source of the container's files; `None` without a container, or before the image
             is known.
-        environment_usage: Tokens and cost of the environment's own model calls in this attempt; `None` if the
+        environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the
             environment makes no such calls.
         lineage: Origin of a branched episode: ids of the root and the parent episode, and the step; empty for an
         episode that was not branched.
