@@ -114,7 +114,7 @@ async def export_episode(
                 raise SnapshotTimingError("The environment was closed while its state was being captured.")
             commit = _writing(episode, host, time_step, snapshot_id, state, elapsed_sec, delta, processes)
             committing = asyncio.create_task(asyncio.to_thread(commit, store, sync))
-            await finish(asyncio.wait({committing}))  # the thread continues if the caller is cancelled, so keep the lock
+            await finish(asyncio.wait({committing}))  # the thread cannot be cancelled, so keep the lock
             return committing.result()
     finally:
         host.runtime.release()
