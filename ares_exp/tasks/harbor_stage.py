@@ -132,7 +132,7 @@ class HarborStage:
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's separate container. If both are `None`, it has the agent's image."""
+        """Image or build context of the verifier's separate container. Both `None`: it runs the agent's image."""
         return verifier_image((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests"))
 
     @property

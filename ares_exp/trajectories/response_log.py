@@ -10,9 +10,10 @@ is `null` if the environment's time limit passed without a response. In a task w
 number of finished stages, if any. After the end of the episode, the last line has its result (`{"result": …}`). If the
 process dies before the row of the episode is written, this result becomes the row.
 
-If an agent has several pending requests, responses are also requested for those that are not the current observation.
-Such a prefetched response has a line with a number (`"ahead": 3`). The line `{"applied": 3}` means that it was used as
-the next exchange. A prefetched response of an earlier episode that this episode continues has `"taken_over": true`.
+If an agent has several pending requests, the run also requests responses for requests that are not the current
+observation. Such a prefetched response has a line with a number (`"ahead": 3`). The line `{"applied": 3}` means that it
+was used as the next exchange. A prefetched response of an earlier episode that this episode continues has
+`"taken_over": true`.
 """
 
 from __future__ import annotations

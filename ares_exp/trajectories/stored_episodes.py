@@ -181,7 +181,7 @@ def _of_one_run(
 ) -> Iterable[StoredEpisode]:
     """Returns the episodes of these files.
 
-    If several episodes have the same id, the first one that has ended is returned; if none has ended, the first one.
+    If several episodes have the same id, the first ended episode is returned. If none has ended, the first is returned.
     """
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}

@@ -3,8 +3,8 @@
 The model's response is parsed as follows. Reasoning at the start (`<think>…</think>`) is ignored. For each graded
 aspect, the last line of the form `NAME: N` or `NAME: N/HIGHEST` counts. Case, emphasis and list markers are ignored.
 `NAME` is `Score`, or the name of a criterion. `N` is a decimal number between `lowest` and `highest`. The score is
-(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing or a number is out of bounds, the model is told
-the expected form and asked again.
+(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing or a number is out of bounds, the model is asked
+again, with a message about the expected form.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
 
 
 def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields the config key, default name and config of each scorer: first `scorer`, then those in `env.scorers`."""
+    """Yields the config key, default name and config of each scorer: first `scorer`, then `env.scorers`."""
     from omegaconf import OmegaConf
 
     def plain(key: str) -> Any:
@@ -295,7 +295,7 @@ class ScoredSource(StandIn):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the parts that call models: those of the source, and the scorers that ask models."""
+        """Names of the parts that call models: parts of the wrapped source, and scorers."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._part.spenders, *asking]
 

@@ -73,7 +73,9 @@ class TaskCache:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """Makes a temporary directory in the cache, and removes it afterwards. Also removes those of killed processes.
+        """Makes a temporary directory in the cache, and removes it after the block.
+
+        Also removes temporary directories of killed processes.
 
         Raises:
             PreflightError: The directory cannot be made.

@@ -104,7 +104,7 @@ class Repositories:
         return found
 
     def _named(self, url: str, ref: str | None) -> str:
-        """Returns the current commit of a branch or a tag. If `ref` is `None`, returns that of the default branch."""
+        """Returns the current commit of a branch or a tag, or of the default branch if `ref` is `None`."""
         names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
         names += [f"refs/heads/{ref}"] if ref is not None else []
         try:

@@ -235,7 +235,7 @@ class _AtifWriter:
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Writes a step that says that a request does not continue the previous request.
+        """Writes a step for a request that does not continue the previous request.
 
         `conversation` is the name of the new conversation; `None` if the agent rewrote its history.
         """

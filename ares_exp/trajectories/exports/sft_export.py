@@ -86,7 +86,7 @@ def _rows(
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
-    """Returns the conversations without those that are the start of a longer conversation."""
+    """Returns the conversations that are not the start of a longer conversation."""
     tree = ConversationWriter()
     by_node: dict[int, Conversation] = {}
     parents: set[int] = set()
