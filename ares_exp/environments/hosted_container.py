@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """An `AgentContainer`. For an agent that is not deterministic, it is also a `ServingContainer`.
+    """An `AgentContainer`. An agent that is not deterministic can also use it as a `ServingContainer`.
 
     Attributes:
         died: The error that ended a call of the agent because the container had died, if any.
