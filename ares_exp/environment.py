@@ -53,7 +53,7 @@ _SHOWN_CHARS = 200
 
 
 class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
-    """One time step; in signatures `TimeStep[LLMRequest]`, or with the types of reward and discount after it.
+    """One time step. Type parameters: observation, reward and discount, as in `TimeStep[LLMRequest, float, float]`.
 
     Attributes:
         step_type: `"FIRST"` from `reset()`, `"MID"` while the episode is running, `"LAST"` when it has ended.
@@ -77,7 +77,7 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
         return f"TimeStep({self.step_type!r}, reward={self.reward!r}, discount={self.discount!r}, observation={shown})"
 
     def first(self) -> bool:
-        """Whether this step opens an episode."""
+        """Whether this step starts an episode."""
         return self.step_type == "FIRST"
 
     def mid(self) -> bool:
@@ -95,7 +95,7 @@ def restart(observation: T) -> TimeStep[T]:
 
 
 def transition(observation: T, reward: float = 0.0) -> TimeStep[T]:
-    """Makes a MID step: the episode continues."""
+    """Makes a MID step, after which the episode continues."""
     return TimeStep("MID", reward, 1.0, observation)
 
 
@@ -105,12 +105,12 @@ def termination(reward: float) -> TimeStep[Any]:
 
 
 def truncation(reward: float | None) -> TimeStep[Any]:
-    """Makes the LAST step of an episode that a limit cut short."""
+    """Makes the LAST step of an episode that a limit ended."""
     return TimeStep("LAST", reward, 1.0, None)
 
 
 def check_action(action: object) -> None:
-    """Rejects any action that is not a response of a policy, before the state changes.
+    """Rejects an action that is not a policy's response, before it can change the state of the environment.
 
     Raises:
         TypeError: `action` is neither an `LLMResponse` nor `None`.
@@ -123,17 +123,19 @@ def check_action(action: object) -> None:
 
 
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
-"""A limit on episodes: one of `limits`, or `time` for the time limits. `format_errors` is a limit of an agent.
-`agent_exit` stands for an installed agent that failed: its work is still scored. `context` means that a request is
-longer than the model can read."""
+"""The name of a limit that can end an episode.
+
+`steps`, `tokens` and `cost` are set in `limits`, and `time` stands for the time limits. `format_errors` is a limit of
+an agent. `agent_exit` means that an installed agent failed; its work is still scored. `context` means that a request
+is longer than the model can read."""
 
 
 @runtime_checkable
 class MinimalEnvironment(Protocol):
-    """The minimal environment: three methods. The whole package works with it; `EnvironmentBase` has the rest.
+    """The minimal environment: three methods. All of ares_exp accepts it. `EnvironmentBase` adds the optional members.
 
-    Observation = LLM request, action = LLM response. `reset()` and `step()` raise when the agent, the container or the
-    verifier fails; a LAST step always means that the episode ended by itself or by a limit.
+    An observation is an LLM request, and an action is an LLM response. `reset()` and `step()` raise an exception if the
+    agent, the container or the verifier fails. A LAST step always means that the episode ended by itself or by a limit.
 
     `reset()` may take the keywords `seed` (for the choice of tasks) and `options` (`{"task": name_or_index}`).
     """
@@ -145,9 +147,9 @@ class MinimalEnvironment(Protocol):
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
         """Applies `action` to the pending observation and returns the next step.
 
-        `None` means that the policy gave no response within its time limit. Only an environment that `is_timed` gets
-        `None`; it truncates the episode, or the stage of its task. For other environments, the runner enforces the time
-        limit, and ends the episode without a call of `step`.
+        `None` means that the policy gave no response within the time limit. Only an environment whose `is_timed` is
+        true gets `None`: it then truncates the episode, or the stage of its task. For other environments, the runner
+        enforces the time limit, and ends the episode without calling `step`.
         """
         ...
 
@@ -160,8 +162,8 @@ class MinimalEnvironment(Protocol):
 class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, DiscountT]):
     """An environment that is also an asynchronous context manager, like all environments of this package.
 
-    In signatures also `Environment[LLMResponse, LLMRequest]`, with the types of reward and discount after them if they
-    are not floats.
+    Type parameters: action, observation, reward and discount. The last two can be omitted if they are floats, as in
+    `Environment[LLMResponse, LLMRequest]`.
     """
 
     async def reset(self) -> TimeStep[ObservationT, RewardT, DiscountT]:
@@ -179,40 +181,39 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. An exception determines how a running episode ended."""
+        """Closes the environment. If an episode is running, the exception determines its outcome."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
-    """Facts about the running episode, or the last one, for its records.
+    """Facts about the running or the last episode, for the records of the run.
 
     Attributes:
         task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
-        agent: Name of its code agent in records; `None` if it has none.
+        agent: Name of the code agent in records; `None` without a code agent.
         agent_facts: Facts from an installed code agent; `None` for other agents.
         seed: Seed of the episode; `None` if the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` if the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             if no limit did, or while the episode is running.
-        limit_note: More about that limit, in a sentence; `None` if nothing more is known.
-        format_errors: Number of replies that its agents could not use, if they count them.
+        limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
+        format_errors: Number of replies that the agents could not use, if the agents count them.
         rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
-        note: Why the tests could not be run or graded, or why an episode that
-            a limit ended has none.
+        note: Reason that the tests could not be run or graded, or that an episode has no reward after a limit ended it.
         stages: Results of the finished stages; empty for a single-stage task.
-        phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this
-            environment uses.
-            `None` while it waits for an action.
-        phase_sec: Wall seconds by phase so far.
-        has_container: Whether the episode holds a container, started or being started.
-        container_image: Source of the container's files; `None` without a container, or before it has one.
-        environment_usage: Tokens and cost of the environment's own model calls in this try; `None` if it makes
-            no such calls.
+        phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
+            uses. `None` while the environment waits for an action.
+        phase_sec: Seconds of wall-clock time by phase so far.
+        has_container: Whether the episode holds a container that is running or starting.
+        container_image: Image or other source of the container's files; `None` without a container, or before the image
+            is known.
+        environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the
+            environment makes no such calls.
         lineage: Origin of a branched episode: ids of the root and the parent episode, and the step; empty for an
         episode that was not branched.
-        edits: Messages that the policy sees in another form than the agent wrote them.
-        snapshots: Names of its kept snapshots, oldest first.
+        edits: Changes that were made to the agent's messages before the policy saw them.
+        snapshots: Names of the episode's kept snapshots, oldest first.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
     """
 
@@ -244,10 +245,10 @@ class PastStep:
 
     Attributes:
         time_step: The returned time step.
-        action: The response to the previous step; `None` on FIRST, and without a response in time.
+        action: The response to the previous step; `None` on FIRST, and if no response came in time.
         timestamp: Time of the step in epoch seconds.
-        policy_sec: Duration of that response in seconds; `None` on FIRST.
-        environment_sec: Duration of the environment's call in seconds.
+        policy_sec: Seconds that the policy took for this response; `None` on FIRST.
+        environment_sec: Duration of `reset()` or `step()` in seconds.
         activity: Activity of the agent in the container.
     """
 
@@ -263,7 +264,7 @@ class PendingRequest(NamedTuple):
     """A request of the agent that has no response yet.
 
     Attributes:
-        call_id: Number of the call, unique within its stage of the episode.
+        call_id: Number of the LLM call, unique within its stage of the episode.
         conversation: The conversation that the request belongs to.
         request: The request as the policy will see it.
     """
@@ -274,22 +275,22 @@ class PendingRequest(NamedTuple):
 
 
 MAIN_CONVERSATION = "main"
-"""The conversation of an agent that has one conversation, or does not tell several apart."""
+"""Name of the conversation of an agent that has only one, or does not distinguish its conversations."""
 
 
 class EnvironmentBase:
-    """Defines all members of an environment, with a neutral value for each optional one.
+    """Base class with all members of an environment. Each optional member has a neutral default.
 
-    Inherit from it, or implement some of its members: `complete` adds the missing ones to a custom environment. Only
-    `reset`, `step` and `close` are required.
+    You can inherit from it, or implement only some of its members. `complete` adds the missing members to a custom
+    environment. Only `reset`, `step` and `close` are required.
     """
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode (abandoning a running one) and returns its FIRST step.
 
         Args:
-            seed: Seed of the choice of tasks.
-            options: `{"task": name_or_index}` picks the task.
+            seed: Seed for choosing tasks.
+            options: `{"task": name_or_index}` selects the task.
         """
         raise NotImplementedError
 
@@ -327,7 +328,7 @@ class EnvironmentBase:
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages, read once per response. Default: the number in the report."""
+        """Number of finished stages. It is read once per response. Default: the number of stages in the report."""
         return len(self.report().stages)
 
     @property
@@ -352,9 +353,9 @@ class EnvironmentBase:
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The time steps of the running episode, the pending one last, including those before a snapshot.
+        """The time steps of the running episode, ending with the pending step.
 
-        Empty when they are not known, and by default.
+        After a restore, they include the steps before the snapshot. Empty if the steps are unknown, and by default.
         """
         return ()
 
@@ -362,27 +363,30 @@ class EnvironmentBase:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it has `time_left_sec`; only then, `step(None)` is called."""
+        """Whether the environment has its own time limit, `time_left_sec`. Only then may `step(None)` be called."""
         return type(self).time_left_sec is not EnvironmentBase.time_left_sec
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of its limit on the agent, which includes the policy's time.
+        """Seconds left of the environment's time limit on the agent, to which the policy's time counts.
 
-        If a response is missing by then, `step(None)` is called. `None` without a limit, without a running episode, and
-        by default.
+        If the time is over before the policy responds, `step(None)` is called. `None` without a limit, without a
+        running episode, and by default.
         """
         return None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the limit by time that neither agent nor policy used: for a snapshot, or a wait for the endpoint."""
+        """Extends the time limit by seconds that neither the agent nor the policy used.
+
+        Examples are the time of a snapshot, and a pause because the endpoint cannot be reached.
+        """
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Ends an episode that waits for an action, because the previous step reached `limit`, and scores its state.
+        """Ends and scores an episode that waits for an action, because the previous step reached `limit`.
 
         Returns:
-            LAST with discount 1.0 and the verifier's reward; `None` if the episode cannot be ended and continues, and
-            by default.
+            LAST with discount 1.0 and the verifier's reward. `None` if the environment cannot end the episode, which
+            then continues; this is the default.
 
         Raises:
             ContainerError, VerifierError: See `step`.
@@ -390,7 +394,7 @@ class EnvironmentBase:
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Whether it enforces these `EpisodeLimits` by itself. Default: no, a wrapper enforces them."""
+        """Returns whether the environment enforces these `EpisodeLimits` itself. Default: a wrapper enforces them."""
         return False
 
     # Snapshots
@@ -428,20 +432,19 @@ class EnvironmentBase:
     # Several requests at once
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the unanswered requests, in a defined order; `step(action)` answers the first, the observation.
+        """Returns the requests that have no response yet. `step(action)` answers the first one, the observation.
 
-        A caller can use this to ask the policy for several responses at once. New requests are appended, without
-        changing the order. During `step()`, it returns the requests that wait in addition to the answered one. It is
-        empty without an episode.
+        A caller can use this to ask the policy for several responses at once. New requests are appended, and the order
+        never changes. During `step()`, the request that it answers is not included. Empty without an episode.
         """
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until `pending_requests()` has other calls than `known`, and returns it.
+        """Waits until the calls in `pending_requests()` differ from `known`, and returns the pending requests.
 
         May be awaited at any time, also during `step()`, and may be cancelled. Does not return while nothing changes.
-        It need not report the request that a `step()` answers or returns, because its caller knows it. Default: never
-        returns.
+        The request that a `step()` answers or returns need not be reported, because the caller of `step()` knows it.
+        Default: never returns.
         """
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
@@ -457,7 +460,7 @@ class EnvironmentBase:
         return None
 
     async def release_container(self) -> None:
-        """Removes the kept container. Idempotent; the LAST `time_step` stays readable."""
+        """Removes the kept container. `time_step` remains available. Idempotent."""
 
 
 class EnvironmentWrapper(EnvironmentBase):
@@ -488,7 +491,7 @@ class EnvironmentWrapper(EnvironmentBase):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment, which gets the exception and is closed."""
+        """Passes the exception to the wrapped environment's `__aexit__`, which closes the environment."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
     def report(self) -> EpisodeReport:
@@ -561,9 +564,9 @@ class EnvironmentWrapper(EnvironmentBase):
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
     """Returns `env` if it inherits `EnvironmentBase`, otherwise a view of it with the missing members.
 
-    It is called for every custom environment, so that all later code sees complete ones. The `reset` of the view takes
-    `seed` and `options`. If the environment takes no seed, it is reset without one, which is logged once. The view
-    raises `TypeError` for options that the environment does not take.
+    It is called for every custom environment, so that other code can rely on all members. The view's `reset` takes
+    `seed` and `options`. If the environment's `reset` takes no seed, the seed is dropped, which is logged once. If it
+    takes no options, the view raises `TypeError` for non-empty options.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)
@@ -579,7 +582,7 @@ class _Completed(StandIn, EnvironmentBase):
     def _has(self, name: str) -> bool:
         """Returns whether the environment has a member. A method that is `None` counts as missing."""
         value = getattr(self._part, name, _ABSENT)
-        if value is _ABSENT:  # or a property that has failed
+        if value is _ABSENT:  # a property that raised AttributeError is not absent
             return inspect.getattr_static(self._part, name, _ABSENT) is not _ABSENT
         return value is not None or not callable(getattr(EnvironmentBase, name, None))
 
@@ -635,7 +638,7 @@ class _Named(Protocol):
 
 
 def _name_of(task: object) -> str | None:
-    """Returns the name of a current task; `None` if it has none."""
+    """Returns the name of a task; `None` if it has no name."""
     name = task.name if has_members(task, _Named) else task
     return name if isinstance(name, str) else None
 
@@ -665,24 +668,24 @@ def _warn_of_unused_seed(kind: Any) -> None:
 
 
 class OneCallAtATime:
-    """Rejects a call of an environment while another call is running.
+    """Rejects a call to an environment while another call is running.
 
     Attributes:
-        in_progress: Name of the running call; empty without one.
+        in_progress: Name of the running call; empty if no call is running.
     """
 
     def __init__(self) -> None:
         self.in_progress = ""
 
     def during(self, what: str) -> Self:
-        """Marks `what` as the running call inside the block. Raises `EpisodeStateError` if another one is running."""
+        """Returns a context manager for the call `what`. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
             raise EpisodeStateError(f"{what} while {self.in_progress} is running: await that one first.")
         self.in_progress = what
         return self
 
     def __enter__(self) -> None:
-        """Starts the block of `during`."""
+        """Does nothing, because `during` has already recorded the call."""
 
     def __exit__(self, *exc_info: object) -> None:
         """Ends the running call."""
@@ -690,6 +693,6 @@ class OneCallAtATime:
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:
-    """Makes the error for a `step()` without a running episode: it has ended, or was never started."""
+    """Returns the error for a `step()` without a running episode. `ended`: an episode has ended, none has started."""
     state = "has ended its episode" if ended else "has not been reset"
     return EpisodeStateError(f"step() on an environment that {state}: call reset() first.")

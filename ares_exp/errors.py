@@ -22,7 +22,7 @@ AresExpError
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no response within timeouts.policy
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
 │   │   ├── UnansweredError           the recorded request got no response in time, so its replay gets none
-│   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
+│   │   ├── EndpointError             the endpoint gave no usable response: `status`, `code`, `retryable`
 │   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── QuotaError              no credit left, or a spending limit is reached: waiting never helps
 │   │   │   ├── AuthenticationError     the key is wrong, or not allowed to do this (401, 403)
@@ -32,26 +32,26 @@ AresExpError
 │   │   │   ├── EndpointTimeoutError (TimeoutError)
 │   │   │   └── EndpointUnreachableError
 │   │   └── WireFormatError (ValueError)  a request or response does not fit the wire format
-│   │       ├── UnsendableRequestError  our request
-│   │       └── MalformedResponseError    their response
+│   │       ├── UnsendableRequestError  a request of the agent
+│   │       └── MalformedResponseError  a response of the endpoint
 │   ├── ContainerError              the container, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
 │   │   │   ├── ContainerLostError      it was killed from outside, or its engine is gone: no process in it is the cause
-│   │   │   └── HostsLostError          its attempt was lost with several hosts, and may be the cause
-│   │   ├── PortForwardingError      third-party agents cannot be served in this container
+│   │   │   └── HostsLostError          several hosts failed while they ran the attempt, which may be the cause
+│   │   ├── PortForwardingError       no port can be forwarded into this container
 │   │   ├── EndpointLostError         the connection from the agent to its LLM broke permanently
 │   │   ├── HealthcheckError          a health check of the task did not succeed
 │   │   ├── StepSetupError            the setup.sh of a step failed
-│   │   ├── ContainerServiceError     a service that runs containers for us rejected a request: `status`, `retryable`
-│   │   │   ├── ContainerQuotaError       no more or larger containers until some are freed or paid for
+│   │   ├── ContainerServiceError     a container service rejected a request: `status`, `retryable`
+│   │   │   ├── ContainerQuotaError       a quota is used up: no more, or no larger, containers
 │   │   │   ├── ContainerRateLimitError   too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── ContainerAuthorizationError  the key is wrong, or not allowed to do this (401, 403)
 │   │   │   ├── ContainerNotFoundError    the requested image or snapshot does not exist (404)
 │   │   │   └── ContainerServiceUnavailableError  5xx, no response, or no connection
 │   │   └── TransferError
-│   ├── HostLostError               the environment's process on a cluster is gone: another one continues
+│   ├── HostLostError               the environment's process on a cluster is gone: the attempt continues elsewhere
 │   └── VerifierError               the verifier gave no usable reward
 │       ├── AddTestsDirError
 │       ├── DownloadVerifierDirError
@@ -73,24 +73,24 @@ AresExpError
 │   │   ├── SnapshotVersionError
 │   │   ├── SnapshotCorruptError     an object is missing or does not match its name, or snapshot.json was changed
 │   │   └── UnsafeSnapshotError      well-formed, but rejected: traversal, devices, sizes out of bounds
-│   ├── SnapshotMismatchError     restored with another task, agent or base image than it was made with
+│   ├── SnapshotMismatchError     restored with a different task, agent or base image
 │   ├── JournalError
 │   │   ├── NondeterministicCallError  the agent used more than its container and its LLM
 │   │   └── DivergenceError            the agent, run again, differs from the record: `step`, `entry`, `why`
 │   └── RestoreError              the container's files could not be restored
-├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
+├── BudgetExhaustedError          the budget of the run or its sweep is used up; its episodes are cancelled
 ├── StorageError                  the run can no longer be recorded; its episodes are cancelled
 ├── UnreachableError              the run cannot reach an engine or endpoint; it pauses, or ends
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is running
 ├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 │   └── TrajectoryVersionError
 ├── ServiceError                  the rollout service rejected a call, or cannot be reached: `status`, `code`
-└── UntrainableError (ValueError)  an episode's calls are not tokens sampled from the policy
+└── UntrainableError (ValueError)  an episode has calls that cannot be trained on
 ```
 
 Names that Harbor also has (`RewardFileNotFoundError`, …) are spelled as in Harbor, so that reports stay portable.
-Messages state the expected value, the actual value and a fix. All classes are in one long module, so that
-the classes that `retry` and the statistics use can be read in one place.
+Messages state the expected value, the actual value and a fix. All classes are in one module, because `retry` and the
+statistics refer to them by name.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TaskError(UserError, ValueError):
 
 
 class UnsupportedTaskError(TaskError):
-    """A task is well-formed but uses a feature that is not built yet or not possible on this backend."""
+    """A task is well-formed but uses a feature that is not implemented, or not possible on this backend."""
 
 
 class PreflightError(UserError):
@@ -139,7 +139,7 @@ class GitError(PreflightError):
     """Git failed: a repository cannot be reached, or has no such commit.
 
     Attributes:
-        said: Output of git, without advice.
+        said: Output of git, without the suggested fix.
     """
 
     def __init__(self, message: str, *, said: str | None = None) -> None:
@@ -152,11 +152,11 @@ class ToolboxError(PreflightError):
 
 
 class EpisodeError(AresExpError):
-    """One episode ended without a reward; the others continue."""
+    """One episode ended without a reward. The other episodes continue."""
 
 
 class AgentError(EpisodeError):
-    """The code agent raised."""
+    """The code agent raised an exception."""
 
 
 class NoRequestError(AgentError):
@@ -176,9 +176,9 @@ class AgentExitError(AgentError):
 
 
 class RepeatedFormatError(AgentError):
-    """Several replies in a row had none of the forms that the code agent can use.
+    """Several replies in a row had a format that the code agent cannot use.
 
-    An agent raises it to end its episode, which is truncated by the limit `format_errors` and still scored.
+    An agent raises this error to end its episode. The episode is truncated by the limit `format_errors`, and scored.
     """
 
 
@@ -187,17 +187,17 @@ class PolicyError(EpisodeError):
 
 
 class PolicyTimeoutError(PolicyError, TimeoutError):
-    """The policy gave no response within the run's limit on a response."""
+    """The policy gave no response within the time limit for a response."""
 
 
 class _Divergence(Exception):
-    """An episode that is run again differs from its record.
+    """A replayed episode differs from its record.
 
     Attributes:
-        step: The first differing time step, from 0, which is the number of responses that the agent had got in this
-            stage. `None` if the comparison has no steps, or no episode is recorded.
+        step: The first time step that differs, from 0. It equals the number of responses that the agent had received in
+            this stage. `None` if the comparison has no steps, or no episode is recorded.
         entry: The differing entry of the agent's journal, from 0; `None` if requests are compared, not journals.
-        why: The recorded and the current value, in words. The message contains it, too.
+        why: The recorded and the current value, in words. The message also contains them.
     """
 
     def __init__(self, message: str, *, step: int | None = None, entry: int | None = None, why: str = "") -> None:
@@ -212,7 +212,7 @@ class ReplayDivergenceError(_Divergence, PolicyError):
 
 
 class UnansweredError(PolicyError):
-    """A recorded request got no response before its environment's time was up, so its replay gets none either.
+    """A recorded request got no response within the environment's time limit, so its replay gets no response either.
 
     Does not end the episode: the environment gets `None`, as in the recorded run.
     """
@@ -264,7 +264,7 @@ class RefusalError(EndpointError):
     """The model, or a filter on its input or output, refused the request.
 
     Attributes:
-        response: The refusal, if it was sent as a response, which is paid for. `None` if the request was rejected.
+        response: The refusal, if the endpoint sent it as a (billed) response. `None` if the request was rejected.
     """
 
     response: LLMResponse | None = None
@@ -275,14 +275,14 @@ class ServerError(EndpointError):
 
 
 class EndpointTimeoutError(EndpointError, TimeoutError):
-    """The endpoint gave no whole response in time."""
+    """The endpoint did not send a complete response in time."""
 
 
 class EndpointUnreachableError(EndpointError):
     """The connection to the endpoint failed or broke.
 
     Attributes:
-        never_connected: Whether no connection could be made, so that the endpoint has not seen the request.
+        never_connected: Whether no connection was made, so that the endpoint cannot have received the request.
     """
 
     never_connected = False
@@ -297,7 +297,7 @@ class UnsendableRequestError(WireFormatError):
 
 
 class MalformedResponseError(WireFormatError):
-    """An endpoint's response is not a chat completion, or its cost or usage cannot be counted."""
+    """An endpoint's response does not fit the wire format, or its token usage or cost is invalid."""
 
 
 class ContainerError(EpisodeError):
@@ -325,11 +325,14 @@ class EndpointLostError(ContainerError):
 
 
 class ContainerLostError(ContainerDiedError):
-    """The container was killed from outside, or its engine is gone: no process in it is the cause."""
+    """The container was killed from outside, or its engine is gone. No process in the container is the cause."""
 
 
 class HostsLostError(ContainerDiedError):
-    """The attempt was lost with several hosts of a cluster, the last time as the only one: it may be the cause."""
+    """Several hosts of a cluster failed while they ran this attempt, which may therefore be the cause.
+
+    On the last of these hosts, no other attempt was running.
+    """
 
 
 class HealthcheckError(ContainerError):
@@ -341,7 +344,7 @@ class StepSetupError(ContainerError):
 
 
 class ContainerServiceError(ContainerError):
-    """A service that runs containers for us rejected a request, or failed to respond.
+    """A container service rejected a request, or did not respond.
 
     Attributes:
         status: HTTP status; `None` without a response.
@@ -352,14 +355,13 @@ class ContainerServiceError(ContainerError):
     retryable = False
 
     def __init__(self, message: str, *, status: int | None = None, retry_after_sec: float | None = None) -> None:
-        """Keeps the service's message, status and requested wait."""
         super().__init__(message)
         self.status = status
         self.retry_after_sec = retry_after_sec
 
 
 class ContainerQuotaError(ContainerServiceError):
-    """The service provides no more, or no larger, containers because a quota is used up. Waiting does not help."""
+    """A quota of the service is used up: it starts no more, or no larger, containers. Waiting does not help."""
 
 
 class ContainerRateLimitError(ContainerServiceError):
@@ -387,7 +389,7 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The environment's process on a cluster is gone, or does not respond. The attempt continues elsewhere."""
+    """The cluster process that runs the environment is gone, or does not respond. The attempt continues elsewhere."""
 
 
 class VerifierError(EpisodeError):
@@ -415,10 +417,10 @@ class VerifierOutputParseError(VerifierError):
 
 
 class OracleResponseError(VerifierError):
-    """The oracle of a game could not be asked, or gave no response that can be parsed.
+    """The request to the oracle of a game failed, or its response cannot be parsed.
 
-    Like a verifier, the oracle decides what counts as correct. Without it, the reward would not be valid, and neither
-    the policy nor its endpoint is to blame.
+    Like a verifier, the oracle judges the policy's replies. Without the oracle, the reward would not be valid. Neither
+    the policy nor its endpoint is the cause.
     """
 
 
@@ -439,7 +441,7 @@ class ScorerTimeoutError(ScorerError, TimeoutError):
 
 
 class JudgeResponseError(ScorerError):
-    """The model of a judge could not be asked, or gave no response that can be parsed."""
+    """The request to the model of a judge failed, or its response cannot be parsed."""
 
 
 class VerifierTimeoutError(VerifierError, TimeoutError):
@@ -447,17 +449,17 @@ class VerifierTimeoutError(VerifierError, TimeoutError):
 
 
 class BudgetExhaustedError(AresExpError):
-    """The budget of the run, or of its sweep, is used up: running episodes are cancelled, and can be resumed later."""
+    """The budget of the run or its sweep is used up. Running episodes are cancelled, and can be resumed later."""
 
 
 class StorageError(AresExpError):
-    """A response, a row or a trajectory could not be written: running episodes are cancelled, and can be resumed."""
+    """A response, a row or a trajectory could not be written. Running episodes are cancelled, and can be resumed."""
 
 
 class UnreachableError(AresExpError):
     """A container engine, a container service or an LLM endpoint cannot be reached.
 
-    No episode starts while it lasts. If it lasts too long, running episodes are cancelled, and can be resumed.
+    No episode starts during the outage. If it lasts too long, running episodes are cancelled, and can be resumed.
     """
 
 
@@ -470,11 +472,11 @@ class SnapshotError(AresExpError):
 
 
 class SnapshotTimingError(SnapshotError, RuntimeError):
-    """The environment does not wait for an action: before `reset()`, during a step, or after LAST."""
+    """The environment is not waiting for an action: before `reset()`, during a step, or after LAST."""
 
 
 class SnapshotBusyError(SnapshotTimingError):
-    """Commands of the agent did not end within the time limit."""
+    """Commands of the agent were still running at the time limit, so no snapshot could be taken."""
 
 
 class SnapshotUnsupportedError(SnapshotError):
@@ -502,7 +504,7 @@ class SnapshotCorruptError(SnapshotMetadataError):
 
 
 class UnsafeSnapshotError(SnapshotMetadataError):
-    """A snapshot is well-formed but rejected: a path outside of it, a device, a size out of bounds."""
+    """A snapshot is well-formed but rejected, because it has a path outside of itself, a device, or an invalid size."""
 
 
 class SnapshotMismatchError(SnapshotError):
@@ -510,7 +512,7 @@ class SnapshotMismatchError(SnapshotError):
 
 
 class JournalError(SnapshotError):
-    """The record of an episode's calls cannot rebuild its agent."""
+    """The agent of an episode cannot be rebuilt from the journal of its calls."""
 
 
 class NondeterministicCallError(JournalError):
@@ -518,7 +520,7 @@ class NondeterministicCallError(JournalError):
 
 
 class DivergenceError(_Divergence, JournalError):
-    """The agent, run again against the journal, acted differently from the record. Has `step`, `entry` and `why`."""
+    """The agent was run again from its journal, and acted differently. Has `step`, `entry` and `why`."""
 
 
 class RestoreError(SnapshotError):
@@ -563,7 +565,9 @@ INFRASTRUCTURE: Mapping[str, int] = {
     "ServerError": 2,
     "EndpointUnreachableError": 2,
 }
-"""Retries after errors that neither the agent, nor the model, nor the tests can have caused, and that may go away."""
+"""Number of retries by error class. The agent, the model and the tests cannot have caused these errors.
+
+A retry can only help if the error may be temporary; otherwise the number is 0."""
 
 
 def may_pass(name: str) -> bool:
@@ -588,4 +592,7 @@ def close_matches(word: str, known: Iterable[str]) -> str:
 
 
 class SweepInterrupted(Exception):
-    """The sweep ends early: this job was cut short or not started. A BaseException would break a launcher's worker."""
+    """The sweep was interrupted, so this job was ended early or not started.
+
+    It is not a `BaseException`, which would break the worker of a launcher.
+    """

@@ -46,11 +46,11 @@ from ares_exp.tasks.task_contract import AgentContext
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """The result of an agent's `get_state`.
+    """The state of an agent in a snapshot.
 
     Attributes:
-        version: The agent's `state_version` at this time.
-        data: The state.
+        version: The agent's `state_version` when the snapshot was taken.
+        data: Result of the agent's `get_state`.
     """
 
     version: Any
@@ -67,7 +67,8 @@ class HostedLLM:
         """Sends a request to the policy.
 
         Raises:
-            TypeError: The agent passed an object that is not a request. It is checked here, in the agent's own call.
+            TypeError: The agent passed an object that is not an `LLMRequest`, or a message that is not a mapping with a
+                `role`.
         """
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
@@ -85,7 +86,7 @@ class HostedLLM:
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:
-    """Returns the agent as a `ContextualAgent`, as its factory declared when the task was accepted.
+    """Returns the agent, after checking that it is a `ContextualAgent`, as its factory declared.
 
     Raises:
         AgentError: The agent has no `set_context`.
@@ -101,7 +102,7 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
     """Restores the agent's state and returns the agent.
 
     Raises:
-        SnapshotMismatchError: The agent does not accept the state.
+        SnapshotMismatchError: The agent has no `set_state`, has another `state_version`, or rejects the state.
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
@@ -122,7 +123,7 @@ NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0
 """Additional time in seconds after the time limit for the agent's first request."""
 CANCEL_GRACE_SEC = 5.0
-"""Time limit in seconds for a cancelled agent to unwind, which includes killing its running command."""
+"""Time limit in seconds for a cancelled agent to unwind, including killing its running command."""
 
 
 class TimeIsUpError(Exception):
@@ -130,12 +131,12 @@ class TimeIsUpError(Exception):
 
 
 class AgentHost:
-    """Runs one agent. Concurrent LLM calls are observed one at a time, in the order in which they were made.
+    """Runs one agent. Concurrent LLM calls become observations one at a time, in the order of the calls.
 
     Attributes:
         agent: The agent; `None` until it is created.
         runtime: Runtime of the agent.
-        observed: LLM call that is the pending observation.
+        observed: LLM call whose request is the pending observation; `None` if no observation is pending.
     """
 
     def __init__(
@@ -151,19 +152,20 @@ class AgentHost:
         on_requests: Callable[[], None] = lambda: None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Prepares the runtime and the agent's view of the container.
+        """Prepares the runtime, and the container object for the agent.
 
         Args:
             container: The started container.
             journal: Journal of the agent's calls; `None` for an agent that is not deterministic.
             user: Default user of the agent's commands.
             shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
-            env: Variables of every agent command, in addition to its own.
-            limit_commands: Whether the agent's own limits on single commands apply; the oracle's solution runs under
-                the limit of the whole agent phase only.
-            activity: Recorder of every call of the container.
-            on_requests: Callback for a new LLM call behind another one, and for a call that may have been abandoned.
-            background_client: Client for background requests (`Origin.is_background`); `None` makes all requests
+            env: Environment variables that are set for every command, in addition to the variables of the command.
+            limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit of the
+                whole agent phase applies, as for a task's solution.
+            activity: Record to which every call of the container is added.
+            on_requests: Callback for changes of `pending`: a new LLM call while another call is pending, or a call that
+                the agent may have cancelled.
+            background_client: LLM client for background requests (`Origin.is_background`); `None` makes all requests
                 observations.
         """
         self._background_client = background_client
@@ -209,7 +211,7 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent on `instruction` with the extra data of `context`. Its time limit runs from now."""
+        """Starts the agent on `instruction`, with the extra data in `context`. Its time limit starts at this call."""
         self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
         self.runtime.start(lambda: self._run(factory, instruction, context))
@@ -225,19 +227,21 @@ class AgentHost:
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
-        """Brings an agent back to the end of its journal, without executing any call. Its time limit continues there.
+        """Replays an agent up to the end of its journal, without executing any call. Its time limit continues.
+
+        An agent without a journal is restored from its state instead.
 
         Args:
             factory: Factory of the agent.
-            instruction: Instruction with which it was started.
-            context: Extra data that it was started with.
-            timeout_sec: Its whole time limit.
-            elapsed_sec: Time that it had used.
+            instruction: Instruction with which the agent was started.
+            context: Extra data with which the agent was started.
+            timeout_sec: The whole time limit of the agent, including `elapsed_sec`.
+            elapsed_sec: Time that the agent had used before.
             state: State of an agent without a journal.
             originals: Recorded requests, if they are still known; see `JournalReplay`.
 
         Raises:
-            JournalError: The agent did not reach the same point.
+            JournalError: The agent did not reach the end of its journal.
         """
         self._timeout_sec = timeout_sec
         self._limit(None if timeout_sec is None else max(0.0, timeout_sec - elapsed_sec))
@@ -249,13 +253,13 @@ class AgentHost:
         requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
         self._requests = len(requests)
         shown = [step.call_id for step in journal.steps()][-1]
-        given_up = Call(shown, "llm", requests[shown])  # if it was cancelled: its response has no effect
+        given_up = Call(shown, "llm", requests[shown])  # used if the agent had cancelled the call: ignores its response
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Runs an ended agent again against its journal, so that it repeats its LLM requests. The caller cancels it.
+        """Replays an agent that has ended from its journal, so that it repeats its LLM requests. Executes no call.
 
-        No call is executed.
+        The caller must cancel the agent.
 
         Raises:
             JournalError: The agent acted differently from its journal.
@@ -270,7 +274,7 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Creates and runs the agent. A `sys.exit()` in it ends only its episode, not the loop of all episodes."""
+        """Creates and runs the agent. If the agent calls `sys.exit()`, only its episode ends, not the event loop."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
@@ -289,7 +293,9 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def first_request(self) -> None:
-        """Waits for the agent's first request, also shortly after its time limit, which then ends it at the response.
+        """Waits for the agent's first request, for up to `FIRST_REQUEST_GRACE_SEC` after the agent's time limit.
+
+        After a late request, the time limit ends the agent at its first response.
 
         Raises:
             AgentSetupTimeoutError: The agent sent no request within this time.
@@ -305,7 +311,7 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call; `None` if it has returned instead. `late` ignores its time limit.
+        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late`: ignore the time limit.
 
         Raises:
             AgentError, ContainerError: The agent raised, or its container failed.
@@ -332,30 +338,29 @@ class AgentHost:
 
     @property
     def pending(self) -> Sequence[Call]:
-        """LLM calls that wait for a response: first the observed call, then the others in call order.
+        """LLM calls that wait for a response: first the observed call, then the other calls in call order.
 
-        The observed call is included even if the agent has abandoned it meanwhile.
+        The observed call is included even if the agent has cancelled it.
         """
         others = [call for call in self._pending if call is not self.observed and call.is_open]
         return [self.observed, *others] if self.observed is not None else others
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds until the agent's time limit; `None` without one."""
+        """Seconds until the agent's time limit; `None` if it has no time limit."""
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit, unless it has passed, by time that the environment itself spent."""
+        """Extends the agent's time limit by time that the environment used, unless the time limit has passed."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
-        """Gives the observed LLM call its response. A call that the agent has abandoned gets none.
+        """Passes the response to the observed LLM call, unless the agent has cancelled the call.
 
         Raises:
-            TimeIsUpError: The response is missing (`None`) or came after the agent's time limit. The agent does not get
-                it.
+            TimeIsUpError: The response is `None`, or came after the agent's time limit, so the agent does not get it.
         """
         if response is None:
             raise TimeIsUpError
@@ -369,10 +374,10 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until no call of the agent is running, and keeps this state until `runtime.release`.
+        """Waits until no call of the agent is running, and holds new calls back until `runtime.release`.
 
         Raises:
-            SnapshotBusyError: A call is still running.
+            SnapshotBusyError: A call is still running after `timeout_sec`.
         """
         deadline = time.monotonic() + timeout_sec
         while busy := self.runtime.in_flight:
@@ -388,7 +393,7 @@ class AgentHost:
         self.runtime.hold()
 
     async def cancel(self) -> None:
-        """Cancels the agent, and waits for a bounded time until its commands have ended."""
+        """Cancels the agent, and waits (at most `CANCEL_GRACE_SEC`) until its commands have ended."""
         if self._timer is not None:
             self._timer.cancel()
         for background_request in self._background_requests:
@@ -432,7 +437,7 @@ class AgentHost:
         try:
             response = await background_client(call.arguments)
         except UnansweredError:
-            return  # as in the earlier try, the call waits until the agent's time is up
+            return  # as in the recorded episode, the call waits until the agent's time limit
         except Exception as error:
             self._failure = error
             self._notify()

@@ -1,7 +1,7 @@
-"""`env=ares`: the presets of the `martian-ares` package as a source of environments.
+"""`env=ares`, a source that runs the presets of the `martian-ares` package.
 
-The package is imported late and within a time limit, because its import fetches a list from a server. Its requests and
-responses have the same fields as ours. Only tools have another form (name, description, input_schema).
+The package is imported late and with a time limit, because its import fetches a list of data sets from a server. Its
+requests and responses have the same fields as in ares_exp, except for tools (`name`, `description`, `input_schema`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class AresEnvironments(SourceBase):
-    """The tasks of a preset. Their names are the names that the package uses: `preset:5`."""
+    """A source of the tasks of a preset. Tasks have the same names as in the package, such as `preset:5`."""
 
     needs_container = False  # the package starts its own containers
 
@@ -60,13 +60,14 @@ class AresEnvironments(SourceBase):
 
         Args:
             preset: A preset of the package, optionally with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
-            tasks: Tasks to run: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
-                `None` for all.
-            exclude: Names or globs to leave out.
-            limit: Upper bound on the number of tasks.
+            tasks: Tasks to run: a name (`20q:5`), glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of
+                these; `None` for all tasks.
+            exclude: Names or globs of tasks to leave out.
+            limit: Maximum number of tasks.
             container: Container type of the package: `docker` or `daytona`. The group `container` is not used.
-            import_timeout_sec: Time limit of its import, which fetches a list of data sets from a hosted registry.
-            timeout_sec: Bound on one `reset` or `step` of its environments.
+            import_timeout_sec: Time limit in seconds for importing the package, which fetches a list of data sets from
+                a hosted registry.
+            timeout_sec: Time limit in seconds of one `reset` or `step` of the package's environments.
         """
         self._preset = preset
         self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
@@ -94,7 +95,7 @@ class AresEnvironments(SourceBase):
         return [task.name for task in select(tasks, preset=f"ares ({name})", **self._selection)]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts everything."""
+        """Accepts all parts, because the package starts its own containers and agents."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
         """Creates the environment of one episode."""
@@ -112,8 +113,8 @@ def _import_ares(timeout_sec: float) -> Any:
     """Imports the package in a separate thread, so that a hanging connection does not block the run. Blocking.
 
     Raises:
-        PreflightError: The package is not installed, cannot be imported, takes too long, or is another package of this
-            name.
+        PreflightError: The package is not installed, its import fails or takes too long, or `ares` is a different
+            package.
     """
     python = (
         "" if sys.version_info >= (3, 12) else f" It needs Python 3.12 or newer, and this is 3.{sys.version_info[1]}."
@@ -173,12 +174,12 @@ def _count_tasks(ares: Any, preset: str) -> int:
 
 
 class AresEnvironment(EnvironmentBase):
-    """Runs one task of a preset.
+    """Runs one task of a preset in an environment of the package.
 
-    Exceptions of the wrapped environment pass through unchanged, because it does not report which of its parts failed.
-    It has no support for the limits of a run or for verification on request: an episode that such a limit ends has no
-    reward. If it truncates by itself, its own reward counts. Rewards of MID steps are passed on; the episode's reward
-    is the reward of its last step.
+    The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. It does
+    not support the limits of a run or verification on request, so an episode that a limit of the run ends has no
+    reward. If the wrapped environment truncates the episode itself, its reward counts. Rewards of MID steps are
+    returned unchanged. The episode's reward is the reward of its last step.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -193,13 +194,13 @@ class AresEnvironment(EnvironmentBase):
         response: Callable[[LLMResponse], Any],
         timeout_sec: float = 3600.0,
     ) -> None:
-        """Keeps the options.
+        """Creates the environment, without starting anything.
 
         Args:
             task_name: Name of the task, for the records.
-            make: Function that makes the wrapped environment. Blocking: it may have to download the task.
+            make: Function that makes the wrapped environment. Blocking, because it may download the task.
             response: Function that converts a response to an action of the wrapped environment.
-            timeout_sec: Bound on a `reset` or a `step` of the wrapped environment.
+            timeout_sec: Time limit in seconds of one `reset` or `step` of the wrapped environment.
         """
         self._make = make
         self._respond = response
@@ -230,7 +231,7 @@ class AresEnvironment(EnvironmentBase):
         """Applies `action` to the wrapped environment.
 
         Raises:
-            EpisodeStateError: The call came before `reset()` or after LAST.
+            EpisodeStateError: `step` was called before `reset()` or after LAST.
             PolicyError: The action calls a tool.
             TimeoutError: The step took longer than `timeout_sec`.
         """
@@ -243,7 +244,7 @@ class AresEnvironment(EnvironmentBase):
         reward = None if found.reward is None else float(found.reward)
         if found.step_type == "LAST":
             discount = float(found.discount or 0.0)
-            self.truncated_by = "steps" if discount else None  # its only limit
+            self.truncated_by = "steps" if discount else None  # the only limit of the package
             await self.close()
             self.time_step = TimeStep("LAST", reward, discount, None)
         else:
@@ -265,11 +266,11 @@ class AresEnvironment(EnvironmentBase):
             raise
 
     def report(self) -> EpisodeReport:
-        """Reports task and limit. The package reports no facts about the container."""
+        """Returns the task and the limit that ended the episode. The package reports no facts about the container."""
         return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
 
     async def close(self) -> None:
-        """Closes the wrapped environment, also if the caller is cancelled. Idempotent."""
+        """Closes the wrapped environment, even if the caller is cancelled. Idempotent."""
         wrapped, self._wrapped = self._wrapped, None
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
@@ -289,7 +290,7 @@ async def _leave(wrapped: Any) -> None:
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts a request of the package to an `LLMRequest`. Missing fields keep their default."""
+    """Converts a request of the package to an `LLMRequest`. Missing fields get their default."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]
@@ -302,7 +303,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts a message. A call that is itself a message becomes a message of the assistant."""
+    """Converts a message. A tool call that is a separate message becomes a message of the assistant."""
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}
@@ -318,7 +319,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts a response to one of the package: text, cost and usage. Reasoning and other fields are dropped.
+    """Converts a response to a response of the package, with text, cost and usage. Other fields are dropped.
 
     Args:
         response: Response to convert.

@@ -1,7 +1,6 @@
-"""The code environment: a task, a container and a code agent behind `reset`, `step` and `close`.
+"""The code environment, which combines a task, a container and a code agent behind `reset`, `step` and `close`.
 
-One class contains the whole life cycle of an episode, although it is long, because an episode may be closed at any
-time.
+One long class contains the whole life cycle of an episode, because every part must handle a call of `close`.
 """
 
 from __future__ import annotations
@@ -79,26 +78,26 @@ class CodeEnvironment(EnvironmentBase):
     an action, it can be exported, restored elsewhere, and forked.
 
     Attributes:
-        setup: Parts that the episode is made from.
+        setup: Parts from which the episode is made.
         time_step: The pending time step, or the LAST one; `None` before `reset()` and after a call that raised.
         current_task: The task of the episode; `None` before the first `reset()`.
         seed: Seed of the random values of the agent.
         usage: Usage of the steps, including the steps before a snapshot.
-        truncated_by: The limit that ended the episode; `None` when no limit did.
-        limit_note: More about that limit; `None` if nothing more is known.
+        truncated_by: The limit that ended the episode; `None` if no limit did.
+        limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
         verdict: Combined result of the verifiers; `None` until they have run.
-        past_stages: The finished stages of a multi-stage task.
-        ran: The time steps that were repeated with recorded responses, the pending one last.
+        past_stages: The finished stages.
+        ran: The time steps that were replayed with recorded responses, ending with the pending step.
         clock: The current phase, and the seconds in each phase.
         seen: The agent's activity in the container since the last time step.
-        activity: The agent's activity in the container during the last call.
+        activity: The agent's activity in the container during the last `reset()` or `step()`.
         lineage: Origin of a branched episode: the ids of the root and parent episodes, and the step.
-        edits: Messages that the policy sees in another form than the agent wrote them.
+        edits: Changes that are made to the agent's messages before the policy sees them.
         container: The running container; `None` before and after the episode.
-        container_image: Source of the container's files; `None` before it has started.
+        container_image: Image or other source of the container's files; `None` before the container has started.
         host: The agent host; `None` before and after the episode.
         encoder: Encoder of the agent's journal.
-        on_release: Callback that is awaited once, when the episode has been released.
+        on_release: Callback that is awaited once, after the agent and the container were released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -118,19 +117,22 @@ class CodeEnvironment(EnvironmentBase):
         start_from: EpisodeStart | None = None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Keeps the arguments; starts nothing.
+        """Creates the environment, without starting anything.
 
         Args:
-            tasks: Tasks from which `reset()` chooses, by a generator seeded with `seed`.
+            tasks: Tasks from which `reset()` chooses at random.
             container_factory: Factory of the containers.
             code_agent_factory: Factory of the agents.
             limits: Limits that truncate an episode; by default only the task's own time limits.
-            seed: Seed of the choice and order of tasks, and of the agent's randomness.
-            provide_solution: Whether the task's solution is put into the container and the agent's limits on single
-                commands are lifted: for the oracle.
+            seed: Seed for choosing tasks, and for the agent's random values.
+            provide_solution: Whether the policy runs the task's solution. The solution is then put into the container,
+                and single commands have no time limits.
             output_dir: Directory for the verifier's files, or `None`.
             start_from: Recorded episode that the first `reset()` continues, instead of starting a new one.
-            background_client: Client for background requests; see `EpisodeParts`.
+            background_client: LLM client for background requests; see `EpisodeParts`.
+
+        Raises:
+            ConfigError: `tasks` is empty.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -200,11 +202,11 @@ class CodeEnvironment(EnvironmentBase):
         """Starts an episode. An episode in progress is abandoned.
 
         Args:
-            seed: New seed of the choice of tasks.
-            options: `{"task": name_or_index}` picks the task.
+            seed: New seed for choosing tasks.
+            options: `{"task": name_or_index}` selects the task.
 
         Returns:
-            FIRST; for an episode that continues from a snapshot, the step at which the snapshot was taken.
+            The FIRST step. For an episode that continues from a snapshot, the step at which the snapshot was taken.
 
         Raises:
             AgentError, ContainerError, SnapshotError: The episode could not start. Nothing is left running.
@@ -240,15 +242,15 @@ class CodeEnvironment(EnvironmentBase):
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Passes `action` to the agent and waits for its next request.
 
-        `None` means that the policy gave no response before `time_left_sec` had passed: the episode is truncated.
+        `None` means that the policy gave no response before `time_left_sec` had passed. The episode, or the stage of
+        its task, is then truncated.
 
         Returns:
-            MID step with the next request, or LAST step when the agent has returned (termination) or a limit was
-                reached
-            (truncation). If the agent returns in the same step that reaches a limit, the episode terminates.
+            MID step with the next request, or LAST step if the agent has ended (termination) or a limit was reached
+            (truncation). If the agent ends in the same step that reaches a limit, the episode terminates.
 
         Raises:
-            EpisodeStateError: The call came before `reset()`, after LAST, or while another call is running.
+            EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call.
             AgentError, ContainerError, VerifierError: The agent, the container or the verifier failed. Nothing is left
                 running.
             TypeError: `action` is not an `LLMResponse`; the episode continues.
@@ -257,7 +259,7 @@ class CodeEnvironment(EnvironmentBase):
         return await self._go_on("step()", lambda: self.apply(action))
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends the episode, which waits for an action, because `limit` was reached.
+        """Ends an episode that waits for an action, because `limit` was reached.
 
         Returns:
             LAST with discount 1.0, and with the verifier's reward if `verify_on_truncation` is set.
@@ -277,7 +279,7 @@ class CodeEnvironment(EnvironmentBase):
     async def _go_on(
         self, what: str, act: Callable[[], Coroutine[Any, Any, TimeStep[LLMRequest]]]
     ) -> TimeStep[LLMRequest]:
-        """Advances the running episode to its next time step. On failure, it is released."""
+        """Advances the running episode to its next time step with `act`. After a failure, releases the episode."""
         with self._calls.during(what):
             if self._loop is not None and asyncio.get_running_loop() is not self._loop:
                 raise self._on_another_loop(what)
@@ -296,18 +298,18 @@ class CodeEnvironment(EnvironmentBase):
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
     ) -> EnvironmentSnapshot:
-        """Writes the episode, while it waits for an action, to a snapshot store. The episode then continues unchanged.
+        """Writes an episode that waits for an action to a snapshot store. The episode continues unchanged.
 
         Args:
-            output_dir: The store: a directory, created if missing. Snapshots in it share common contents.
+            output_dir: The store: a directory, created if missing. Its snapshots share common contents.
             snapshot_id: Name of the snapshot, usable as a file name; generated by default.
-            sync: Whether it must survive a power cut when this returns. It survives `kill -9` in any case.
+            sync: Whether the snapshot must survive a power cut after this call. It always survives `kill -9`.
 
         Returns:
             The snapshot, as written to `output_dir/snapshot_id/snapshot.json`.
 
         Raises:
-            SnapshotTimingError: The environment does not wait for an action.
+            SnapshotTimingError: The environment is not waiting for an action.
             SnapshotUnsupportedError: The agent or the container cannot be captured.
             CaptureError: The container's files could not be read.
             SnapshotError: The store cannot be written, or already has a snapshot of this name.
@@ -330,26 +332,26 @@ class CodeEnvironment(EnvironmentBase):
         output_dir: Path | None = None,
         start: bool = True,
     ) -> Self:
-        """Makes an environment that continues from a snapshot: `time_step` is pending, and the next call is `step()`.
+        """Makes an environment that continues from a snapshot. `time_step` is pending, so the next call is `step()`.
 
-        No LLM call and no command is repeated: the container starts with its captured files, and the agent is run
-        against its journal.
+        No LLM call and no command is repeated. The container starts with its captured files, and the agent is replayed
+        from its journal.
 
         Args:
             snapshot: The snapshot, its directory, or its snapshot.json.
-            container_factory: Factory of the container; by default of the recorded type and options. Required if the
-                recorded factory allowed a network.
-            code_agent_factory: Factory of the agent; by default of the recorded kind, for the agents of this package.
+            container_factory: Factory of the container; by default a factory with the recorded type and options.
+                Required if the recorded factory allowed a network.
+            code_agent_factory: Factory of the agent; by default the recorded factory, if it is an option of `agent`.
             task: The task; by default read from its recorded path, where it must be unchanged. Required if the episode
                 had the task's solution.
-            limits: Limits that truncate episodes; by default as recorded.
+            limits: Limits that truncate episodes; by default the recorded limits.
             output_dir: Directory for the verifier's files, or `None`.
-            start: Whether it is restored now. If not, its first `reset()` restores it, on the event loop of the call,
-                and returns the pending time step: for wrappers, whose users start with `reset()`.
+            start: Whether the episode is restored in this call. If not, the first `reset()` restores the episode on its
+                event loop, and returns the pending time step. Use this for wrappers, whose users start with `reset()`.
 
         Raises:
-            SnapshotError: The snapshot cannot be read or does not fit, or the agent did not reach the same point.
-                Nothing is left running.
+            SnapshotError: The snapshot cannot be read or does not match the arguments, or the agent did not reach the
+                recorded point. Nothing is left running.
             ContainerError: The container could not be started.
         """
         from ares_exp.environments.recorded_setup import recorded_setup
@@ -367,17 +369,17 @@ class CodeEnvironment(EnvironmentBase):
         return environment
 
     async def fork(self, n: int, *, diversify: bool = False) -> list[Self]:
-        """Makes environments that each continue from here, independently and concurrently. This one continues as well.
+        """Makes independent environments that continue from the current step. This environment also continues.
 
         Args:
             n: Number of environments.
-            diversify: Whether the agent of each environment draws different random values from here on. This does not
-                affect the policy's randomness.
+            diversify: Whether each agent draws different random values from this step on. The random values of the
+                policy are not affected.
 
         Raises:
             ConfigError: `n` is less than 1.
-            SnapshotError, ContainerError: A copy could not be made (see `export_state` and `load_from_state`). No copy
-                is left running.
+            SnapshotError, ContainerError: A fork failed (see `export_state` and `load_from_state`). No fork is left
+                running.
         """
         from ares_exp.environments.exporting import fork_episode
 
@@ -388,9 +390,9 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The time steps of the running episode, including steps before a snapshot; the pending step is last.
+        """The time steps of the running episode, including steps before a snapshot. The pending step is last.
 
-        Empty for an agent that is not deterministic, except right after its recorded responses were given again.
+        Empty for an agent that is not deterministic, except directly after a replay of recorded responses.
         """
         from ares_exp.environments.past_stage import past_steps
 
@@ -424,7 +426,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """The LLM calls that the agent awaits: the observation, then the others in call order."""
+        """Returns the LLM calls that the agent awaits: first the observation, then the other calls in call order."""
         if self.host is None or self.time_step is None:
             return ()
         shown = [(call.call_id, edited(call.arguments, self.edits, self.step_count)) for call in self.host.pending]
@@ -450,7 +452,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def held_container(self) -> Container | None:
-        """Kept container of the episode that reached LAST, if any."""
+        """The container of an episode that reached LAST, if it is kept; otherwise `None`."""
         return self.container if self.time_step is not None and self.time_step.last() else None
 
     async def release_container(self) -> None:
@@ -465,11 +467,11 @@ class CodeEnvironment(EnvironmentBase):
         return len(self.past_stages) if task is not None and len(task.stages) > 1 else 0
 
     def keeps(self, limits: object) -> bool:
-        """Whether `limits` are the limits of this environment."""
+        """Returns whether `limits` are the limits of this environment."""
         return limits == self._setup.limits
 
     def check_start(self) -> None:
-        """Checks that the task and the agent match the snapshot that the first `reset()` continues. Blocking.
+        """Checks that the task and the agent match the snapshot from which the first `reset()` continues. Blocking.
 
         Raises:
             SnapshotError: The task or the agent does not match.
@@ -503,7 +505,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step, and rejects every other call meanwhile."""
+        """Yields the pending time step, and rejects all calls of other methods inside the block."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = (
@@ -523,15 +525,15 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def task(self) -> Task:
-        """Task of the episode, which has started."""
+        """Task of the running episode."""
         assert self.current_task is not None
         return self.current_task
 
     async def start(self) -> TimeStep[LLMRequest]:
-        """Starts the container and the agent, up to the agent's first request; returns the FIRST step.
+        """Starts the container and the agent, waits for the agent's first request, and returns the FIRST step.
 
         Raises:
-            AgentError, ContainerError: The agent or the container failed. The caller has to release the episode.
+            AgentError, ContainerError: The agent or the container failed. The caller must release the episode.
         """
         started = time.perf_counter()
         container = await self._start_container()
@@ -544,11 +546,11 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def stage(self) -> Stage:
-        """Running stage, or the last one."""
+        """The running stage; after the episode, the last stage."""
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
     async def _start_stage(self, container: Container) -> AgentHost:
-        """Prepares the container for the stage, and runs its agent until its first request."""
+        """Prepares the container for the next stage, and runs the agent of the stage until its first request."""
         self._refuse_if_released()
         self._scoring, stage = None, self.stage
         with self.clock.during("start"), self.seen.timed():
@@ -574,9 +576,10 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     def _context(self, stage: int) -> AgentContext:
-        """Returns the extra data for the agent of a stage, in addition to its instruction; the oracle needs none.
+        """Returns the extra data for the agent of a stage, in addition to its instruction.
 
-        Only the agent of the first stage gets the initial conversation of the task.
+        It is empty if the policy runs the task's solution. Only the agent of the first stage gets the initial
+        conversation of the task.
         """
         context = AgentContext() if self.setup.provide_solution else self.task.context
         return replace(context, messages=()) if stage else context
@@ -584,10 +587,10 @@ class CodeEnvironment(EnvironmentBase):
     async def restore(
         self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
     ) -> None:
-        """Starts the container with its captured files, and brings the agent back to its recorded point.
+        """Starts the container with its captured files, and restores the agent to its recorded point.
 
         Raises:
-            SnapshotError, ContainerError: The episode could not be restored. The caller has to release it.
+            SnapshotError, ContainerError: The episode could not be restored. The caller must release the episode.
         """
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
@@ -614,7 +617,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Makes the agents of past stages repeat their LLM requests, since journals contain only digests of them."""
+        """Replays the agents of past stages to restore their LLM requests, because journals only contain digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -627,7 +630,7 @@ class CodeEnvironment(EnvironmentBase):
                 await host.cancel()
 
     async def apply(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Hands `action` to the agent; see `step`. If it raises, the caller has to release the episode."""
+        """Passes `action` to the agent; see `step`. After an exception, the caller must release the episode."""
         started = time.perf_counter()
         policy_sec = started - self._stepped_at
         host, container, is_over = self.host, self.container, True
@@ -681,7 +684,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """Required container of the task, with the limits of the episode."""
+        """Specification of the task's container, with the time limits of the episode."""
         return self.setup.limits.time.container_spec(self.task)
 
     @property
@@ -705,7 +708,7 @@ class CodeEnvironment(EnvironmentBase):
         return container
 
     def _refuse_if_released(self) -> None:
-        """Raises an error if the environment was closed during a call of this episode."""
+        """Raises `EpisodeStateError` if the environment was closed during a call of this episode."""
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was running.")
 
@@ -725,7 +728,7 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     async def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Answers a background request, which counts towards the limits on tokens and cost."""
+        """Responds to a background request, which counts toward the limits on tokens and cost."""
         assert self.setup.background_client is not None
         response = await self.setup.background_client(request)
         self.usage.pay(response)
@@ -734,7 +737,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Reports a closed environment instead of any error of an agent that is being cancelled."""
+        """Raises `EpisodeStateError` if the environment was closed, instead of errors of the cancelled agent."""
         try:
             yield
         except Exception:
@@ -744,19 +747,19 @@ class CodeEnvironment(EnvironmentBase):
             self._refuse_if_released()
 
     def _shown(self, host: AgentHost) -> LLMRequest:
-        """Returns the pending request in the form for the policy."""
+        """Returns the pending request after applying `edits`, as the policy sees it."""
         assert host.observed is not None
         request: LLMRequest = host.observed.arguments
         return edited(request, self.edits, self.step_count) if self.edits else request
 
     def pending_request(self) -> LLMRequest:
-        """Returns the pending request in the form for the policy."""
+        """Returns the pending request after applying `edits`, as the policy sees it."""
         self._refuse_if_released()
         assert self.host is not None
         return self._shown(self.host)
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
-        """Writes the time step into the journal, so that a restored episode has its past steps."""
+        """Appends the time step to the journal, so that a restored episode knows its past steps."""
         host = self.host
         assert host is not None
         assert host.observed is not None
@@ -775,7 +778,7 @@ class CodeEnvironment(EnvironmentBase):
             )
 
     async def _end_stage(self, *, ends_episode: bool = False) -> TimeStep[LLMRequest] | None:
-        """Kills the agent's processes, and scores the stage. Returns LAST, or `None` if another stage follows."""
+        """Kills the agent's processes, and scores the stage. Returns LAST; `None` if another stage follows."""
         limits, host, container = self.setup.limits, self.host, self.container
         assert host is not None
         assert container is not None

@@ -1,4 +1,4 @@
-"""Limits of an episode: steps, tokens, cost and time, and the environment that enforces them."""
+"""Limits of an episode (steps, tokens, cost and time), and a wrapper that enforces them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Deadline:
     """The time at which an episode must end."""
 
     def __init__(self, limit_sec: float | None) -> None:
-        """Starts the time; `None` means no limit."""
+        """Sets the deadline to `limit_sec` from now; `None` means no limit."""
         self._at = None if limit_sec is None else time.monotonic() + limit_sec
         self._timer: asyncio.Timeout | None = None
 
@@ -41,7 +41,7 @@ class Deadline:
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:
-        """Extends the deadline, unless it has passed. Call it on the event loop of the episode."""
+        """Moves the deadline `seconds` later, unless it has passed. Call it on the event loop of the episode."""
         if self._at is None or not self.left_sec or (self._timer is not None and self._timer.expired()):
             return
         self._at += seconds
@@ -50,10 +50,10 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Cancels the body when the deadline passes, even if the deadline was extended meanwhile.
+        """Limits the block to the deadline, which may move while the block is running.
 
         Raises:
-            DeadlinePassedError: The deadline has passed.
+            DeadlinePassedError: The deadline has passed, and the block was cancelled.
         """
         timer = asyncio.timeout_at(self._when())
         try:
@@ -76,8 +76,8 @@ class PhaseClock:
     """Measures the phases of an episode, one at a time.
 
     Attributes:
-        phase: The phase in progress: `start`, `agent` or `verify`; `None` between phases.
-        seconds: Wall seconds by phase.
+        phase: Name of the current phase, such as `start`, `agent` or `verify`; `None` between phases.
+        seconds: Seconds of wall-clock time by phase.
     """
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
@@ -86,7 +86,7 @@ class PhaseClock:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Adds the wall-clock seconds spent inside to a phase."""
+        """Measures the wall-clock time of the block, and adds it to a phase."""
         started = time.perf_counter()
         self.phase = phase
         try:
@@ -105,7 +105,7 @@ class EpisodeLimits:
         tokens: Maximum number of prompt and generated tokens over all responses.
         cost: Maximum cost in US dollars over all responses.
         time: Wall-clock limits of the phases.
-        verify_on_truncation: Whether to verify a truncated episode. Otherwise, its reward is `None`.
+        verify_on_truncation: Whether a truncated episode is verified. If not, its reward is `None`.
     """
 
     steps: int | None = None
@@ -115,7 +115,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Returns the first limit that the usage has reached and that allows no further step. Ignores time limits."""
+        """Returns a limit that `usage` has reached, so that no further step is allowed. Ignores time limits."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -125,30 +125,31 @@ class EpisodeLimits:
 
 
 GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
-"""Note for an episode without a reward that was ended by a limit of the run."""
+"""Note in the report of an episode without a reward, whose environment does not support `truncate`."""
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
-    """Returns `env` itself if it enforces `limits`, otherwise a wrapper that ends its episodes at `limits`.
+    """Returns `env` if it enforces `limits`; otherwise, wraps it in a `LimitedEnvironment`.
 
     Args:
         env: The environment.
-        limits: The limits of each of its episodes.
-        used: Usage of the first episode before its `reset()`, if that continues an episode.
+        limits: The limits of each episode.
+        used: Usage before the first `reset()`, if this `reset()` continues an episode.
     """
     whole = complete(env)
     return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, used=used)
 
 
 class LimitedEnvironment(EnvironmentWrapper):
-    """Wraps an environment that does not support the limits of the run, and ends its episodes at them.
+    """Enforces the limits of a run for an environment that does not enforce them itself.
 
-    After a step that reaches a limit and does not end the episode, the environment is asked to end it (`truncate`), and
-    scores its state. If the environment cannot do so, it is closed. Its episode gets a LAST with discount 1.0, the
-    pending observation and reward `None`. Finishing on the very step that also reaches a limit stays termination.
+    If a step reaches a limit and does not end the episode, the wrapper calls the environment's `truncate`, which scores
+    the current state. If the environment does not support `truncate`, it is closed: its episode gets a LAST step with
+    discount 1.0, the pending observation and reward `None`. If the episode ends in the same step that reaches a limit,
+    it terminates.
 
-    The time limit is the run's limit on the agent (`limits.time`). An environment that `is_timed` enforces it by
-    itself. Another environment is closed if its time limit passes in the middle of a step.
+    The time limit is the run's limit on the agent (`limits.time`). An environment whose `is_timed` is true enforces the
+    time limit itself. Other environments are closed if the time limit passes during a step.
     """
 
     def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
@@ -156,8 +157,8 @@ class LimitedEnvironment(EnvironmentWrapper):
 
         Args:
             env: The environment.
-            limits: The limits of each of its episodes.
-            used: Usage of the first episode before its `reset()`, if that continues an episode.
+            limits: The limits of each episode.
+            used: Usage before the first `reset()`, if this `reset()` continues an episode.
         """
         super().__init__(env)
         self._limits = limits
@@ -171,7 +172,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._is_given_up = False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode. Its time limit runs from its first observation."""
+        """Starts an episode. The time limit starts at the first observation."""
         self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
         self._pending = self._last = self._truncated_by = None
         self._is_given_up = False
@@ -184,7 +185,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         """Applies `action`, and ends the episode if a limit is reached.
 
         Raises:
-            EpisodeStateError: The call came after the LAST step.
+            EpisodeStateError: `step` was called after the LAST step.
         """
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
@@ -207,13 +208,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode, with any kind of wrapped environment."""
+        """Ends the episode. If the wrapped environment does not support this, it is closed, without a reward."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Makes the environment end its episode, which waits for an action. If it cannot, the episode is abandoned."""
+        """Makes the environment end an episode that waits for an action. If it cannot, gives the episode up."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last
@@ -245,12 +246,12 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._last or super().time_step
 
     def keeps(self, limits: object) -> bool:
-        """Whether `limits` are the limits of this environment."""
+        """Returns whether `limits` are the limits of this environment."""
         return limits == self._limits
 
     @property
     def is_timed(self) -> bool:
-        """True: this wrapper enforces a time limit if the wrapped environment does not."""
+        """Always true, because this wrapper enforces a time limit if the wrapped environment does not."""
         return True
 
     @property

@@ -55,25 +55,26 @@ class HarborEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            path: A folder of tasks, or one task. With `git_url`: the task in this repository; with `repo`: its folder
-                of tasks; with `registry`: a folder that links of its local tasks may lead to. Without any of these and
-                without a data set: the bundled samples.
-            registry: A `registry.json`; with `repo`, a path in that repository.
-            dataset: Data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
-                `terminal-bench@2.0`.
-            git_url: Git repository of one task; `path` is its folder there.
-            git_commit: Commit, branch or tag of `git_url`; `None`: the default branch.
-            repo: Repository of tasks: `org/name[@ref]`, an address, optionally with `/tree/<ref>/<folder>`, or
+            path: Folder of tasks, or of one task. With `git_url`: folder of the task in the repository. With `repo`:
+                folder of tasks in the repository. With `registry`: folder that may be the target of links in its local
+                tasks. If no source of tasks is set, the bundled samples are used.
+            registry: Path of a `registry.json`; with `repo`, a path in the repository.
+            dataset: Data set of the registry, `name[@version]`, such as `terminal-bench@2.0`. Without `registry` and
+                `repo`, Harbor's own registry is used.
+            git_url: Git repository of one task, whose folder is `path`.
+            git_commit: Commit, branch or tag of `git_url`; `None` for the default branch.
+            repo: Repository of tasks: `org/name[@ref]`, a URL, optionally with `/tree/<ref>/<folder>`, or
                 `git@host:org/name[@ref]`.
-            cache_dir: Cache directory for tasks of repositories; `None`: `~/.cache/ares_exp/tasks`.
-            git_timeout_sec: Time limit of one git command.
-            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
-                `None` for all.
-            exclude: Names or globs to leave out.
-            limit: Upper bound on the number of tasks.
-            reward_key: Key of the reward in `reward.json`, if it has several keys and none is `reward`.
-            extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
-            extra_instructions: Texts that are appended to every instruction, after those files.
+            cache_dir: Cache directory for tasks from repositories; `None` for `~/.cache/ares_exp/tasks`.
+            git_timeout_sec: Time limit in seconds of one git command.
+            tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these;
+                `None` for all tasks.
+            exclude: Names or globs of tasks to leave out.
+            limit: Maximum number of tasks.
+            reward_key: Key of the reward in `reward.json`. Only needed if the file has several keys, and none is
+                `reward`.
+            extra_instruction_paths: Files whose texts are appended to every instruction, each after a blank line.
+            extra_instructions: Texts that are appended to every instruction, after the texts of these files.
         """
         self._source: TaskFolder | ListedTasks
         if all(one is None for one in (registry, dataset, git_url, git_commit, repo)):
@@ -102,7 +103,7 @@ class HarborEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """The folder that contains all tasks; `None` if no such folder exists."""
+        """The folder that contains all tasks; `None` if the tasks are not in one folder."""
         return self._source.path
 
     @property
@@ -121,7 +122,7 @@ class HarborEnvironments(SourceBase):
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
-        """Applies the selection, then fetches and reads the tasks. Invalid tasks of a folder are reported by name."""
+        """Selects tasks, then fetches and reads them. Invalid tasks in a folder are reported by name."""
 
         def choose(tasks: Sequence[T]) -> list[T]:
             self.positions = positions_of(tasks)
@@ -140,11 +141,11 @@ class HarborEnvironments(SourceBase):
         self._source.stop()
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all other tasks that `load` selected."""
+        """Drops all tasks except these."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts, all in one message."""
+        """Rejects tasks that cannot be run with these parts. One message names all of them."""
         warnings, of_others = TaskWarnings(), TaskWarnings()
         for task in self._tasks.values():
             (warnings if task.origin is None else of_others).add(task.name, task.warnings)

@@ -1,4 +1,4 @@
-"""The container as a code agent sees it. Every call goes through the journal, and is run, timed and counted here."""
+"""The container object of a code agent, which runs, times and counts its calls, and records them in the journal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """An `AgentContainer`. In it, an agent that is not deterministic can open forwarded ports (`ServingContainer`).
+    """An `AgentContainer`. An agent that is not deterministic can also use it as a `ServingContainer`.
 
     Attributes:
-        died: The error of the container's death, if a call of the agent hit it.
+        died: The error that ended a call of the agent because the container had died, if any.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HostedContainer:
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `AgentContainer.exec`."""
-        # The journal keeps the options: their caller cannot change these copies.
+        # The journal keeps the options, so they are copied in case the agent changes them later.
         given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}
         result: ExecResult = await self._runtime.call(
             "exec", {"command": command, **given}, lambda: self._exec(command, cast("ExecOptions", given))
@@ -63,7 +63,7 @@ class HostedContainer:
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Uploads files; see `AgentContainer.upload`. For an agent that is run again, `source` must be the same."""
+        """Uploads files; see `AgentContainer.upload`. When the agent is replayed, `source` must be unchanged."""
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
@@ -74,7 +74,7 @@ class HostedContainer:
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Downloads files; see `AgentContainer.download`. An agent that is run again gets them again."""
+        """Downloads files; see `AgentContainer.download`. When the agent is replayed, it gets the recorded files."""
 
         def write_again(recorded: HostFiles) -> None:
             recorded.write(Path(target))
@@ -93,7 +93,7 @@ class HostedContainer:
         return output
 
     async def close_terminal(self) -> None:
-        """Closes the terminal, if it is open, and hangs up its processes. Idempotent."""
+        """Closes the terminal, if it is open, and sends SIGHUP to its processes. Idempotent."""
         terminal, self._terminal = self._terminal, None
         if terminal is not None:
             await terminal.close()
@@ -101,7 +101,7 @@ class HostedContainer:
     async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
         is_new = self._terminal is None or self._terminal.has_ended
         with self._activity.timed():
-            if is_new:  # first call, ended shell, or restored episode
+            if is_new:  # at the first call, after the shell has ended, and in a restored episode
                 await self.close_terminal()
                 self._terminal = await self._open_terminal(columns, lines)
                 await self._terminal.wait_for_prompt()
@@ -124,11 +124,11 @@ class HostedContainer:
             raise
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port; see `ServingContainer.forward_port`. Its traffic is neither journalled nor counted.
+        """Opens a forwarded port; see `ServingContainer.forward_port`. Its traffic is not recorded or counted.
 
         Raises:
             PortForwardingError: The backend failed to open the port, or does not support forwarded ports.
-            EpisodeStateError: The agent is deterministic.
+            EpisodeStateError: The agent is deterministic, so all its requests must be in the journal.
             ContainerDiedError: The container has ended.
         """
         if self._runtime.journal is not None:

@@ -1,7 +1,7 @@
-"""A model that an environment, or a scorer of its episodes, queries by itself. Its cost is counted separately.
+"""Models that environments and scorers query themselves, such as an oracle or a judge.
 
-Its tokens and costs are not part of the policy's. Its answers are on disk before they are used, so that an episode that
-continues an earlier one does not pay for them again.
+Their tokens and cost are counted separately from the policy's. Each answer is written to disk before it is used, so
+that an episode that continues an earlier episode does not pay for the answer again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ares_exp.records.run_storage import RunStorage
 MAX_SAID_CHARS = 2_000
 """Maximum length of a response's text in the record."""
 MAX_REPEATED_CHARS = 500
-"""Maximum length of an invalid response's text when the model is asked again."""
+"""Maximum number of characters of an invalid response that are repeated when the model is asked again."""
 
 T = TypeVar("T")
 
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """The parsing of a model's responses.
+    """How the responses of a model are parsed to answers.
 
     Attributes:
-        parse: Function that reads an answer; `None` if it cannot be read.
-        expected: Description of a valid answer, for messages.
-        again: Message to the model when its answer could not be read.
-        to_record: Function that serializes the parsed answer, in at most 2,000 characters.
-        from_record: Inverse of `to_record`; `None` for anything else.
-        tries: Largest number of times that a question is asked while its answer cannot be read.
+        parse: Function that parses the text of a response to an answer; returns `None` if the text is invalid.
+        expected: Description of a valid response, for messages.
+        again: Message to the model after an invalid response.
+        to_record: Function that serializes an answer, to at most 2,000 characters.
+        from_record: Inverse of `to_record`; returns `None` for an invalid text.
+        tries: Maximum number of times that a question is asked if the responses are invalid.
     """
 
     parse: Callable[[str], T | None]
@@ -61,31 +61,31 @@ class ModelsElsewhere(Protocol):
     """Sends requests to models in the run's process, for environments that run in another process."""
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Makes an LLM client of one episode, which forwards requests to the model configured at `key`."""
+        """Makes an LLM client for one episode, which forwards requests to the model at the config key `key`."""
         ...
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of the episode whose files are in `files`; `None` if it has no record."""
+        """Reads the record of questions in the episode directory `files`; `None` if the episode has no record."""
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Adds a question to that record. It survives `kill -9` of either process once this returns."""
+        """Appends a question to this record. After this call, it survives `kill -9` of either process."""
         ...
 
 
 class OwnModel:
-    """The model for many episodes. Each episode has its own LLM client if the client is a `Policy`.
+    """A model that the environments or scorers of many episodes share.
 
-    Its requests run on the event loop where it was opened, whichever loop an episode runs on, because connections
-    belong to one loop.
+    If the LLM client is a `Policy`, each episode gets its own client. Requests always run on the event loop on which
+    the model was opened, because connections belong to one loop.
 
     Attributes:
         policy: The LLM client.
         name: Name in messages.
         key: Config key of the model.
-        timeout_key: Config key of its time limit.
-        timeout_sec: Bound on one answer in seconds, repetitions included; `None` if the caller enforces a bound.
-        error: Class of the error that is raised if no answer was received.
+        timeout_key: Config key of the time limit.
+        timeout_sec: Time limit in seconds of one question, including retries; `None` if the caller enforces a limit.
+        error: Class of the error that is raised if the model gives no valid answer.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Keeps the arguments; see the class. The client is opened and closed with this object."""
+        """Creates the model, which then owns `client`. The other arguments are attributes of the class."""
         self.policy = as_policy(client)
         self.name, self.key, self.timeout_key = name, key, timeout_key
         self.timeout_sec = timeout_sec
@@ -110,18 +110,18 @@ class OwnModel:
         self._storage: RunStorage | None = None
 
     def record_in(self, storage: RunStorage) -> None:
-        """Sets the run's storage. After a failed write, no request is sent.
+        """Sets the run's storage for the records of questions.
 
-        A record that cannot be written ends the run.
+        A failed write ends the run, and after it no further request is sent.
         """
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
-        """Makes another process query the model and record its answers. Call it before `open`."""
+        """Makes another process query the model and record the answers. Call it before `open`."""
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
-        """Checks that the client is ready, and binds it to this event loop.
+        """Checks that the client is ready. All its requests will run on the current event loop.
 
         Raises:
             PreflightError: The client is not ready.
@@ -161,9 +161,9 @@ class OwnModel:
             task_name: Name of the task.
             seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            on_wait: Callback on this loop with the seconds that the client waited for anything except its answer.
+            on_wait: Callback on this loop, with the seconds that a request waited for anything except its response.
             files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
-            scorer: Name of the scorer that asks, if one does.
+            scorer: Name of the scorer that asks the questions; `None` if the environment asks them.
 
         Raises:
             VerifierError: The client does not support this task.
@@ -186,13 +186,13 @@ class OwnModel:
         return EpisodeModel(self, client, task_name, files, scorer)
 
     async def read_asked(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of an episode's questions; `None` if it has none."""
+        """Reads the record of an episode's questions; `None` if the episode has no record."""
         if self._elsewhere is not None:
             return await self._elsewhere.read(files)
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Adds a question to the record of an episode, also on Ctrl-C, because it was paid for.
+        """Appends a question to the record of an episode, even after Ctrl-C, because its answer was paid for.
 
         Raises:
             StorageError: The question could not be written, and the run ends.
@@ -210,7 +210,7 @@ class OwnModel:
             self._storage.write(lambda: append_asked(files, [asked]), files / RECORD)
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
-        """Sends a request to an episode's client. Exceptions of the client pass through.
+        """Sends a request with an episode's client, on the event loop of the model. The client's exceptions propagate.
 
         Raises:
             StorageError: A write of the run failed earlier, so the request was not sent.
@@ -231,18 +231,18 @@ class OwnModel:
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
-        """Adds the usage of a question to the totals of the log. Episodes may run in several threads."""
+        """Adds the usage of a question to the totals that `close` logs. Thread-safe."""
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Makes the error of a client that raised; `unread` is an earlier answer that was not `expected`."""
+        """Makes the error for an exception of the client. `unread`: text of an earlier response that was invalid."""
         why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def late(self) -> VerifierError:
-        """Makes the error of an answer that was not received in time."""
+        """Makes the error for a question without an answer within the time limit."""
         return self.error(
             f"{self.name} gave no answer within its limit of {self.timeout_sec:g} s (`{self.timeout_key}`)."
         )
@@ -256,7 +256,7 @@ class OwnModel:
         )
 
     def message(self, error: BaseException) -> str:
-        """Returns the message of an error, with the option names of a policy replaced by this model's names."""
+        """Returns the message of an error, with config keys `policy.…` replaced by the keys of this model."""
         return str(error).replace("policy.", f"{self.key}.")
 
     @property
@@ -268,7 +268,7 @@ class EpisodeModel:
     """The model in one episode.
 
     Attributes:
-        used: Tokens and cost of this try.
+        used: Tokens and cost of the questions that this object sent to the model.
     """
 
     def __init__(
@@ -279,15 +279,17 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Answers one question: from the record if an earlier try of the episode asked it, otherwise by the client.
+        """Asks the model a question, and records the answer.
+
+        If the episode continues an earlier episode that recorded an answer to this question, returns this answer.
 
         Args:
             question: Text of the question in the record.
             request: Request to the model.
-            reading: Parser of its answer.
+            reading: Parser of the response.
 
         Raises:
-            VerifierError: The client failed, gave no answer in time, or gave no readable answer.
+            VerifierError: The client failed, gave no response in time, or gave no valid response.
             StorageError: The answer could not be recorded, and the run ends.
             OSError: The answer could not be recorded, and there is no run.
         """
@@ -335,7 +337,7 @@ class EpisodeModel:
         return None
 
     async def _known(self, question: str, reading: Reading[T]) -> T | None:
-        """Finds the answer in the record of an earlier try. Each recorded answer is used once."""
+        """Returns the recorded answer of an earlier episode, if any. Each recorded answer is used once."""
         files = self._files
         if files is None:
             return None
@@ -349,7 +351,7 @@ class EpisodeModel:
         return reading.from_record(answers.pop(0)) if answers else None
 
     async def _write(self, question: str, responses: list[LLMResponse], llm_response: str | None, sec: float) -> None:
-        """Counts the usage of one question, and appends its line to the record."""
+        """Counts the usage of one question, and appends the question to the record."""
         asked = Asked(
             task=self._task,
             question=question,
@@ -369,5 +371,5 @@ class EpisodeModel:
 
 
 def writable(text: str) -> str:
-    """Replaces each lone surrogate by `?`. A model may write it, but no file can contain it."""
+    """Replaces each lone surrogate with `?`. A model may generate surrogates, but UTF-8 files cannot contain them."""
     return text.encode(errors="replace").decode()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 NOT_REACHED = Verdict(0.0, {"reward": 0.0})
-"""Verdict of a stage that did not run because of a limit of the episode."""
+"""Verdict of a stage that did not run because a limit ended the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class PastStage:
 
     Attributes:
         name: Name of the stage.
-        verdict: Result of its verifier; `None` if it was not run.
-        truncated_by: Limit that ended its agent, if any.
+        verdict: Result of the stage's verifier; `None` if the verifier did not run.
+        truncated_by: Limit that ended the stage's agent; `None` if no limit did.
         step_count: Number of time steps from the start of the episode to the end of the stage.
-        journal: Journal of its agent; `None` for an agent that is not deterministic.
+        journal: Journal of the stage's agent; `None` for an agent that is not deterministic.
         encoder: Encoder of the journal.
     """
 
@@ -49,7 +49,7 @@ class PastStage:
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
     def result(self, *, started_at: int) -> StageResult:
-        """Returns the recorded form; `started_at` is the number of time steps before the stage."""
+        """Returns the result for the records. `started_at` is the number of time steps before the stage."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
@@ -68,24 +68,24 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """Computes the score of an episode that ended with the last of `past_stages`; `None` if its verifier was not run.
+    """Computes the score of an episode that has ended; `None` if the verifier of one of its stages did not run.
 
     Args:
         task: The task.
-        past_stages: Its stages up to the end of the episode.
-        truncated_by: Limit that ended the episode, or its last stage, if any.
+        past_stages: The stages that ran until the end of the episode.
+        truncated_by: Limit that ended the episode or its last stage; `None` if no limit did.
     """
     verdicts = [past.verdict for past in past_stages if past.verdict is not None]
     if len(verdicts) < len(past_stages):
         return None
-    if truncated_by not in (None, "time"):  # otherwise an agent could spend its limits on the easy stages
+    if truncated_by not in (None, "time"):  # otherwise, an agent could use up its limits on easy stages
         verdicts += [NOT_REACHED] * (len(task.stages) - len(past_stages))
     return task.reward(verdicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The form of a stage in a snapshot, with the journal as digests of its lines."""
+    """The form of a stage in a snapshot. `journal` contains the digests of the journal's lines."""
 
     name: str
     verdict: Verdict | None
@@ -147,9 +147,9 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 
 
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
-    """Returns all time steps of a running episode, the pending one last; empty if its journals lack them.
+    """Returns all time steps of a running episode, ending with the pending step; empty if its journals lack some.
 
-    For an episode without a journal, the steps before it was handed over are known only until its next step.
+    For an episode without a journal, replayed steps (`ran`) are only known until the next step.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran
@@ -161,7 +161,7 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     for journal in journals:
         told = _StepsOfOneAgent(journal) if journal is not None else None
         if told is None or told.is_incomplete:
-            return ()  # the agent was restored from its state instead of being run again
+            return ()  # the agent has no journal, or was restored from its state instead of being replayed
         for entry, request in told.requests:
             request = edited(request, episode.edits, len(steps))
             steps.append(
@@ -179,12 +179,12 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
 
 
 class _StepsOfOneAgent:
-    """The time steps in the journal of one agent.
+    """The time steps of one agent, taken from its journal.
 
     Attributes:
         requests: The time steps with their requests, in order.
-        responses: Responses to the LLM calls.
-        is_incomplete: Whether a request is not known.
+        responses: Responses to the LLM calls, by call id.
+        is_incomplete: Whether the request of a time step is missing.
     """
 
     def __init__(self, journal: Journal) -> None:

@@ -1,4 +1,4 @@
-"""The recorded state of a snapshot's episode: facts, container, agent and task."""
+"""Reading of an episode's facts, container, agent and task from a snapshot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERS = pydantic.TypeAdapter(dict[str, float])
 
 
 class EpisodeFacts:
-    """The `episode` table of a snapshot, validated on access."""
+    """The `episode` table of a snapshot. Each value is validated on access."""
 
     def __init__(self, snapshot: EnvironmentSnapshot) -> None:
         self._where = f"{snapshot.snapshot_dir}: `episode`"
@@ -47,15 +47,15 @@ class EpisodeFacts:
         self._step_count = snapshot.step_count
 
     def number(self, name: str) -> float:
-        """Returns a number. Like the other methods, raises `SnapshotMetadataError` if the value is invalid."""
+        """Returns the number `name`. Like the other methods, raises `SnapshotMetadataError` if the value is invalid."""
         return self._checked(name, _NUMBER)
 
     def integer(self, name: str) -> int:
-        """Returns an integer."""
+        """Returns the integer `name`."""
         return self._checked(name, _INTEGER)
 
     def numbers(self, name: str) -> dict[str, float]:
-        """Returns a table of numbers."""
+        """Returns the mapping `name`, whose values are numbers."""
         return self._checked(name, _NUMBERS)
 
     def _checked(self, name: str, kind: pydantic.TypeAdapter[T]) -> T:
@@ -65,7 +65,7 @@ class EpisodeFacts:
             raise SnapshotMetadataError(f"{self._where}: {explain_validation(error, within=name)}.") from None
 
     def past_stages(self, objects: ObjectStore, names: Sequence[str]) -> list[PastStage]:
-        """Reads the finished stages of a task whose stages have these names. Blocking."""
+        """Reads the finished stages. `names` are the names of all stages of the task. Blocking."""
         recorded = self._data.get("past_stages") or []
         if not isinstance(recorded, list) or len(recorded) >= len(names):
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
@@ -98,7 +98,7 @@ class EpisodeFacts:
         return self._data.get("provide_solution") is True
 
     def edits(self) -> tuple[MessageEdit, ...]:
-        """Returns the edits of the conversation that the policy saw."""
+        """Returns the changes that were made to the agent's messages before the policy saw them."""
         try:
             return tuple(MessageEdit.from_dict(one) for one in self._data.get("edits") or ())
         except (ValueError, AttributeError, TypeError) as error:
@@ -121,13 +121,13 @@ def recorded_setup(
     *,
     is_task_given: bool,
 ) -> EpisodeParts:
-    """Makes the parts of an episode: the given ones, and for the others the recorded ones.
+    """Makes the parts of an episode from the arguments. Parts that are `None` are taken from the snapshot.
 
-    A file cannot enable access to this machine: a network, and variables for a task's solution, must be passed
-    explicitly.
+    A snapshot is not trusted to give access to a network or to variables of this machine (for a task's solution). The
+    caller must pass the parts that have such access.
 
     Raises:
-        SnapshotUnsupportedError: The container, the agent or the task must be passed.
+        SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.
         SnapshotMetadataError: The recorded data is invalid.
     """
     facts = EpisodeFacts(snapshot)
@@ -146,9 +146,12 @@ def recorded_setup(
 
 
 def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
-    """Creates the factory of the recorded backend.
+    """Creates the container factory that the snapshot records.
 
-    Raises `SnapshotUnsupportedError` if the factory has to be passed.
+    Raises:
+        SnapshotUnsupportedError: The backend or its options may not be taken from a file, so the caller must pass a
+            factory.
+        SnapshotMetadataError: The recorded options are invalid.
     """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
     target = option_targets("container").get(name)
@@ -180,13 +183,13 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the options of a factory class that may be read from a file."""
+    """Returns the options of a factory class whose values may be taken from a file."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory from its name in the config and its options."""
+    """Makes a factory with its recorded options. `argument` is the caller's argument that an error suggests."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."
@@ -203,7 +206,7 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     """Loads the task from its recorded path. Blocking.
 
     Raises:
-        SnapshotUnsupportedError, UnsafeSnapshotError: The task must be passed.
+        SnapshotUnsupportedError, UnsafeSnapshotError: The task cannot be read from a path, so the caller must pass it.
         SnapshotMismatchError: The task no longer exists.
         SnapshotMetadataError: The recorded data does not name a task.
     """

@@ -1,4 +1,4 @@
-"""The continuation of an episode: from a snapshot, or by giving its recorded responses again up to a step."""
+"""The continuation of an episode, from a snapshot or by replaying its recorded responses up to a step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeStart(Protocol):
-    """The point from which an episode continues, instead of starting: a snapshot (`Continuation`), or `Rerun`."""
+    """The recorded point from which an episode continues: a snapshot (`Continuation`), or a replay (`Rerun`)."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
         """Sets the task and the recorded state of an environment without starting the episode.
@@ -56,17 +56,17 @@ class EpisodeStart(Protocol):
             tasks: Tasks of the environment.
 
         Raises:
-            SnapshotMismatchError: The recorded episode does not fit.
+            SnapshotMismatchError: The recorded episode does not match the task, the agent or the solution.
         """
         ...
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the episode, and returns the pending time step. If it raises, the caller has to release it."""
+        """Continues the episode, and returns the pending time step. After an exception, the caller must release it."""
         ...
 
 
 class Rerun:
-    """An episode that gets recorded responses again up to a step, from its start or from a snapshot."""
+    """Replays the recorded responses of an episode up to a step, from its start or from a snapshot."""
 
     def __init__(
         self,
@@ -80,18 +80,20 @@ class Rerun:
         snapshot: EpisodeStart | None = None,
         report: Callable[[str], None],
     ) -> None:
-        """Keeps the arguments.
+        """Prepares the replay, without starting it.
 
         Args:
             task_name: Name of the recorded task.
-            exchanges: Recorded requests and responses, including later steps, because the order of concurrent
-                conversations differs each time.
-            step: Number of responses to give.
+            exchanges: All recorded requests and responses, including later steps. They are needed because the order of
+                concurrent conversations may differ in the replay.
+            step: Number of responses to replay.
             seed: The recorded seed.
-            lineage: The origin, for its trajectory.
-            edits: Edits of the conversation for the policy, recorded and new. A snapshot has its own edits.
-            snapshot: Snapshot of an earlier step to continue from; by default the episode starts from its start.
-            report: Function that receives a message for the user if requests differ from the recorded ones.
+            lineage: Origin of the new episode, for its trajectory.
+            edits: Changes of messages before the policy sees them, both recorded and new. Ignored with a snapshot,
+                which has its own edits.
+            snapshot: Snapshot of an earlier step from which to continue; by default the replay starts at the first
+                step.
+            report: Function that receives a message for the user if requests differ from the recorded requests.
         """
         self._task_name = task_name
         self._exchanges = exchanges
@@ -103,7 +105,7 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for another process, which logs the messages instead."""
+        """Returns the state for another process, in which `report` is replaced with a log message."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
@@ -125,7 +127,7 @@ class Rerun:
         """Replays the responses up to the step, and returns the pending time step.
 
         Raises:
-            DivergenceError: The episode ends before that step, or sends more requests than were recorded.
+            DivergenceError: The episode ends before the step, or sends more requests than were recorded.
             AgentError, ContainerError, SnapshotError: The episode could not be started or continued.
         """
         started = time.perf_counter()
@@ -196,15 +198,15 @@ class Continuation:
         new_seed: int | None = None,
         on_release: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Keeps the options.
+        """Prepares the continuation, without starting it.
 
         Args:
-            snapshot: The starting point.
+            snapshot: The snapshot from which the episode continues.
             task: The task; by default read from its recorded path.
-            lineage: The origin, for its trajectory; by default the snapshot's.
-            edits: Edits of the conversation for the policy from here on, in addition to the snapshot's edits.
-            new_seed: Seed of the values that the agent draws from here on.
-            on_release: Callback that is awaited when the episode has been released.
+            lineage: Origin of the new episode, for its trajectory; by default the lineage in the snapshot.
+            edits: Changes of messages before the policy sees them, in addition to the edits in the snapshot.
+            new_seed: Seed for random values of the agent after the snapshot; `None` keeps its random state.
+            on_release: Callback that is awaited after the episode was released.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -226,7 +228,7 @@ class Continuation:
 
         Raises:
             SnapshotMismatchError: The task is missing or has changed.
-            SnapshotUnsupportedError: Tasks of this kind must be passed.
+            SnapshotUnsupportedError: Tasks of this kind cannot be read from a path, so the caller must pass the task.
         """
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
@@ -235,10 +237,11 @@ class Continuation:
 
         Args:
             episode: The environment.
-            tasks: Its tasks; the task with the recorded name is run.
+            tasks: Tasks of the environment, from which the task with the recorded name is used.
 
         Raises:
-            SnapshotMismatchError: The agent is of another kind, the task has changed, or the solution is missing.
+            SnapshotMismatchError: The agent has another kind or other options, the task has changed, or the environment
+                needs the solution and the snapshot has none.
         """
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
@@ -265,10 +268,10 @@ class Continuation:
         episode.edits = (*facts.edits(), *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the container with its files, brings the agent to its recorded point, and returns the pending step.
+        """Starts the container with its files, restores the agent to its recorded point, and returns the pending step.
 
         Raises:
-            SnapshotError, ContainerError: The episode could not be restored. The caller has to release it.
+            SnapshotError, ContainerError: The episode could not be restored. The caller must release the episode.
         """
         snapshot, facts = self.snapshot, EpisodeFacts(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
@@ -290,7 +293,7 @@ class Continuation:
         return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())
 
     def _check_request(self, request: LLMRequest, factory: AgentFactoryBase) -> None:
-        """Checks that an agent restored from its state sends the recorded request. Blocking."""
+        """Checks that an agent that was restored from its state sends the recorded request. Blocking."""
         from ares_exp.snapshots.snapshot import encode_messages
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
@@ -305,7 +308,7 @@ class Continuation:
         """Reads and validates the objects of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
-        _ = snapshot.agent_messages  # an agent that is run again does not need them, but they must be complete
+        _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
             raise SnapshotMetadataError(f"{where}: its list of files does not match its snapshot.json.")
@@ -348,7 +351,7 @@ async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> Environme
 
 
 def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
-    """Returns the task if it is unchanged. Raises `SnapshotMismatchError` otherwise."""
+    """Returns the task. Raises `SnapshotMismatchError` if it has changed since the snapshot was taken."""
     was, now = snapshot.task_data, task.describe()
     for key in ("name", "digest"):
         if was.get(key) != now.get(key):

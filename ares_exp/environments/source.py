@@ -1,4 +1,4 @@
-"""The contract of an environment source. Each option of the `env` group makes one."""
+"""The contract of environment sources. Each option of the `env` group makes a source."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """The parts of an environment of one episode.
+    """The parts from which a source makes the environment of one episode.
 
     Attributes:
-        container_factory: Factory of its container.
-        code_agent_factory: Factory of its code agent.
-        limits: Limits that truncate it.
+        container_factory: Factory of the container.
+        code_agent_factory: Factory of the code agent.
+        limits: Limits that truncate the episode.
         seed: Seed of the episode.
-        provide_solution: Whether the task's solution goes into the container or, in an environment without one, into
-            its requests as `metadata["solution"]` (the oracle).
+        provide_solution: Whether the policy runs the task's solution. The solution is then put into the container or,
+            without a container, into `metadata["solution"]` of the requests.
         output_dir: Directory for files of the episode (`verifier/`, `artifacts/`), or `None`.
-        start_from: Recorded episode to continue, instead of a new start; only for a source that `exports_state`.
+        start_from: Recorded episode to continue, instead of starting a new one. Requires a source whose `exports_state`
+            is true.
         episode_id: Id of the episode in its run; `None` outside of a run.
         attempt: Number of the attempt at the task, from 0.
-        background_client: Client for background requests of the agent, which take no step; `None` makes them
-            observations.
+        background_client: LLM client for background requests of the agent, which are then not steps of the episode.
+            `None` makes background requests observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -58,7 +59,7 @@ class EpisodeParts:
     background_client: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Lists every container that a task needs: the agent's, with its mounts, then the verifiers'."""
+        """Lists every container that a task needs: the agent's container with its mounts, then the verifiers'."""
         agents, *others = self.limits.time.container_specs(task)
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
         return [replace(agents, mounts=mounts), *others]
@@ -92,7 +93,7 @@ class EnvironmentSource(Protocol):
 
     @property
     def path(self) -> Path | None:
-        """Path of the task set, for its provenance; `None` if it has none."""
+        """Path of the task set, for the provenance of a run; `None` if the task set has no path."""
         ...
 
     def load(self, report: Report) -> Sequence[str]:
@@ -107,7 +108,7 @@ class EnvironmentSource(Protocol):
         ...
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Checks, before anything starts, that the tasks can be run with these parts.
+        """Checks that the tasks can be run with these parts. A run calls it before it starts any episode.
 
         Raises:
             UserError: A task cannot be run. One message names every such task and the reason.
@@ -127,30 +128,30 @@ class SourceBase(EnvironmentSource):
 
     @property
     def needs_container(self) -> bool:
-        """Whether its environments need a container and a code agent. If not, neither is checked. Default: yes."""
+        """Whether the environments need a container and a code agent. If not, these are not checked. Default: yes."""
         return True
 
     @property
     def exports_state(self) -> bool:
-        """Whether its environments have `export_state`, which `snapshot=…` and `branch_from=…` require. Default: no."""
+        """Whether the environments have `export_state`, which `snapshot=…` and `branch_from=…` require. Default: no."""
         return False
 
     @property
     def has_solutions(self) -> bool:
-        """Whether its environments support `EpisodeParts.provide_solution`, so that `policy=oracle` can run them.
+        """Whether the environments support `EpisodeParts.provide_solution`, which `policy=oracle` requires.
 
-        Default: whether they have a container, because the solution is put there.
+        Default: the value of `needs_container`, because the solution is put into the container.
         """
         return self.needs_container
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads only local files. If not, it is not called just to count tasks. Default: no."""
+        """Whether `load` reads only local files. If not, `load` is not called only to count tasks. Default: no."""
         return False
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The selected tasks in order, for task lists. Default: none, if the source knows only their names."""
+        """The selected tasks in order, for task lists. Default: empty, for a source that only knows the task names."""
         return ()
 
     @property
@@ -160,26 +161,26 @@ class SourceBase(EnvironmentSource):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the parts that call models in its episodes (`environment_usage`). Default: none."""
+        """Names of the parts that call models in the episodes, whose cost is `environment_usage`. Default: empty."""
         return ()
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The models that its environments and their scorers ask, available after `load`. Default: none.
+        """The models that the environments and their scorers call, available after `load`. Default: empty.
 
-        On a cluster, the run's own process sends their requests, because it has their keys and limits.
+        On a cluster, the run's own process sends the requests to these models, because it has their keys and limits.
         """
         return ()
 
     def digest(self, task_name: str) -> str | None:
-        """Returns a digest that changes when a task changes. Blocking. Default: `None`, unknown."""
+        """Returns a digest that changes if the task changes. Blocking. Default: `None`, which means unknown."""
         return None
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all other tasks that `load` selected. Default: keeps them, so `check` also checks them."""
+        """Drops all tasks except these. Default: drops nothing, so `check` checks all tasks that `load` selected."""
 
     async def preflight(self) -> None:
-        """Checks, after `load`, the other resources of the source.
+        """Checks the resources of the source, apart from containers and agents. Called after `load`.
 
         Raises:
             PreflightError: A resource is not ready. The message suggests a fix.
@@ -204,7 +205,7 @@ def make_source(config: DictConfig) -> SourceBase:
 
 
 def make_scored_source(config: DictConfig) -> SourceBase:
-    """Makes the source that the option of `env` describes, with the scorers of `env.scorers`, if any.
+    """Makes the source of the `env` option. If the config has scorers, the source also scores the episodes.
 
     Raises:
         ConfigError: The source or a scorer cannot be made.
@@ -224,7 +225,7 @@ T = TypeVar("T", bound=Named)
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
-    """Chooses the task that `options["task"]` names, by its name or its index. Without it, `generator` draws a task.
+    """Returns the task whose name or index is `options["task"]`. Without this option, chooses a random task.
 
     Raises:
         ConfigError: The task does not exist, or `options` has other keys.
@@ -233,7 +234,7 @@ def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: rando
 
 
 def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: random.Random) -> int:
-    """Returns the index among `names` of the task `options["task"]`; see `choose_task`."""
+    """Returns the index of the task that `options["task"]` selects, or a random index; see `choose_task`."""
     if unknown := sorted(options.keys() - {"task"}):
         raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {unknown}.")
     wanted = options.get("task")
@@ -251,15 +252,15 @@ SHOWN_REFUSALS = 10
 
 
 def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
-    """Checks every task.
+    """Checks every task, and reports all failures in one error.
 
     Args:
         tasks: The tasks.
         check: Function that raises `TaskError` for a task that cannot be run.
 
     Raises:
-        UnsupportedTaskError: At least one task failed. The message has the reasons (at most the first few), and how to
-            run the other tasks.
+        UnsupportedTaskError: At least one task cannot be run. The message has at most `SHOWN_REFUSALS` reasons, and
+            suggests how to run the other tasks.
     """
     refused: dict[str, str] = {}
     for task in tasks:

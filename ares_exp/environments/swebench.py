@@ -22,7 +22,7 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
 class SweBenchEnvironments(SourceBase):
-    """A source of environments for the rows of SWE-bench."""
+    """A source of SWE-bench tasks, one for each row of a data set."""
 
     exports_state = True
 
@@ -46,18 +46,18 @@ class SweBenchEnvironments(SourceBase):
         Args:
             dataset: `verified`, `lite`, `full`, the name of another data set on the Hugging Face hub, or a file of rows
                 (`.jsonl`, `.json`, `.parquet`).
-            split: Split of a data set of the hub.
-            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
-                `None` for all.
-            exclude: Names or globs to leave out.
-            limit: Upper bound on the number of tasks.
+            split: Split of a data set on the hub.
+            tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these;
+                `None` for all tasks.
+            exclude: Names or globs of tasks to leave out.
+            limit: Maximum number of tasks.
             hints: Whether agents get the comments on the issue.
-            agent_network: Network of the agents: `public` or `no-network`. With a network, agents can find fixes; the
-                tests always have one.
-            image_template: Image names, with `{id}` as placeholder; `None`: the row's image, or
-                `swebench/sweb.eval.x86_64.{id}:latest`.
-            fetch_timeout_sec: Time limit of loading the data set.
-            test_timeout_sec: Time limit of the tests of one episode.
+            agent_network: Network of the agents: `public` or `no-network`. With a public network, agents can find the
+                fixes. The tests always have a public network.
+            image_template: Template of the image names, with the placeholder `{id}`; `None` for the row's image or, if
+                the row has none, `swebench/sweb.eval.x86_64.{id}:latest`.
+            fetch_timeout_sec: Time limit in seconds for loading the data set.
+            test_timeout_sec: Time limit in seconds for the tests of one episode.
 
         Raises:
             ConfigError: An option is invalid.
@@ -73,12 +73,12 @@ class SweBenchEnvironments(SourceBase):
 
     @property
     def path(self) -> Path | None:
-        """File of rows; `None` for a data set on the hub."""
+        """Path of the file of rows; `None` for a data set on the hub."""
         return self._dataset.file
 
     @property
     def loads_offline(self) -> bool:
-        """Whether the rows are in a file."""
+        """Whether the rows are in a local file."""
         return self._dataset.file is not None
 
     @property
@@ -98,11 +98,11 @@ class SweBenchEnvironments(SourceBase):
         return list(self._tasks)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all other tasks that `load` selected."""
+        """Drops all tasks except these."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts, all in one message."""
+        """Rejects tasks that cannot be run with these parts. One message names all of them."""
         warnings = TaskWarnings()
 
         def check(task: SweBenchTask) -> None:
@@ -115,7 +115,7 @@ class SweBenchEnvironments(SourceBase):
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
-        """Returns the digest of a row and of its options for running and grading."""
+        """Returns the digest of a row and of the options that affect its run and its grade."""
         return self._tasks[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
@@ -123,5 +123,5 @@ class SweBenchEnvironments(SourceBase):
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
     async def close(self) -> None:
-        """Stops a process that is still loading rows."""
+        """Stops the process that loads rows, if it is still running."""
         await asyncio.to_thread(self._child.stop)

@@ -1,4 +1,4 @@
-"""A program in another process, bounded in time and output, and killed with this process."""
+"""Programs in other processes, with limits on time and output. They are killed when this process dies."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """The program failed. The message is a predicate, such as "was stopped"."""
+    """The program failed. The message is phrased to follow the name of the program, such as "was stopped"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a program.
+    """The result of a program.
 
     Attributes:
-        exit_code: Its exit code.
-        output: Everything that it printed to stdout.
-        errors: The last lines that it printed to stderr.
+        exit_code: Exit code.
+        output: Everything that the program wrote to stdout.
+        errors: The last lines that the program wrote to stderr.
     """
 
     exit_code: int
@@ -51,8 +51,8 @@ class ChildProcess:
 
         Args:
             command: The program and its arguments. Its stdin is empty.
-            env: All its environment variables.
-            timeout_sec: Time limit, after which its process group is killed.
+            env: All environment variables of the program.
+            timeout_sec: Time limit in seconds, after which the program's process group is killed.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.
@@ -67,7 +67,7 @@ class ChildProcess:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     env=env,
-                    start_new_session=True,  # also without a terminal on which it could prompt the user
+                    start_new_session=True,  # without a terminal, it cannot prompt the user
                 )
             late = threading.Event()
             timer = threading.Timer(timeout_sec, self._kill, [process, late])
@@ -96,7 +96,7 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file, which imports nothing of this package, with the interpreter of this process.
+        """Runs a Python file with the interpreter of this process. The file must not import this package.
 
         Raises:
             ChildFailedError: The program failed, was stopped, took too long, or printed too much.
@@ -106,7 +106,7 @@ class ChildProcess:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
 
     def stop(self) -> None:
-        """Kills the running program, and prevents further ones. Called from another thread."""
+        """Kills the running program, and prevents the start of further programs. Called from another thread."""
         with self._lock:
             self._stopped = True
             running = self._running
@@ -114,7 +114,7 @@ class ChildProcess:
             self._kill(running)
 
     def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
-        """Kills the process group once. While its stdin is open, no other group can have its number."""
+        """Kills the process group once. While its stdin is open, no other process group can have the same id."""
         assert process.stdin is not None
         with self._lock:
             if not process.stdin.closed:

@@ -1,4 +1,4 @@
-"""Templates in the `env` tables of task.toml: `${NAME}` and `${NAME:-default}`, filled from the host's environment."""
+"""Templates in the `env` tables of task.toml: `${NAME}` and `${NAME:-default}`, resolved from the host's variables."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def resolve(value: str, host: Mapping[str, str]) -> str:
 
 
 def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Resolves a whole `env` table; `where` names it in messages, such as `task.toml: [verifier.env]`.
+    """Resolves a whole `env` table. `where` is its name in messages, such as `task.toml: [verifier.env]`.
 
     Raises:
-        TaskError: A host variable is missing, or a name or value is invalid for a variable.
+        TaskError: An environment variable of the host is missing, or a name or value is not valid for a variable.
     """
     resolved = {}
     for key, value in table.items():
@@ -55,9 +55,9 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Lists host values that the tables refer to by a name that looks sensitive, longest first.
+    """Lists the host's values of variables in the tables whose names look sensitive, longest first.
 
-    Values shorter than 8 characters are left out: they also occur by chance.
+    Values of fewer than 8 characters are left out, because they may also occur by chance.
     """
     secrets = set()
     for table in tables:

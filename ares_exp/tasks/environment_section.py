@@ -1,4 +1,4 @@
-"""`[environment]` of task.toml: image, resources, network, tool servers and health check."""
+"""The table `[environment]` of task.toml, with image, resources, network, tool servers and health check."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def _named_size_mb(key: str, size: str) -> int:
 
 
 def translate_legacy_sizes(table: object) -> object:
-    """Replaces `memory = "2G"` by `memory_mb = 2048`, and `storage` similarly. Drops sizes that are not strings.
+    """Replaces `memory = "2G"` with `memory_mb = 2048`, and `storage` similarly. Drops sizes that are not strings.
 
     Raises:
-        ValueError: The string is not a size, or contradicts the new key.
+        ValueError: The string is not a size, or contradicts the value of the new key.
     """
     if not isinstance(table, Mapping):
         return table
@@ -116,19 +116,19 @@ def _topology(text: str) -> str:
 
 
 class Tpu(TomlTable):
-    """`tpu`: an accelerator and the topology of its chips."""
+    """The key `tpu`, with the type of an accelerator and the topology of its chips."""
 
     type: Annotated[str, Field(min_length=1)]
     topology: Annotated[str, AfterValidator(_topology)]
 
     @property
     def chips(self) -> int:
-        """Number of chips: the product of the topology."""
+        """Number of chips, which is the product of the sides of the topology."""
         return math.prod(int(side) for side in self.topology.split("x"))
 
 
 class HealthCheck(TomlTable):
-    """`healthcheck`: a command that must succeed before the agent may start."""
+    """The key `healthcheck`, with a command that must succeed before the agent starts."""
 
     command: str
     interval_sec: Seconds = 5.0
@@ -139,7 +139,7 @@ class HealthCheck(TomlTable):
 
 
 class EnvironmentSection(TomlTable):
-    """`[environment]`; `[verifier.environment]` has the same keys."""
+    """The table `[environment]`. `[verifier.environment]` has the same keys."""
 
     docker_image: str | None = None
     os: Annotated[
@@ -165,12 +165,12 @@ class EnvironmentSection(TomlTable):
 
     @model_validator(mode="after")
     def _hosts_fit_the_mode(self) -> Self:
-        _ = self.network  # rejects hosts under another mode
+        _ = self.network  # raises if hosts are set with a mode that does not use them
         return self
 
     @property
     def network(self) -> NetworkPolicy:
-        """The effective policy, including the legacy `allow_internet`."""
+        """The effective network policy, which takes the legacy key `allow_internet` into account."""
         legacy_off = self.allow_internet is False and not {"network_mode", "allowed_hosts"} & self.model_fields_set
         mode: NetworkMode = "no-network" if legacy_off else self.network_mode
         return NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))

@@ -1,4 +1,4 @@
-"""`HarborStage`: an instruction of a Harbor task and its verification, which is one step of a multi-step task."""
+"""`HarborStage`, an instruction of a Harbor task and its verification. A multi-step task has one stage per step."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class HarborStage:
     """One instruction of a Harbor task. Implements `ares_exp.tasks.task_contract.Stage`.
 
     Attributes:
-        root: The task directory, absolute.
-        config: The whole task.toml.
+        root: Absolute path of the task directory.
+        config: Content of task.toml.
         instruction: The agent's instruction, without canary lines.
         step: The entry of `[[steps]]`; `None` if the task has no steps.
-        reward_key: The reward key in `reward.json`; `None`: `reward`, otherwise the only key.
+        reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
         follows_shared: Whether the tests of the previous step ran in the agent's container.
-        is_last: Whether it is the last step.
+        is_last: Whether this is the last step.
     """
 
     root: Path
@@ -69,7 +69,7 @@ class HarborStage:
 
     @property
     def folder(self) -> Path:
-        """The stage's own folder: `steps/<name>`, or the task directory."""
+        """Folder of the stage: `steps/<name>`; the task directory for a task without steps."""
         return self.root / "steps" / self.step.name if self.step is not None else self.root
 
     @property
@@ -82,19 +82,19 @@ class HarborStage:
 
     @property
     def agent_timeout_sec(self) -> float | None:
-        """Bound on the agent phase in seconds; `None` is unlimited."""
+        """Time limit of the agent phase in seconds; `None` for no limit."""
         own = self._agent.timeout_sec
         return self.config.agent.timeout_sec if own is None else own
 
     @property
     def agent_user(self) -> User | None:
-        """The user of the agent's commands; `None` is the image's user."""
+        """User of the agent's commands; `None` for the image's user."""
         own = self._agent.user
         return self.config.agent.user if own is None else own
 
     @property
     def agent_shell(self) -> Shell | None:
-        """`None`, the shell of the container: the format has no setting for it."""
+        """`None`, which is the shell of the container's backend, because the format has no setting for the shell."""
         return None
 
     @property
@@ -104,12 +104,12 @@ class HarborStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Bound on verification in seconds. A step has its own bound, or 600; it does not inherit the task's bound."""
+        """Time limit of the verification in seconds. A step does not inherit the task's limit; its default is 600."""
         return self._verifier.timeout_sec
 
     @property
     def verifier_user(self) -> User | None:
-        """The user of the test script; `None` is the image's user."""
+        """User of the test script; `None` for the image's user."""
         own = self._verifier.user
         return self.config.verifier.user if own is None else own
 
@@ -121,31 +121,33 @@ class HarborStage:
 
     @property
     def verifier_mode(self) -> VerifierMode:
-        """The container of the tests, as set by the step, otherwise by the task."""
+        """Whether the tests run in the agent's container (`shared`) or not. Set by the step, otherwise by the task."""
         own = self._verifier
         return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The environment table of the verifier's own container: from the step, the task, or the agent's container."""
+        """The environment table of the verifier's separate container, from the step, the task, or the agent's table."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's own container; if both are `None`, the agent's image is used."""
+        """Image or build context of the verifier's separate container. Both `None`: it runs the agent's image."""
         return verifier_image((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests"))
 
     @property
     def brings_tests(self) -> bool:
-        """Whether the tests come with the image of the verifier's own container, and are not uploaded."""
+        """Whether the image of the verifier's separate container contains the tests, so that they are not uploaded."""
         return self.verifier_mode == "separate" and self._verifier_image != (None, None)
 
     @property
     def verifier_spec(self) -> ContainerSpec | None:
-        """The verifier's own container. Its variables are filled in from the host's current environment.
+        """Specification of the verifier's separate container; `None` if the tests run in the agent's container.
+
+        Its variables are resolved from the host's current environment.
 
         Raises:
-            TaskError: A host variable is missing.
+            TaskError: An environment variable of the host is missing.
         """
         if self.verifier_mode != "separate":
             return None
@@ -175,16 +177,16 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks, without starting anything, for errors that would otherwise occur during an episode."""
+        """Checks the stage for errors that would otherwise occur during an episode. Starts nothing."""
         self._verifier_env()
-        _ = self.verifier_spec  # its variables
+        _ = self.verifier_spec  # resolves its variables
         if needs_solution:
             find_solution(self.root, self.folder)
             self.solution_env()
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Host values that any step of the task gets under a name that looks sensitive."""
+        """Values of host variables that any step of the task uses, and whose names look sensitive."""
         verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
         tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
@@ -194,25 +196,25 @@ class HarborStage:
         return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns the environment variables that the solution needs; they may contain secrets.
+        """Returns the environment variables of the solution, which may contain secrets.
 
         Raises:
-            TaskError: A host variable is missing.
+            TaskError: An environment variable of the host is missing.
         """
         return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the solution into the container, ready to run as `/solution/solve.sh`."""
+        """Uploads the solution to the container, ready to run as `/solution/solve.sh`."""
         await upload_solution(container, self.root, self.folder)
         return self.solution_env()
 
     @property
     def start_timeout_sec(self) -> float:
-        """Upper bound on the set-up script of the step and its health check, in seconds."""
+        """Time limit of the step's set-up script and health check, in seconds."""
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def start(self, container: Container) -> None:
-        """Prepares a step: empties the log directories, then sets up its files and runs its script and health check."""
+        """Empties the log directories, copies the files of the step, and runs its set-up script and health check."""
         if self.step is None:
             return
         await make_log_dirs(container, AGENT_DIR)
@@ -224,17 +226,17 @@ class HarborStage:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """Artifacts of the agent's container: `/logs/artifacts`, the task's, and the step's."""
+        """Artifacts to collect: `/logs/artifacts`, then the task's artifacts, then the step's artifacts."""
         return with_conventional((*self.config.artifacts, *(self.step.artifacts if self.step is not None else ())))
 
     @property
     def collect_hooks(self) -> list[CollectHook]:
-        """Commands to run after the agent has ended: the task's hooks, then the step's."""
+        """Commands to run after the agent has ended: the task's hooks, then the step's hooks."""
         return [*self.config.verifier.collect, *(self.step.verifier.collect if self.step is not None else ())]
 
     @property
     def collect_timeout_sec(self) -> float:
-        """Bound on the hooks, each with its limit, and the copying of artifacts, in seconds."""
+        """Time limit of all hooks and of copying the artifacts, in seconds."""
         return sum(map(hook_limit_sec, self.collect_hooks), start=COLLECT_TIMEOUT_SEC)
 
     async def collect(self, container: Container, target: Path | None) -> None:
@@ -249,13 +251,13 @@ class HarborStage:
         )
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Empties `/logs/verifier` and `/tests`, before the collect hooks, whose files there are kept.
+        """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, whose files in them are kept.
 
-        From now on only the verifier's user and root can write to `/logs/verifier`. With `stop_processes = true` in
-        `[metadata]`, the tests need no process of the agent, and all of them are stopped first.
+        After this call, only the verifier's user and root can write to `/logs/verifier`. If the task sets
+        `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first.
 
         Returns:
-            `/tests` if it was not empty: in a task without steps, files of the image there are restored.
+            `/tests`, if it was not empty and the task has no steps. The image's files in it must then be restored.
 
         Raises:
             VerifierError: The processes could not be stopped.
@@ -268,7 +270,7 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives the verifier's own container its log directory, and the artifacts that `collect` left."""
+        """Makes the log directory in the verifier's separate container, and copies the collected artifacts to it."""
         await make_log_dirs(container, VERIFIER_DIR)
         if not self.brings_tests:  # it has the image of the agent's container
             await upload_image_files(container, self.root / "environment", self.config.environment)
@@ -306,20 +308,24 @@ class HarborStage:
 
     @property
     def _tests(self) -> list[Path]:
-        """The directories that are copied to `/tests`, later ones over earlier ones."""
+        """The directories that are copied to `/tests` in this order. Later files replace earlier files."""
         folders = [] if self.brings_tests else [self.root / "tests", *([self.folder / "tests"] if self.step else [])]
         return [folder for folder in folders if folder.is_dir()] or folders[:1]
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Whether the verdict meets the step's `min_reward`."""
+        """Returns whether the verdict reaches the step's `min_reward`."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)
 
 
 def verifier_image(*places: tuple[VerifierSection, Path]) -> tuple[str | None, Path | None]:
-    """Finds the first prebuilt image, or directory with an image definition. Without either, the agent's image is used.
+    """Finds the first prebuilt image or image definition in `places`.
 
     Args:
-        places: Pairs of `[verifier]` and the `tests/` directory next to it: of the step, then of the task.
+        places: Pairs of a `[verifier]` table and its `tests/` directory: first of the step, then of the task.
+
+    Returns:
+        The name of a prebuilt image, or a directory with an image definition. If both are `None`, the agent's image is
+        used.
     """
     for section, tests in places:
         if section.environment is not None and section.environment.docker_image:

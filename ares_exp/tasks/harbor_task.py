@@ -1,4 +1,4 @@
-"""`HarborTask`: a task directory in the Harbor format."""
+"""`HarborTask`, a task directory in the Harbor format."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class HarborTask:
     """One task directory. Implements `ares_exp.tasks.task_contract.Task`.
 
     Attributes:
-        path: The task directory, absolute.
-        bounds: Folders that its links may point to.
-        config: Its task.toml.
-        stages: Its steps; one stage for a task without steps.
+        path: Absolute path of the task directory.
+        bounds: Folders to which links in the task may point.
+        config: Content of task.toml.
+        stages: One stage per step; one stage for a task without steps.
         warnings: Messages for the user about ignored or outdated keys in task.toml.
-        reward_key: The reward key in `reward.json`; `None`: `reward`, otherwise the only key.
-        origin: Git repository that it was fetched from; `None` for a local task.
-        extra_instructions: Texts that the run appends to its instructions.
+        reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
+        origin: Git repository from which the task was fetched; `None` for a local task.
+        extra_instructions: Texts that the run appends to the instructions.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class HarborTask:
 
     @cached_property
     def context(self) -> AgentContext:
-        """The parts of the task, in addition to the instruction, that the agent gets. Reads a file on first access.
+        """The parts of the task that the agent gets in addition to the instruction. Reads a file on first access.
 
         Raises:
             TaskError: The prior context is not an ATIF document.
@@ -87,10 +87,10 @@ class HarborTask:
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """The agent's container. Its variables are filled in from the host's current environment.
+        """Specification of the agent's container. Its variables are resolved from the host's current environment.
 
         Raises:
-            TaskError: A host variable that `[environment.env]` refers to is missing.
+            TaskError: `[environment.env]` refers to a missing environment variable of the host.
         """
         environment = self.config.environment
         return ContainerSpec(
@@ -113,7 +113,7 @@ class HarborTask:
 
     @property
     def _phase_networks(self) -> frozenset[NetworkPolicy]:
-        """The networks of the agents, and of the verifiers in the agent's container."""
+        """The networks of the agents, and of the verifiers that run in the agent's container."""
         shared = (stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared")
         return frozenset((*(stage.agent_network for stage in self.stages), *shared))
 
@@ -130,7 +130,7 @@ class HarborTask:
         return content_digest(self.bounds)
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns the JSON-ready identity of the task for records. Reads every file, the first time."""
+        """Returns the JSON-ready identity of the task for records. The first call reads every file."""
         package = self.config.task
         return {
             "format": "harbor",
@@ -145,7 +145,7 @@ class HarborTask:
         }
 
     def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:
-        """Checks, without starting anything, for errors that would otherwise occur during an episode.
+        """Checks the task for errors that would otherwise occur during an episode. Starts nothing.
 
         Args:
             needs_solution: Whether the policy runs the task's own solution.
@@ -153,8 +153,8 @@ class HarborTask:
 
         Raises:
             UnsupportedTaskError: The task uses unsupported features. The message names all of them.
-            TaskError: A host variable is missing; the required solution is missing; the prior context is not an ATIF
-                document; an unknown service is named; or `stop_processes` is not a boolean.
+            TaskError: An environment variable of the host or the required solution is missing, the prior context is not
+                an ATIF document, a service is unknown, or `stop_processes` is not a boolean.
         """
         unsupported = refusals(self.config)
         if unsupported:
@@ -185,11 +185,11 @@ class HarborTask:
 
     @property
     def set_up_timeout_sec(self) -> float:
-        """Upper bound on the health check of the container, in seconds."""
+        """Time limit of the container's health check, in seconds."""
         return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check."""
+        """Makes the log directories, copies the files for a prebuilt image, and waits for the health check."""
         await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="make the log directories")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
@@ -199,20 +199,20 @@ class HarborTask:
             await await_health(self.config.environment.healthcheck, container)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Returns the verdict. For several steps, `multi_step_reward_strategy` selects the mean or the last one."""
+        """Combines the verdicts of the steps. `multi_step_reward_strategy` selects their mean, or the last verdict."""
         if not self.config.steps or self.config.multi_step_reward_strategy == "final":
             return verdicts[-1]
         return overall_verdict(verdicts, reward_key=self.reward_key)
 
 
 def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
-    """Lists the users that run commands in the agent's container."""
+    """Lists the users whose commands a stage runs in the agent's container."""
     hooks = (hook.user for hook in stage.collect_hooks if hook.service == MAIN_SERVICE)
     return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
 
 
 def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
-    """Lists the services other than the agent's container that artifacts and hooks name."""
+    """Lists the services that artifacts and hooks name, except for the agent's container."""
     named = {artifact.service for stage in stages for artifact in stage.artifacts}
     return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
 
@@ -220,13 +220,13 @@ def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
 def load_task(path: str | Path, *, reward_key: str | None = None, links_within: Path | None = None) -> HarborTask:
     """Loads and validates the task directory `path`.
 
-    Unsupported features do not fail here but in `HarborTask.check_runnable`.
+    Unsupported features are reported by `HarborTask.check_runnable`, not by this function.
 
     Args:
         path: The task directory.
-        reward_key: The reward key in `reward.json`, if it is neither `reward` nor the only key.
-        links_within: Folder of tasks with shared files, which links of the task may point to; `None`: links stay inside
-            the task.
+        reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
+        links_within: Folder of tasks with shared files, to which links in the task may point. `None` allows only links
+            inside the task.
 
     Raises:
         TaskError: The directory is not a valid task. The message names the error and its location.
@@ -238,7 +238,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
     check_files(root, parsed.config)
     stages = _stages(bounds, parsed.config, reward_key)
     if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
-        # These links are copied where the agent has no influence. In its own container they may lead elsewhere.
+        # These links are copied to the verifier's container. In the agent's container, links may lead elsewhere.
         check_links(root / "environment", bounds, UploadFilter(root))
     warnings = [f"{TASK_TOML}: {warning}" for warning in warnings_of(parsed)]
     warnings += [f"{path.relative_to(root)} is empty" for path in empty_instructions(stages)]
@@ -253,7 +253,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
 
 
 def empty_instructions(stages: Sequence[HarborStage]) -> list[Path]:
-    """Returns the paths of the instructions that have no text."""
+    """Returns the paths of the instructions without text."""
     return [stage.folder / INSTRUCTION for stage in stages if not stage.instruction.strip()]
 
 

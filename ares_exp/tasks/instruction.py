@@ -1,4 +1,4 @@
-"""The instruction of an agent, and the prior conversation that it continues."""
+"""The instruction of an agent, and the prior conversation that the agent continues."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 
 def strip_canary(text: str) -> str:
-    """Drops leading canary lines, then leading blank lines.
+    """Removes canary lines and then blank lines from the start of a text.
 
-    A canary line is a one-line HTML comment or a line starting with `#` that contains the word "canary": a marker
-    against training on the file, not meant for the agent.
+    A canary line is a one-line HTML comment, or a line that starts with `#`, and contains the word "canary". It marks
+    the file as unsuitable for training, and is not meant for the agent.
     """
     lines = text.split("\n")
     while lines and _is_canary(lines[0].strip()):
@@ -31,10 +31,10 @@ def _is_canary(line: str) -> bool:
 
 
 def read_instruction(path: Path, bounds: LinkBounds) -> str:
-    """Reads the instruction in `path` as the agent sees it; may be empty.
+    """Reads an instruction as the agent sees it. It may be empty.
 
     Raises:
-        TaskError: The file is missing, is not UTF-8 text, or is behind a link that leaves the bounds.
+        TaskError: The file is missing, is not UTF-8 text, or is the target of a link that leaves the bounds.
     """
     try:
         return strip_canary(bounds.read_text(path))
@@ -45,14 +45,14 @@ def read_instruction(path: Path, bounds: LinkBounds) -> str:
 
 
 def read_extra_instruction(path: Path) -> str:
-    """Reads the text of a file of `env.extra_instruction_paths`.
+    """Reads the text of a file in `env.extra_instruction_paths`.
 
     Raises:
         ConfigError: The file is missing or is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # a NUL in its name, possible in a recorded config, raises ValueError
+    except (OSError, ValueError) as error:  # a NUL in the path raises ValueError, and is possible in a recorded config
         raise ConfigError(
             f"Expected `env.extra_instruction_paths` to be readable UTF-8 files, got {path}: {error}."
         ) from None
@@ -62,10 +62,10 @@ TRAJECTORY = "trajectory.json"
 
 
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Reads the messages of the conversation, oldest first; empty if the file does not exist. Blocking.
+    """Reads the messages of a prior conversation, oldest first; empty if the file does not exist. Blocking.
 
-    System steps at its start are left out, because they are the prompt of the recorded agent. After a system step that
-    reports a replaced context, the conversation consists of the messages in that step.
+    System steps at the start are left out, because they are the prompt of the recorded agent. A system step that
+    reports a replaced context discards all earlier messages, and its results are the first new messages.
 
     Raises:
         TaskError: The file is not a valid ATIF document, or has no conversation.

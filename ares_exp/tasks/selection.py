@@ -1,4 +1,4 @@
-"""Selection of the tasks of a set (`env.tasks`, `env.exclude`, `env.limit`), by name or position."""
+"""Selection of tasks of a set by name or position (`env.tasks`, `env.exclude`, `env.limit`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Entries = str | int | Sequence[str | int] | None
 
 
 def is_position(text: str) -> bool:
-    """Returns whether `text` is meant as a position, valid or not, rather than as a name."""
+    """Returns whether `text` has the form of a position, valid or not, and not of a name."""
     return _POSITIONAL.fullmatch(text) is not None
 
 
@@ -43,10 +43,10 @@ def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
     Shards are consecutive items, and their lengths differ by at most one.
 
     Returns:
-        A function that picks the items of a list. It raises `LookupError` if no item matches.
+        A function that selects the items of a list. It raises `LookupError` if no item is selected.
 
     Raises:
-        ValueError: The text has another form, or a negative number.
+        ValueError: The text is not a valid position, or contains a negative number.
     """
     if text.isascii() and text.isdecimal():
         return lambda items: _picked(items, slice(int(text), int(text) + 1), f"an index below {len(items)}, got {text}")
@@ -87,19 +87,19 @@ def select(
     limit: int | None = None,
     preset: str = "harbor",
 ) -> list[T]:
-    """Picks tasks: the union of the entries in the order of the set, without `exclude`, cut to `limit`.
+    """Selects the tasks that match any entry, without `exclude`, in the order of the set, and at most `limit` of them.
 
     Args:
         tasks: The whole set.
         tasks_selector: One or several entries: a name or shell-style glob (case-sensitive), an index `5`, a slice
-            `0:10`, a shard `@2/8`. The name of a task takes precedence over a position. `None`: every task.
-        exclude: Names or globs to leave out. A glob without a match is reported.
-        limit: Largest number of tasks; the first ones are kept.
+            `0:10`, or a shard `@2/8`. The name of a task takes precedence over a position. `None` selects all tasks.
+        exclude: Names or globs of tasks to leave out. A glob without a match causes a warning.
+        limit: Maximum number of tasks. The first tasks are kept.
         preset: Name of the environment, for messages.
 
     Raises:
-        ConfigError: An entry is malformed, out of range or without a match, or no task is left. The message lists the
-            existing tasks.
+        ConfigError: An entry is malformed or out of range, no entry matches a task, or no task is left. The message
+            lists the existing tasks.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"Expected `env.limit` to be at least 1, got {limit}. Use env.limit=null for no limit.")
@@ -124,7 +124,7 @@ def select(
 
 
 def _as_strings(entries: Entries) -> list[str]:
-    """Converts one entry, several, or none to a list."""
+    """Converts one entry, several entries or `None` to a list."""
     if entries is None:
         return []
     return [str(entries)] if isinstance(entries, str | int) else [str(entry) for entry in entries]

@@ -1,4 +1,4 @@
-"""The `Task` protocol: one problem, in any format, and the context of its agent."""
+"""The `Task` protocol, which describes one problem in any format, and the data that its agent gets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ares_exp.tasks.environment_section import McpServer
 class AgentContext:
     """Parts of a task that its agent gets in addition to the instruction.
 
-    An agent factory that supports them has `supports: frozenset[str]` with some of the names below. Its agents have
-    `set_context(context)`, called before `run`. A task that needs unsupported parts is rejected.
+    An agent factory lists the names of the parts that it supports in `supports: frozenset[str]`. Its agents have
+    `set_context(context)`, which is called before `run`. A task that needs unsupported parts is rejected.
 
     Attributes:
-        messages: `"messages"`: a conversation that the agent continues, oldest message first.
-        skills_dir: `"skills_dir"`: a directory of skills in the container.
-        mcp_servers: `"mcp_servers"`: tool servers.
+        messages: A conversation that the agent continues, oldest message first.
+        skills_dir: A directory of skills in the container.
+        mcp_servers: Tool servers.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -40,9 +40,9 @@ class TaskOrigin:
     """The origin of a task's files: a folder of a git repository at one commit.
 
     Attributes:
-        git_url: The repository.
-        git_commit: Full hash of the commit, also if a branch or a tag was named.
-        path: The task's folder in the repository, relative; `.` for the repository itself.
+        git_url: URL of the repository.
+        git_commit: Full hash of the commit, even if the user named a branch or a tag.
+        path: Relative path of the task's folder in the repository; `.` for the repository itself.
     """
 
     git_url: str
@@ -52,12 +52,12 @@ class TaskOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The score by a verifier.
+    """The result of a verifier.
 
     Attributes:
-        reward: The one number that is the episode's reward.
-        rewards: All numbers of the verifier, by key; `reward` is derived from them.
-        note: Why the tests could not be run or graded, as text for people; otherwise empty.
+        reward: The number that becomes the episode's reward.
+        rewards: All numbers of the verifier by key, from which `reward` is chosen.
+        note: Reason that the tests could not be run or graded; otherwise `None`.
     """
 
     reward: float
@@ -66,20 +66,21 @@ class Verdict:
 
 
 class Stage(Protocol):
-    """One instruction and its verification. Most tasks have one; a multi-step task has several, in one container.
+    """One instruction and its verification. Most tasks have one stage. A multi-step task has several in one container.
 
     Attributes:
-        name: Unique within its task; empty for a single stage.
+        name: Name of the stage, unique within its task; empty for a single stage.
         instruction: The agent's instruction.
-        agent_timeout_sec: Bound on the whole agent phase in seconds; `None` is unlimited.
-        agent_user: User of the agent's commands; `None` is the image's user.
-        agent_shell: Shell of the agent's commands; `None` is the shell of the container's backend.
-        agent_network: Network while the agent runs, and only then.
-        start_timeout_sec: Bound on `start` in seconds.
-        verifier_timeout_sec: Bound on verification in seconds.
-        verifier_network: Network during verification, and only then.
-        verifier_spec: The verifier's separate container; `None` if it runs in the agent's container.
-        collect_timeout_sec: Bound on `collect` in seconds. Files not collected by then are left out.
+        agent_timeout_sec: Time limit of the whole agent phase in seconds; `None` for no limit.
+        agent_user: User of the agent's commands; `None` for the image's user.
+        agent_shell: Shell of the agent's commands; `None` for the shell of the container's backend.
+        agent_network: Network of the container while the agent runs.
+        start_timeout_sec: Time limit of `start` in seconds.
+        verifier_timeout_sec: Time limit of the verification in seconds.
+        verifier_network: Network of the container during verification.
+        verifier_spec: Specification of the verifier's separate container; `None` if the verifier runs in the agent's
+            container.
+        collect_timeout_sec: Time limit of `collect` in seconds, after which the remaining files are left out.
     """
 
     @property
@@ -107,7 +108,7 @@ class Stage(Protocol):
     def collect_timeout_sec(self) -> float: ...  # noqa: D102
 
     async def start(self, container: Container) -> None:
-        """Prepares the container for this stage, before its agent.
+        """Prepares the container for this stage, before its agent starts.
 
         Raises:
             ContainerError: The container failed.
@@ -115,10 +116,10 @@ class Stage(Protocol):
         ...
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns the environment variables of the solution script. They may be secret and are never recorded.
+        """Returns the environment variables of the solution script. They may be secret, and are never recorded.
 
         Raises:
-            TaskError: A host variable is missing.
+            TaskError: A required environment variable of the host is missing.
         """
         ...
 
@@ -135,11 +136,11 @@ class Stage(Protocol):
         ...
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Copies the stage's artifacts out of the agent's container, after the agent. Missing ones are only recorded.
+        """Copies the stage's artifacts out of the agent's container. Missing artifacts are recorded, but not an error.
 
         Args:
-            container: The agent's container; the agent's processes have ended.
-            target: A directory on the host; `None` keeps no files.
+            container: The agent's container, in which the agent's processes have ended.
+            target: Directory on the host for the artifacts; `None` keeps no files.
 
         Raises:
             ContainerError: The container failed.
@@ -147,19 +148,19 @@ class Stage(Protocol):
         ...
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Removes the agent's files from the verifier's directories, if the verifier runs in the agent's container.
+        """Removes the agent's files from the verifier's directories. Called if both use the same container.
 
         Returns:
-            Directories that are now empty and may have had files in the container's image: if so, these are restored.
+            Directories that were emptied, and whose files in the container's image must be restored.
 
         Raises:
-            VerifierError: Processes that should be stopped still run.
+            VerifierError: Processes of the agent could not be stopped.
             ContainerError: The container failed.
         """
         ...
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Gives the verifier's own container (`verifier_spec`) the files that `collect` left in `artifacts`.
+        """Copies the artifacts that `collect` left in `artifacts` to the verifier's separate container.
 
         Raises:
             ContainerError: The container failed.
@@ -167,10 +168,10 @@ class Stage(Protocol):
         ...
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Scores the agent's results. The caller bounds the call by `verifier_timeout_sec`.
+        """Scores the agent's results. The caller enforces `verifier_timeout_sec`.
 
         Args:
-            container: The verifier's own container, or the agent's.
+            container: The verifier's separate container, or the agent's container.
             output_dir: Directory on the host for the verifier's files, or `None`.
 
         Raises:
@@ -180,19 +181,19 @@ class Stage(Protocol):
         ...
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns whether the next stage is run."""
+        """Returns whether the next stage is run after this verdict."""
         ...
 
 
 class Task(Protocol):
-    """One problem: a container definition, and stages with an instruction and a verifier each.
+    """One problem, with a container definition and at least one stage.
 
     Attributes:
-        name: Name, unique within its task set, used in selections, records and reports.
+        name: Name of the task in selections, records and reports, unique within its task set.
         container_spec: Specification of the agent's container.
         stages: At least one stage. Stages run one after the other in the same container, each with a new agent.
         context: Parts of the task that the agent gets in addition to its instruction.
-        set_up_timeout_sec: Bound on `set_up` in seconds.
+        set_up_timeout_sec: Time limit of `set_up` in seconds.
     """
 
     @property
@@ -207,7 +208,7 @@ class Task(Protocol):
     def set_up_timeout_sec(self) -> float: ...  # noqa: D102
 
     async def set_up(self, container: Container) -> None:
-        """Prepares a started container (log directories and the like), once.
+        """Prepares a started container, for example by making log directories. Called once.
 
         Raises:
             ContainerError: The container failed.
@@ -215,9 +216,9 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Computes the reward of the episode from the verdicts on its stages (at least one)."""
+        """Computes the verdict on the episode from the verdicts on its stages (at least one)."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns the JSON-ready identity of the task for records: name, source path, content digest."""
+        """Returns the JSON-ready identity of the task for records, with its name, source path and content digest."""
         ...

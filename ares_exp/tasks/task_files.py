@@ -1,4 +1,4 @@
-"""The files of a task: which files are checked, uploaded and part of its digest."""
+"""The files of a task, which are validated, uploaded, and part of its digest."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FILTERED = ("tests", "solution")
 
 
 class UploadFilter:
-    """The files of a task that are left out of uploads, of its validation, and of its content digest.
+    """The files of a task that a `.harborignore` excludes from uploads, from validation and from the content digest.
 
     `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and below. It applies to its directory and to subdirectories, whose own rules take precedence.
-    The contents of an excluded directory, and links to an excluded path, are excluded as well.
+    `steps/*/solution/` and their subdirectories. It applies to its directory and to subdirectories, whose own rules
+    take precedence. The contents of an excluded directory, and links to an excluded path, are also excluded.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,7 +44,7 @@ class UploadFilter:
         self._read: dict[Path, GitIgnoreSpec | None] = {}
 
     def excludes(self, path: Path) -> bool:
-        """Returns whether `path`, below the task directory, is left out. Blocking.
+        """Returns whether `path`, in the task directory, is excluded. Blocking.
 
         Raises:
             TaskError: A `.harborignore` cannot be read.
@@ -53,7 +53,7 @@ class UploadFilter:
         return self._is_ruled_out(path) or (real != path and self._is_ruled_out(real))
 
     def excludes_any(self, folder: Path) -> bool:
-        """Returns whether a file in `folder` or below may be left out. Blocking."""
+        """Returns whether `folder` contains a `.harborignore`, so that files may be excluded. Blocking."""
         return any(IGNORE_FILE in names for _, _, names in os.walk(folder))
 
     def _is_ruled_out(self, path: Path) -> bool:
@@ -92,7 +92,7 @@ class UploadFilter:
 
 
 def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directory: bool) -> bool:
-    """Returns whether the nearest rules that match a path exclude it."""
+    """Returns whether a path is excluded by the nearest rules that match it."""
     for folder, rules in reversed(ruling):
         said = rules.check_file(path.relative_to(folder).as_posix() + "/" * is_directory).include
         if said is not None:
@@ -102,7 +102,7 @@ def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directo
 
 @asynccontextmanager
 async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
-    """Yields `folder` of the task `root` for upload: itself, or a temporary copy without the files that are left out.
+    """Yields `folder` of the task `root` for an upload. If files are excluded, yields a temporary copy without them.
 
     Raises:
         TransferError: The folder cannot be copied.
@@ -148,10 +148,10 @@ _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
 
 def content_digest(bounds: LinkBounds) -> str:
-    """Computes `sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
+    """Computes the digest (`sha256:` and hex digits) of the relative paths and contents of the task's files.
 
-    File modes and empty directories are ignored. Files that the task's `.gitignore` names (without one: bytecode
-    caches, editor backups, `.DS_Store`) or that a `.harborignore` excludes are ignored as well. Reads every file.
+    File modes and empty directories are ignored. Files that the task's `.gitignore` or a `.harborignore` excludes are
+    also ignored. Without a `.gitignore`, bytecode caches, editor backups and `.DS_Store` are ignored. Reads every file.
 
     Raises:
         OSError: A file cannot be read.
@@ -168,11 +168,10 @@ def content_digest(bounds: LinkBounds) -> str:
 def digested_files(bounds: LinkBounds) -> list[str]:
     """Lists the files that the digest of a task covers, as sorted relative paths.
 
-    Links that leave the bounds are left out: in a build context they are copied as links, and their targets are not
-    read.
+    Links that leave the bounds are left out, because a build context contains only the links, not their targets.
 
     Raises:
-        OSError: Its `.gitignore` cannot be read.
+        OSError: The `.gitignore` of the task cannot be read.
         TaskError: A `.harborignore` cannot be read.
     """
     import pathspec
@@ -198,10 +197,10 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Joins the digests of a task and of additional files.
+    """Appends the digests of additional files to the digest of a task.
 
     Args:
-        content: The digest of its content.
+        content: Content digest of the task.
         texts: Texts of additional files that change the agent's instruction, by file name.
     """
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
@@ -209,12 +208,12 @@ def with_files(content: str, texts: Mapping[str, str]) -> str:
 
 
 def content_of(recorded: str | None) -> str | None:
-    """Returns the digest of the task's content from a record."""
+    """Returns the content digest of a task from a recorded result of `with_files`."""
     return recorded.partition(" ")[0] if isinstance(recorded, str) else recorded
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Lists the files whose text has changed; files that are in only one of the records are left out."""
+    """Lists the additional files whose text differs between two recorded digests. Files in only one are left out."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 
@@ -234,14 +233,15 @@ _READ_BEFORE_A_BUILD = (*CONTAINER_DEFINITIONS, ".dockerignore")
 
 
 def compose_file(folder: Path | None) -> Path | None:
-    """Finds the Docker Compose file of a container definition; `None` if it has none."""
+    """Returns the path of the Docker Compose file in a folder; `None` if it does not exist."""
     return folder / COMPOSE if folder is not None and (folder / COMPOSE).is_file() else None
 
 
 def check_definition_links(bounds: LinkBounds) -> None:
-    """Checks the links of every file outside of `tests/`, `solution/` and `steps/` that this process reads.
+    """Checks the links of the files that are read when a task is loaded or its image is built.
 
-    Other links in `environment/` are copied into the image as links, or rejected by the backend that builds it.
+    `tests/`, `solution/` and `steps/` are not checked. Other links in `environment/` are copied into the image as
+    links, or rejected by the backend that builds the image.
 
     Raises:
         TaskError: A link leaves the bounds.
@@ -258,10 +258,10 @@ def check_definition_links(bounds: LinkBounds) -> None:
 
 
 def check_files(root: Path, config: TaskToml) -> None:
-    """Checks that the task has the files that it needs and that no uploaded link leaves it.
+    """Checks that the task has all required files, and that no link in uploaded files leaves the task.
 
     Raises:
-        TaskError: The first error that was found.
+        TaskError: A file is missing, or a link is not allowed. The message describes the first error.
     """
     chosen, bounds = UploadFilter(root), LinkBounds(root)
     if config.steps:
@@ -284,7 +284,7 @@ def _require(path: Path, meaning: str) -> None:
 def _require_test_script(
     root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
 ) -> None:
-    """Checks that some tests directory holds the entry script, unless the verifier's own image brings it."""
+    """Checks that a tests directory contains the test script, unless the verifier's separate image contains it."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
     if _image_owns_tests(config, verifier, folders):
@@ -296,7 +296,7 @@ def _require_test_script(
 
 
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:
-    """Checks that a script to be run is not excluded from the upload.
+    """Checks that a script is not excluded from the upload.
 
     Raises:
         TaskError: The script is excluded.
@@ -314,10 +314,10 @@ def _image_owns_tests(config: TaskToml, verifier: VerifierSection, folders: list
 
 
 def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
-    """Checks every symbolic link in and below `folder` that is uploaded. Dangling links that stay inside are allowed.
+    """Checks every symbolic link in `folder` that is uploaded. Dangling links are allowed inside the bounds.
 
     Raises:
-        TaskError: A link leaves the bounds, or directories link in a circle.
+        TaskError: A link leaves the bounds, or links of directories form a cycle.
     """
     if folder.is_symlink() or folder.exists():
         _LinkCheck(bounds, chosen).visit(folder, above=frozenset())
@@ -345,12 +345,12 @@ class _LinkCheck:
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
-    """Copies the files for a prebuilt image, if any, to the working directory of its container.
+    """Copies the task's files for a prebuilt image, if any, to the working directory of the container.
 
     Args:
         container: The started container.
-        folder: `environment/` of the task.
-        environment: Table that sets whether the image is prebuilt.
+        folder: The directory `environment/` of the task.
+        environment: The table of the container, which sets whether the image is prebuilt.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -1,4 +1,4 @@
-"""Task sets: a folder of Harbor tasks, or one task on its own."""
+"""Task sets, which are folders of Harbor tasks or single tasks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _URL = re.compile(r"(https?:)/+", re.IGNORECASE)
 
 
 class Select(Protocol):
-    """Picks tasks of a set by their names."""
+    """A function that selects tasks of a set by their names."""
 
     def __call__(self, tasks: Sequence[T], /) -> list[T]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedTask:
-    """A directory of a task set that is not a valid task, with the reason."""
+    """A directory in a task set that is not a valid task, and the reason."""
 
     name: str
     reason: str
@@ -36,7 +36,7 @@ class SkippedTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """The tasks of a path in order of their directories' names, and the entries that were skipped."""
+    """The tasks at a path, sorted by directory name, and the skipped directories."""
 
     path: Path
     tasks: tuple[HarborTask, ...]
@@ -44,11 +44,11 @@ class TaskSet:
 
 
 def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], list[SkippedTask]]:
-    """Loads every task among the direct children of `folder`, sorted by name. Its links may point into the folder.
+    """Loads the tasks in the direct subdirectories of `folder`, sorted by name. Their links may point into `folder`.
 
     Returns:
-        The tasks, and the directories without a valid task, with the reason. Plain files are skipped, and so
-        are hidden directories without a task.toml.
+        The tasks, and the directories without a valid task. Plain files, and hidden directories without a task.toml,
+        are ignored.
 
     Raises:
         OSError: `folder` cannot be read.
@@ -84,8 +84,8 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> TaskSet
     """Loads `path`: one task if it contains a task.toml, otherwise a folder of tasks.
 
     Args:
-        path: A directory; `~` is expanded.
-        reward_key: The reward key in `reward.json`, if it is neither `reward` nor the only key.
+        path: A directory, in which `~` is expanded.
+        reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
 
     Raises:
         TaskError: The directory does not exist, the task is invalid, or the folder has no valid task.
@@ -115,20 +115,20 @@ class TaskFolder:
     loads_offline = True
 
     def __init__(self, path: Path) -> None:
-        """Keeps the path of the folder or the task."""
+        """Sets the path of the folder or the task. Raises `ConfigError` if the path is a URL."""
         refuse_url("path", path, "the repository of tasks is `env.repo=<url>`")
         self.path = path
 
     def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
-        """Reads the tasks, and selects some. Blocking.
+        """Reads all tasks, and returns the selected tasks. Blocking.
 
         Args:
-            select: Function that picks tasks.
-            report: Receiver of warnings that do not stop the run, such as directories without a valid task.
+            select: Function that selects tasks.
+            report: Callback for warnings that do not stop the run, such as directories without a valid task.
             reward_key: See `load_task`.
 
         Raises:
-            UserError: The folder has no tasks, or some are invalid.
+            UserError: The folder has no valid task, or no task is selected.
         """
         found = load_task_set(self.path, reward_key=reward_key)
         skipped = TaskWarnings()
@@ -138,11 +138,11 @@ class TaskFolder:
         return select(found.tasks)
 
     def stop(self) -> None:
-        """Would end a `load` in another thread with an error. It does nothing, because this `load` is fast."""
+        """Does nothing. Other sources stop a `load` in another thread, but this `load` is fast."""
 
 
 def refuse_url(option: str, path: Path | None, remedy: str) -> None:
-    """Raises `ConfigError` if the path of an option is a URL."""
+    """Raises `ConfigError` if the path of `env.<option>` is a URL. `remedy` is the suggested fix."""
     if path is not None and (found := _URL.match(str(path))) is not None:
         url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path, it has lost a slash
         raise ConfigError(f"Expected `env.{option}` to be a path, got the URL {url}: {remedy}.")

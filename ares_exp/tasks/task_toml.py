@@ -1,4 +1,4 @@
-"""`task.toml`: its tables, its parser, and the features that are rejected or cause a warning."""
+"""The tables of `task.toml`, their parser, and the features that are rejected or cause a warning."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _destination(path: str) -> str | None:
 
 
 class Artifact(TomlTable):
-    """A file or directory of the container to fetch; the file may also contain it as a bare string."""
+    """A file or directory of the container to collect. In task.toml, it may also be a string, which is its `source`."""
 
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None
@@ -71,7 +71,7 @@ Artifacts = tuple[
 
 
 class CollectHook(TomlTable):
-    """`[[verifier.collect]]`: a command to run before artifacts are fetched."""
+    """An entry of `[[verifier.collect]]`, which is a command to run before artifacts are collected."""
 
     command: str
     service: str = MAIN_SERVICE
@@ -95,14 +95,14 @@ def _package_name(name: str) -> str:
 
 
 class Author(TomlTable):
-    """One entry of `[task].authors`."""
+    """An entry of `[task].authors`."""
 
     name: str
     email: str | None = None
 
 
 class PackageSection(TomlTable):
-    """`[task]`: the task's identity as a package."""
+    """The table `[task]` with the task's identity as a package."""
 
     name: Annotated[str, AfterValidator(_package_name)]
     version: Annotated[str, Field(min_length=1)] | None = None
@@ -112,14 +112,14 @@ class PackageSection(TomlTable):
 
 
 class AgentSection(PhaseTable):
-    """`[agent]`: limits of the agent phase. Without `timeout_sec`, it has no limit."""
+    """The table `[agent]` with settings of the agent phase. Without `timeout_sec`, the phase has no time limit."""
 
     timeout_sec: Seconds | None = None
     user: User | None = None
 
 
 class VerifierSection(PhaseTable):
-    """`[verifier]`: how the tests are run."""
+    """The table `[verifier]` with settings of the tests."""
 
     timeout_sec: Seconds = 600.0
     env: EnvVars = Field(default_factory=dict)
@@ -136,18 +136,18 @@ class VerifierSection(PhaseTable):
 
     @property
     def mode(self) -> VerifierMode:
-        """The container of the tests: the agent's, or a separate one."""
+        """The container of the tests: the agent's (`shared`), or a separate container."""
         return self.environment_mode or ("separate" if self.environment is not None else "shared")
 
 
 class SolutionSection(TomlTable):
-    """`[solution]`: variables of the solution script."""
+    """The table `[solution]` with the environment variables of the solution script."""
 
     env: EnvVars = Field(default_factory=dict)
 
 
 class Step(TomlTable):
-    """One entry of `[[steps]]`."""
+    """An entry of `[[steps]]`."""
 
     name: Annotated[str, AfterValidator(check_step_name)]
     agent: AgentSection = Field(default_factory=AgentSection)
@@ -158,7 +158,7 @@ class Step(TomlTable):
 
 
 class TaskToml(TomlTable):
-    """A whole task.toml. Every key has a default: an empty file is valid."""
+    """The content of a task.toml. Every key has a default, so an empty file is valid."""
 
     schema_version: str = "1.4"
     source: str | None = None
@@ -186,17 +186,17 @@ class TaskToml(TomlTable):
 
 @dataclass(frozen=True, slots=True)
 class ParsedToml:
-    """A task.toml, raw and parsed."""
+    """A task.toml as raw data, and validated."""
 
     raw: Mapping[str, Any]
     config: TaskToml
 
 
 def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
-    """Parses and validates the text of a task.toml; `path` is for messages.
+    """Parses and validates the text of a task.toml. `path` is only used in messages.
 
     Raises:
-        TaskError: The text is not TOML, or fields are invalid. The message names each.
+        TaskError: The text is not TOML, or fields are invalid. The message names each invalid field.
     """
     try:
         raw = tomllib.loads(text)
@@ -212,7 +212,7 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
     """Reads and parses the task.toml at `path`.
 
     Raises:
-        TaskError: The file is missing, unreadable, not UTF-8, invalid, or behind a link that leaves the bounds.
+        TaskError: The file is missing, unreadable, not UTF-8, invalid, or the target of a link that leaves the bounds.
     """
     try:
         return parse_task_toml(bounds.read_text(path), path=path)
@@ -235,7 +235,7 @@ def _refused(name: str, environment: EnvironmentSection) -> Iterator[str]:
 
 
 def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
-    """Lists every environment that the task describes, with the name of its table."""
+    """Yields every environment in the task, with the name of its table."""
     yield "environment", config.environment
     owners = [("verifier", config.verifier)]
     owners += [(f"steps[{number}].verifier", step.verifier) for number, step in enumerate(config.steps)]
@@ -243,7 +243,7 @@ def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
 
 
 def warnings_of(parsed: ParsedToml) -> list[str]:
-    """Lists keys of task.toml that are ignored, dropped, or spelled as in old versions of the format."""
+    """Describes keys of task.toml that are unknown, have no effect, or have names from old versions of the format."""
     found = [f"unknown key {key} is ignored" for key in parsed.config.unknown_keys()]
     if "version" in parsed.raw:
         found.append("version is the old name of schema_version")
@@ -255,7 +255,7 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
 
 
 def _environment_tables(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Lists every table of a validated task.toml that has the keys of `[environment]`, with its dotted name."""
+    """Returns every table of a validated task.toml that has the keys of `[environment]`, with its dotted name."""
     owners = [("", raw), ("verifier.", raw.get("verifier", {}))]
     owners += [(f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(raw.get("steps", []))]
     return ((f"{prefix}environment", owner["environment"]) for prefix, owner in owners if "environment" in owner)

@@ -1,4 +1,4 @@
-"""Warnings of many tasks. Each kind is reported once, with the number of its tasks."""
+"""Warnings about many tasks. Each kind of warning is reported once, with the number of affected tasks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ logger = logging.getLogger(__name__)
 
 
 class TaskWarnings:
-    """Collects the warnings of tasks, and reports each kind in one sentence.
+    """Collects warnings about tasks, and reports each kind in one sentence.
 
-    Two warnings are of the same kind if they differ only in the task's name and in numbers, such as limits.
+    Two warnings have the same kind if they differ only in the task's name and in numbers, such as limits.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[str, list[tuple[str, str]]] = {}
 
     def add(self, task_name: str, sentences: Iterable[str]) -> None:
-        """Adds warnings of a task, with or without its name as prefix."""
+        """Adds warnings about a task, which may start with its name."""
         for sentence in sentences:
             text = sentence.removeprefix("Task ").removeprefix(f"{task_name}: ")
             kind = _NUMBER.sub("0", _nameless(text, task_name))
             self._kinds.setdefault(kind, []).append((task_name, text))
 
     def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
-        """Reports all collected warnings, and clears them. The names of all tasks are logged.
+        """Reports all collected warnings, and clears them. Task names that are left out of a report are logged.
 
         Args:
-            report: Receiver of one sentence per kind.
-            what: Noun after the number of tasks.
+            report: Callback for each sentence.
+            what: Noun that follows the number of tasks.
         """
         kinds, self._kinds = self._kinds, {}
         for told in kinds.values():
@@ -55,7 +55,7 @@ def _nameless(text: str, name: str) -> str:
 
 
 def _joined(told: list[tuple[str, str]]) -> str:
-    """Merges the sentences of one kind: different numbers are listed, and names are left out."""
+    """Merges the sentences of one kind into one sentence, which lists the different numbers and leaves out names."""
     texts = [_nameless(text, name) for name, text in told]
     numbers = [list(dict.fromkeys(column)) for column in zip(*map(_NUMBER.findall, texts), strict=True)]
     parts = _NUMBER.split(texts[0])

@@ -1,4 +1,4 @@
-"""Tables of task.toml: their validation, error messages, and values that several tables share."""
+"""The validation of tables of task.toml, with error messages and types that several tables share."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def _not_negative(seconds: float) -> float:
 
 
 Seconds = Annotated[float, AfterValidator(_not_negative)]
-"""A time in seconds. Zero and infinite values are legal. Harbor also accepts negative values."""
+"""A time in seconds, which may be 0 or infinite. Harbor also accepts negative values."""
 
 User = str | int
 EnvVars = dict[str, str]
 
 
 class TomlTable(BaseModel):
-    """A table of task.toml.
+    """Base class of the tables of task.toml.
 
-    Numbers may be written as strings, but strings not as numbers. Unknown keys are ignored, but kept
-    so that `unknown_keys` can name them.
+    Numbers may be written as strings, but strings must not be written as numbers. Unknown keys have no effect, but are
+    kept for `unknown_keys`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def unknown_keys(self) -> list[str]:
-        """Lists the dotted names of the unknown keysin this table and in nested ones."""
+        """Lists the dotted names of unknown keys in this table and in nested tables."""
         return [*(self.model_extra or {}), *_unknown_below(self)]
 
 
@@ -55,7 +55,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """Describes every wrong field: its name, the expected value, and the actual value."""
+    """Describes every invalid field by its name, its expected value and its actual value."""
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing")
@@ -64,7 +64,7 @@ def explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
 
 
 def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
-    """Returns the location as written in the file, without the names of union members that pydantic appends."""
+    """Returns the location of a field as a dotted name, without the names of union members that pydantic appends."""
     parts: list[str] = []
     for key in location:
         present = _holds(raw, key)
@@ -107,10 +107,10 @@ class PhaseTable(TomlTable):
 
     @property
     def network(self) -> NetworkPolicy | None:
-        """The network override; `None` if the environment's policy applies.
+        """The network policy of this phase; `None` if the environment's policy applies.
 
         Raises:
-            ValueError: Hosts are set under a mode that does not use them. Validation prevents this.
+            ValueError: Hosts are set, but the mode does not use them. In a validated table, this cannot happen.
         """
         mode = self.network_mode
         return None if mode is None else NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))

@@ -2,8 +2,8 @@
 
 Imports containers, the environment contract and records; imported by everything that records or reads episodes.
 
-`load(path)` finds the episodes of a run. Records, their collectors and the serialisation of requests and responses are
-also importable from here; each name is imported on first use.
+`load(path)` finds the episodes of a run. You can also import records, collectors, and the functions that serialise
+requests and responses from this package. Each name is imported on first use.
 """
 
 from __future__ import annotations

@@ -37,41 +37,41 @@ from ares_exp.trajectories.records import (
 )
 
 END_TIMEOUT_SEC = 10.0
-"""How long a cancelled caller waits for the collectors to finish writing."""
+"""Seconds that a cancelled caller waits for the collectors to finish writing."""
 ENDED_AT_ONCE = 4
-"""Maximum number of threads that end episodes: their syncs to disk become one there."""
+"""Maximum number of threads that end episodes. With few threads, more syncs to disk can be combined."""
 
 
 class EpisodeListener(Protocol):
-    """Is notified when episodes of a collecting environment end."""
+    """An object that is notified when episodes of a collecting environment end."""
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Handles the LAST step. The collectors have not ended the episode yet, which may take a while.
+        """Handles the LAST step, before the collectors have stored the episode.
 
         Args:
-            last: The step.
+            last: The LAST step.
             report: Current report of the environment.
             end_time: End of the episode, in epoch seconds.
         """
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an exception of a collector, which may come from another thread.
+        """Handles an exception of a collector. May be called in any thread.
 
         Args:
             error: The exception.
-            is_at_end: Whether the collector failed while ending the episode, and so has not kept it.
+            is_at_end: Whether the collector failed while ending the episode, so that it has not stored the episode.
 
         Returns:
-            Whether the error ends the run. If so, it is neither counted nor logged.
+            Whether the error ends the run. Such an error is neither counted nor logged.
         """
         ...
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
-        """Handles the end of an episode in all collectors.
+        """Handles the end of an episode, after all collectors have stored it.
 
         Args:
-            trajectory: The episode; `None` if every collector failed on it or did not finish in time.
+            trajectory: The episode; `None` if every collector failed or did not finish in time.
             failures: Number of collector calls that have raised so far.
             end_time: End of the episode, in epoch seconds.
         """
@@ -79,16 +79,21 @@ class EpisodeListener(Protocol):
 
 
 class EpisodeEnds(GatheredCalls["_Ending"]):
-    """Ends episodes in threads, because collectors may write files. Ends that arrive together are synced together."""
+    """Ends episodes in threads, because collectors may write files. Ends that are waiting together share one sync."""
 
     def __init__(self) -> None:
-        """Creates the queue, shared by all environments of one event loop."""
+        """Creates the queue, which all environments of an event loop may share."""
         super().__init__(_end_together, at_once=ENDED_AT_ONCE)
 
 
 @dataclass(slots=True)
 class _Ending:
-    """Ends one episode in each of its collectors, and holds the trajectories that they return."""
+    """The end of one episode.
+
+    Attributes:
+        ends: For each collector, the function that ends the episode.
+        kept: The trajectories that the collectors have returned.
+    """
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -99,7 +104,7 @@ def _end_together(endings: Sequence[_Ending]) -> None:
         with syncing_together():
             for one in endings:
                 one.kept = [kept for _, end in one.ends if (kept := end()) is not None]
-    except OSError as error:  # of a sync
+    except OSError as error:  # a sync failed
         for one in endings:
             one.kept = []
             for sink, _ in one.ends:
@@ -107,13 +112,13 @@ def _end_together(endings: Sequence[_Ending]) -> None:
 
 
 class TrajectoryCollectingEnvironment(EnvironmentWrapper):
-    """Wraps any `Environment` and records every episode, however it ends.
+    """Wraps any `Environment`, and records every episode, also if it fails or is abandoned.
 
-    A collector that fails never changes the episode, nor the records of the other collectors. The failure is logged and
-    counted in `collector_failures`.
+    The failure of a collector affects neither the episode nor the other collectors. It is logged and counted in
+    `collector_failures`.
 
     Attributes:
-        trajectory: The last episode that ended; `None` before the first end, and if every collector failed on it.
+        trajectory: The last episode that ended; `None` before the first end, or if every collector failed.
     """
 
     def __init__(
@@ -129,18 +134,18 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         ends: EpisodeEnds | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Records `env`.
+        """Wraps `env`.
 
         Args:
             env: The environment to record.
             collector: One collector, or several by name.
-            episode_id: Id of the first episode, if the collector accepts ids; other ids are generated.
+            episode_id: Id of the first episode, if the collector accepts ids. Later episodes get generated ids.
             task_name: Name of the task; by default the name that the environment reports.
             start_time: Start of the first episode, in epoch seconds. By default, and for later episodes, the time of
-                reset.
-            metadata: JSON-ready metadata of each episode, for collectors that accept it.
+                `reset()`.
+            metadata: JSON-ready metadata of each episode, for collectors that accept metadata.
             listener: Object to notify when an episode ends.
-            ends: Queue that ends the episodes; it may be shared.
+            ends: Queue that ends the episodes, which several environments may share.
             clock: Function that returns epoch seconds.
 
         Raises:
@@ -168,7 +173,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return sum(sink.failures for sink in self._sinks)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode. An episode in progress is recorded as abandoned."""
+        """Starts an episode. If an episode is running, records it as abandoned."""
         await self._end(Ending(Outcome.ABANDONED))
         start_time, started = self._start_time or self._clock(), time.perf_counter()
         self._start_time = None
@@ -186,7 +191,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps and records; a LAST step ends the episode. A restored episode is recorded from its start."""
+        """Steps the environment and records the step. A restored episode is recorded from its start."""
         started = time.perf_counter()
         if not self._active:
             self._adopt()
@@ -204,7 +209,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, and records the LAST step."""
+        """Makes the environment end its episode, if the environment supports it, and records the LAST step."""
         started = time.perf_counter()
         self._adopt()
         try:
@@ -220,7 +225,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return last
 
     async def close(self) -> None:
-        """Closes the environment; an episode in progress is recorded as closed."""
+        """Closes the environment. If an episode is running, records it as closed."""
         try:
             await self._end(Ending(Outcome.CLOSED))
         finally:
@@ -229,27 +234,27 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment; an episode in progress is recorded with the exception, or as closed."""
+        """Closes the environment. If an episode is running, records it with the exception, or as closed."""
         try:
             await self._end(Ending(Outcome.CLOSED) if exc is None else ending(None, exc))
         finally:
             await super().__aexit__(exc_type, exc, traceback)
 
     def _adopt(self) -> None:
-        """Starts to record an episode that was already running when the environment was wrapped."""
+        """Starts recording an episode that was already running when the environment was wrapped."""
         if not self._active and self.trajectory is None and (past := self.past_steps):
             self._start(past[0].timestamp)
             self._record_past(past)
-            self._waiting_since = None  # the time that the policy has spent already is unknown
+            self._waiting_since = None  # the start of the policy's time is unknown
 
     def _record_past(self, past: Sequence[PastStep]) -> None:
-        """Records the past time steps of an environment, the pending one last."""
+        """Records the past time steps of an environment, ending with the pending step."""
         for one in past:
             spent = one.policy_sec, one.environment_sec
             self._record(self._record_of(one.time_step, one.action, spent, one.activity, one.timestamp))
 
     def _start(self, start_time: float) -> None:
-        """Opens an episode. It is called after the environment's reset, which chooses the task."""
+        """Opens an episode in all collectors. Called after the environment's reset, which chooses the task."""
         self._step_index, self.trajectory, self._active = 0, None, True
         episode_id, self._episode_id = self._episode_id, None
         report = self.report()
@@ -280,7 +285,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         seen: Activity | None,
         timestamp: float,
     ) -> StepRecord:
-        """Makes the record of a time step. Its class may come from another package if it has the same fields."""
+        """Makes the record of a time step, or of an object of another package with the same fields."""
         return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,
@@ -319,7 +324,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         rewards: Mapping[str, float] | None = None,
         end_time: float | None = None,
     ) -> None:
-        """Ends the episode in progress, if any. Collectors may write files, so they are called in a thread."""
+        """Ends the running episode, if any. Collectors may write files, so they are called in a thread."""
         if not self._active:
             return
         self._active = False
@@ -342,7 +347,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
 
 class _Unfinished(NamedTuple):
-    """A substitute for the time step of a call that raised."""
+    """Placeholder for the time step of a `reset()` or `step()` that raised."""
 
     step_type: StepType
     reward: None = None
@@ -351,7 +356,7 @@ class _Unfinished(NamedTuple):
 
 
 def _number(value: Any) -> float | None:
-    """Converts a reward or discount for JSON: numpy numbers become floats, and non-finite ones `None`."""
+    """Converts a reward or discount for JSON. Numpy numbers become floats, and non-finite numbers become `None`."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 

@@ -26,7 +26,7 @@ MEASURED = frozenset(
         "completion_token_ids", "activations",
     }
 )  # fmt: skip
-"""What of a response does not count."""
+"""Fields of a response that are not compared."""
 MARK_CHARS = 8
 
 
@@ -35,7 +35,7 @@ class Divergence:
     """The first place where two episodes differ.
 
     Attributes:
-        step: Number of steps that they have in common.
+        step: Number of equal steps before the difference.
         difference: Difference in the next step, or in how the episodes ended.
     """
 
@@ -44,7 +44,7 @@ class Divergence:
 
 
 def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergence | None:
-    """Finds the first difference of two episodes; `None` if they are equal."""
+    """Finds the first difference between two episodes; `None` if they are equal."""
     same_ids = _CallNames(), _CallNames()
     for step, (was, has) in enumerate(zip_longest(old.steps, new.steps)):
         if was is None or has is None:
@@ -59,10 +59,10 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
 
 
 def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
-    """Returns marks of the compared parts of each step: reply, commands, outcome, observation.
+    """Returns digests of the compared parts of each step: reply, commands, outcome and observation.
 
-    Two marks are equal if `find_divergence` finds no difference between their steps, so any two episodes can be aligned
-    by comparing only their marks.
+    Two digests are equal if `find_divergence` finds no difference between the parts. Two episodes can therefore be
+    aligned by comparing only their digests.
     """
     names, known = _CallNames(), _Marks()
     return [_marks_of(step, names, known) for step in episode.steps]
@@ -81,13 +81,13 @@ def _mark(value: Any) -> str:
 
 
 class _Marks:
-    """Computes marks of the requests of one episode. A message that many requests contain is read once."""
+    """Computes digests of the requests of one episode. The digest of a message is cached for later requests."""
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[Any, str]] = {}
 
     def of_request(self, request: Mapping[str, Any]) -> str:
-        """Returns the mark of a request whose messages come from one `_CallNames`."""
+        """Returns the digest of a request. All requests must come from the same `_CallNames`."""
         rest = {name: value for name, value in request.items() if name not in ("messages", "origin")}
         marks = []
         for message in request["messages"]:
@@ -107,7 +107,7 @@ _ENDS: dict[str, Callable[[EpisodeTrajectory], Any]] = {
 
 
 def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names: _CallNames) -> Difference | None:
-    """Compares two steps in the order of events: reply, commands, outcome."""
+    """Compares two steps in the order of events: reply, commands, outcome, observation."""
     said, says = _said(old_names, was), _said(new_names, has)
     if said != says:
         replies = _reply(said), _reply(says)
@@ -155,14 +155,14 @@ def _text(value: Any) -> str | None:
 
 
 class _CallNames:
-    """Names the tool calls of one episode by their order of appearance, so that two episodes can be compared."""
+    """Replaces the random ids of tool calls with names in order of appearance, so that episodes can be compared."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._plain: dict[int, tuple[Any, Any]] = {}
 
     def plain(self, value: Any) -> Any:
-        """Replaces the ids of calls in `value` by their names."""
+        """Returns `value` with names instead of the ids of tool calls."""
         if isinstance(value, tuple | list):
             return tuple([self.plain(item) for item in value])
         if not isinstance(value, Mapping):

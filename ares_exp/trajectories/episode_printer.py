@@ -1,4 +1,4 @@
-"""A printer of episodes, step by step. It prints only the new part of each request."""
+"""A printer of the steps of an episode, which prints only the new messages of each request."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTotals:
-    """Sums over the steps of an episode; `None` if no step has the value.
+    """Sums over the steps of an episode. A sum is `None` if no step has the value.
 
     Attributes:
-        prompt_tokens, generated_tokens: Token counts that the engine reported.
-        reasoning_tokens: Number of generated tokens that are reasoning, if the engine reported it.
+        prompt_tokens, generated_tokens: Token counts that the policy reported.
+        reasoning_tokens: Number of generated tokens that are reasoning, if the policy reported it.
         cost: US dollars.
-        duration_sec: Wall seconds from its start to its end.
+        duration_sec: Seconds of wall-clock time from the start to the end of the episode.
         policy_sec, environment_sec, container_sec: Sums of the fields of `StepRecord`.
         commands: Number of commands that the agent ran.
     """
@@ -64,7 +64,7 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """Adds up the numbers among the values, as files may contain anything; `None` if no value is a number."""
+    """Adds up the values that are numbers, because files may contain other values; `None` if no value is a number."""
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None
 
@@ -72,7 +72,7 @@ def _sum(values: Any) -> Any:
 REMOVED_LINES = 2
 SIGNS = {"+": "green", "-": "red", " ": "dim"}
 MODEL_FIELDS = ("model", "policy_version", "sampling")
-"""Fields of a response that are printed once, and again when they change."""
+"""Fields of a response that are only printed when they change."""
 
 
 class EpisodePrinter:
@@ -85,7 +85,7 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints the facts of the whole episode. `None` as outcome means that it is running."""
+        """Prints the facts about the whole episode. `None` as outcome means that the episode is running."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
@@ -124,12 +124,12 @@ class EpisodePrinter:
             self._line(one_line(f"$ {command.command}", width - 20) + f"  {ended(command)}", 6, style=style)
 
     def unfinished_step(self) -> None:
-        """Prints the step that raised, if one did."""
+        """Prints the step that raised, if any."""
         if (step := self._trajectory.unfinished_step) is not None:
             self._done(step, "not finished")
 
     def result(self, verifier_output: Mapping[str, str]) -> None:
-        """Prints the reward, and the output of the verifier by the name of its file."""
+        """Prints the reward, and the output of the verifier, which is given by file name."""
         episode = self._trajectory
         self._line("")
         self._line(f"reward {number(episode.total_reward)}{by_name(episode.rewards)}", style="bold cyan")
@@ -272,7 +272,7 @@ def ended(command: CommandRecord) -> str:
 
 
 def as_text(value: Any, *, indent: int | None = None) -> str:
-    """Returns a JSON value as text; a string is returned unchanged."""
+    """Returns a JSON value as text. A string is returned unchanged."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -287,7 +287,7 @@ def is_thinking(piece: Any) -> bool:
 
 
 def piece_text(piece: Any) -> str:
-    """Returns a piece of a response as text."""
+    """Formats a piece of a response as text."""
     if is_text(piece):
         return as_text(piece["content"])
     if is_thinking(piece):
@@ -298,7 +298,7 @@ def piece_text(piece: Any) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Returns the text of a message, its tool calls and its other fields."""
+    """Formats the text of a message, its tool calls and its other fields."""
     content, parts = message.get("content"), []
     if isinstance(content, str):
         parts.append(content)
@@ -320,12 +320,12 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """Returns the shortest form of a number; `–` for `None`."""
+    """Formats a number in the shortest form; `–` for `None`."""
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def by_name(rewards: Mapping[str, float]) -> str:
-    """Lists rewards in parentheses; empty if only the episode's own reward exists."""
+    """Formats the rewards in parentheses; empty if the only reward is `reward`."""
     if not rewards.keys() - {"reward"}:
         return ""
     return f" ({', '.join(f'{one_line(name)} {number(value)}' for name, value in rewards.items())})"
@@ -337,26 +337,26 @@ def seconds(value: float) -> str:
 
 
 def spent(source: StepRecord | EpisodeTotals) -> list[str]:
-    """Describes how the time was spent."""
+    """Describes the seconds of the policy, the environment and the container, without unknown times."""
     names = ("policy", "environment", "container")
     known = ((name, getattr(source, f"{name}_sec")) for name in names)
     return [f"{name} {seconds(value)}" for name, value in known if value is not None]
 
 
 def usage(prompt: Any, generated: Any, reasoning: Any = None) -> list[str]:
-    """Describes token counts."""
+    """Describes token counts; empty if they are unknown or 0."""
     numbers = [value for value in (prompt, generated) if isinstance(value, int)]
     thought = f" ({reasoning:,} of reasoning)" if isinstance(reasoning, int) and reasoning else ""
     return [f"{numbers[0]:,} + {numbers[1]:,} tokens{thought}"] if len(numbers) == 2 and any(numbers) else []
 
 
 def price(cost: Any) -> list[str]:
-    """Describes a cost in US dollars; empty if no price is known."""
+    """Describes a cost in US dollars; empty if it is unknown or 0."""
     return [f"${cost:.4g}"] if is_number(cost) and cost else []
 
 
 def moment(epoch_seconds: float) -> str:
-    """Returns a time as text in UTC."""
+    """Formats a time in UTC."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(epoch_seconds))
     except (OverflowError, ValueError, OSError):
@@ -364,6 +364,6 @@ def moment(epoch_seconds: float) -> str:
 
 
 def asked_in(background_request: BackgroundRecord) -> str:
-    """Returns the last message of a background request; empty if it has no message."""
+    """Returns the text of the last message of a background request; empty without a message."""
     request = background_request.request
     return message_text(request["messages"][-1]) if is_request(request) and request["messages"] else ""

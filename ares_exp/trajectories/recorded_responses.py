@@ -1,7 +1,7 @@
-"""The recorded responses of an episode, which resume, replay and branches give to the agent again.
+"""The recorded responses of an episode, which resume, replay and branches pass to the agent again.
 
-Each of the three takes the recorded responses up to a step, gives them to the agent again, and compares the agent's
-requests with the recorded ones. They differ in the step, and in how they handle a difference.
+Each of these three features passes the recorded responses to the agent up to a step, and compares the agent's requests
+with the recorded requests. The features differ in the step, and in how they handle a difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Exchange(NamedTuple):
 
 
 def responses(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
-    """Returns the responses of exchanges; an exchange may have none."""
+    """Returns the responses of exchanges. Exchanges without a response are skipped."""
     return [exchange.response for exchange in exchanges if exchange.response is not None]
 
 
@@ -52,7 +52,7 @@ def recorded_exchanges(episode: EpisodeTrajectory) -> list[Exchange]:
 
 
 def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
-    """Yields the background requests of a trajectory, which took no step."""
+    """Yields the background requests of a trajectory, which are not steps."""
     unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
     for step in (*episode.steps, *unfinished):
         for background_request in step.background_requests:
@@ -62,19 +62,19 @@ def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
 class RecordedResponses:
     """The recorded responses that have not been used yet.
 
-    The order of an agent's conversations may change each time it runs. Within a conversation, responses are given in
-    order.
+    Each time an agent runs, its concurrent conversations may be in a different order. Responses are therefore only
+    ordered within a conversation.
     """
 
     def __init__(
         self, exchanges: Iterable[Exchange], *, used: int = 0, normalisers: Sequence[Normaliser] | None = None
     ) -> None:
-        """Keeps the exchanges.
+        """Sorts the exchanges by conversation.
 
         Args:
             exchanges: Exchanges in the order in which they were recorded.
-            used: Number of exchanges at the start that were used already.
-            normalisers: Normalisers, which remove differences to ignore; `None`: the built-in normalisers.
+            used: Number of exchanges at the start that were used before.
+            normalisers: Normalisers, which remove differences to ignore; `None` for the built-in normalisers.
         """
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
@@ -92,7 +92,7 @@ class RecordedResponses:
         return bool(self._left)
 
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
-        """Returns the next exchange of a request's conversation; `None` if the conversation has none left.
+        """Returns the next exchange of a request's conversation; `None` if no exchange of the conversation is left.
 
         A conversation is identified by its name or, if the name was not recorded, by its first request.
         """
@@ -111,11 +111,11 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares the request of a step with a recorded one. A differing message counts at one step only."""
+        """Compares the request of a step with a recorded request. A differing message only counts at its first step."""
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Returns whether two whole requests are the same."""
+        """Returns whether two whole requests are equal after normalising."""
         return RequestComparison(self._normalisers).compare(0, recorded, request).is_same
 
     def use(self, request: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Trajectory records: steps and episodes. `step_encoding` and `episode_file` describe their files."""
+"""Trajectory records of steps and episodes. `step_encoding` and `episode_file` describe their files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ares_exp.records.validation import Flag, Integer, Number, Table, Text, vali
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
-    """Returns a JSON-ready dict of `request`, frozen. Fields at their default are left out."""
+    """Converts a request to a frozen, JSON-ready mapping. Fields with their default value are left out."""
     data: dict[str, Any] = {"messages": request.messages}
     for name, default in REQUEST_DEFAULTS.items():
         if (value := getattr(request, name)) != default:
@@ -44,7 +44,7 @@ def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
 
 
 def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
-    """Undoes `serialize_llm_request`.
+    """Converts the result of `serialize_llm_request` to a request.
 
     Raises:
         TypeError: A field is unknown or missing.
@@ -55,14 +55,14 @@ def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
 
 
 def conversation_of(request: Mapping[str, Any]) -> str:
-    """Returns the conversation of a request that `serialize_llm_request` returned."""
+    """Returns the name of the conversation of a serialized request (see `serialize_llm_request`)."""
     origin = request.get("origin")
     conversation = origin.get("conversation") if isinstance(origin, Mapping) else None
     return conversation if isinstance(conversation, str) else MAIN_CONVERSATION
 
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
-    """Returns a JSON-ready dict of `response`, frozen; optional fields that are `None` are left out."""
+    """Converts a response to a frozen, JSON-ready mapping. Optional fields that are `None` are left out."""
     data = {
         "data": FrozenList([Message(piece_to_dict(piece)) for piece in response.data]),
         "cost": response.cost,
@@ -75,14 +75,18 @@ def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
 
 
 def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
-    """Undoes `serialize_llm_response`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    """Converts the result of `serialize_llm_response` to a response.
+
+    Raises:
+        TypeError, KeyError, ValueError: `data` is not a serialized response.
+    """
     pieces = [piece_from_dict(piece) for piece in data["data"]]
     return LLMResponse(**{**data, "data": pieces, "usage": Usage(**data["usage"])})
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRecord:
-    """A request of the agent that was answered without a step.
+    """A background request of the agent and its response, which are not a step.
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
@@ -93,7 +97,7 @@ class BackgroundRecord:
     response: Table
 
     def __post_init__(self) -> None:
-        """Freezes both."""
+        """Freezes the request and the response, so that later changes by the agent do not affect the record."""
         object.__setattr__(self, "request", freeze(self.request))
         object.__setattr__(self, "response", freeze(self.response))
 
@@ -117,16 +121,17 @@ class StepRecord:
         step_index: 0 for FIRST, then counting up.
         step_type: `"FIRST"`, `"MID"` or `"LAST"`.
         observation: The pending request, as `serialize_llm_request` returns it; `None` on LAST.
-        action: The response that led here, as `serialize_llm_response` returns it; `None` on FIRST.
+        action: The response that led to this step, as `serialize_llm_response` returns it; `None` on FIRST.
         reward: Reward of the time step; `None` on FIRST.
         discount: Discount of the time step; `None` on FIRST.
         timestamp: Epoch seconds.
-        policy_sec: Wall seconds from the previous time step to this action; `None` on FIRST, or if not known.
-        environment_sec: Wall seconds of the environment's `reset()` or `step()`; `None` if not known.
-        container_sec: Part of `environment_sec` that container calls took: its start and set-up, the agent's commands
-            and transfers, the verifier. Concurrent calls are added up. `None` if not known.
+        policy_sec: Seconds of wall-clock time from the previous time step to this action; `None` on FIRST, or if
+            unknown.
+        environment_sec: Seconds of wall-clock time of the environment's `reset()` or `step()`; `None` if unknown.
+        container_sec: Part of `environment_sec` for container calls: start and set-up, the agent's commands and
+            transfers, and the verifier. Times of concurrent calls are added. `None` if unknown.
         commands: Commands that the agent ran in the container, in the order in which they ended.
-        background_requests: Requests that were answered without a step on the way to this time step.
+        background_requests: Background requests since the previous time step.
     """
 
     step_index: Integer
@@ -143,12 +148,12 @@ class StepRecord:
     background_requests: tuple[BackgroundRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        """Freezes mutable fields, so that later edits by the agent do not change the record."""
+        """Freezes mutable fields, so that later changes by the agent do not affect the record."""
         object.__setattr__(self, "observation", freeze(self.observation))
         object.__setattr__(self, "action", freeze(self.action))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, messages in full."""
+        """Returns the JSON-ready form, with all messages."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["commands"] = [command_to_dict(command) for command in self.commands]
         data["background_requests"] = [background_request.to_dict() for background_request in self.background_requests]
@@ -156,7 +161,7 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Makes a record from its JSON form; unknown keys are ignored.
+        """Makes a record from its JSON form. Unknown keys are ignored.
 
         Raises:
             ValueError: A field is missing or invalid. The message names it.
@@ -165,7 +170,7 @@ class StepRecord:
 
 
 def command_to_dict(command: CommandRecord) -> dict[str, Any]:
-    """Returns a JSON-ready dict of a command; `asdict` would cost ten times as much."""
+    """Returns a JSON-ready dict of a command, ten times faster than `asdict`."""
     return {
         "command": command.command,
         "exit_code": command.exit_code,
@@ -181,17 +186,17 @@ class EpisodeTrajectory:
     Attributes:
         episode_id: Unique id.
         task_name: The task.
-        steps: All records, FIRST included.
+        steps: Records of all time steps, including FIRST.
         start_time, end_time: Epoch seconds.
-        total_reward: Sum of the steps' rewards if the episode reached a LAST step; `None` if it did not, or if no
-            reward was given: LAST has no reward, and the rewards of the other steps are 0.0.
-        num_steps: Number of records, FIRST included.
-        truncated: Whether a limit ended it.
-        outcome: How it ended.
-        error: The error, or the limit that truncated it; otherwise `None`.
-        metadata: JSON-ready metadata from its recorder: attempt, seed, agent, …
-        unfinished_step: Partial record of the reset or step that ended the episode by raising: the action in progress,
-            its commands, and the seconds. `None` if no call raised.
+        total_reward: Sum of the steps' rewards. `None` if the episode did not reach a LAST step, or if no reward was
+            given: LAST has no reward, and the rewards of the other steps are 0.0.
+        num_steps: Number of records, including FIRST.
+        truncated: Whether a limit ended the episode.
+        outcome: Outcome of the episode.
+        error: The error, or the limit that truncated the episode; otherwise `None`.
+        metadata: JSON-ready metadata, such as attempt, seed and agent.
+        unfinished_step: Partial record of the `reset()` or `step()` that raised and so ended the episode: its action,
+            commands and times. `None` if no call raised.
         rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
     """
 
@@ -216,12 +221,12 @@ class EpisodeTrajectory:
 
     @property
     def limit(self) -> str | None:
-        """The limit that truncated it; `None` if no limit did."""
+        """The limit that truncated the episode; `None` if no limit did."""
         return self.error.limit if self.error is not None else None
 
     @property
     def is_of_oracle(self) -> bool:
-        """Whether it has responses of the oracle: the task's own solution."""
+        """Whether responses came from `policy=oracle`, which runs the task's own solution."""
         return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in self.steps)
 
     @property
@@ -231,14 +236,14 @@ class EpisodeTrajectory:
         return max(self.num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
     def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
-        """Returns the rewards still to come at each step.
+        """Returns the sum of the later rewards at each step, discounted.
 
         Args:
             discount: Factor per step, in [0, 1].
 
         Returns:
-            One value per action, in order: `reward of its step + discount * the next value`; `num_steps - 1` values.
-            All are `None` if the episode's reward is missing: a missing reward is never 0.0.
+            `num_steps - 1` values, one per action: `reward of its step + discount * the next value`. All values are
+            `None` if the episode has no reward, because a missing reward does not count as 0.0.
 
         Raises:
             ValueError: `discount` is outside [0, 1].
@@ -254,7 +259,7 @@ class EpisodeTrajectory:
         return tuple(reversed(returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form with the names of the fields as keys. Observations have all their messages."""
+        """Returns the JSON-ready form, whose keys are the names of the fields. Observations contain all messages."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = self.error.to_dict() if self.error is not None else None
@@ -263,7 +268,7 @@ class EpisodeTrajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EpisodeTrajectory:
-        """Makes a trajectory from the form of `to_dict`, or from the parsed text of a file of any version.
+        """Makes a trajectory from the result of `to_dict`, or from the parsed JSON of a file.
 
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.
@@ -274,11 +279,11 @@ class EpisodeTrajectory:
 
     @classmethod
     def load(cls, path: str | Path) -> EpisodeTrajectory:
-        """Reads a file that a collector of this package wrote, of any schema version, also compressed (`.zst`).
+        """Reads a file that a collector of this package wrote, which may be compressed (`.zst`).
 
         Raises:
-            TrajectoryFormatError: The file is missing, cut short, not JSON, or not a trajectory. The message names the
-                path and, if known, the position.
+            TrajectoryFormatError: The file is missing, not JSON, or not one trajectory, or has another schema version.
+                The message names the path and, if known, the position.
         """
         from ares_exp.trajectories.files.episode_file import load_episode
 
@@ -286,9 +291,9 @@ class EpisodeTrajectory:
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
-    """Adds up the rewards of an episode; `None` if it did not reach a LAST step, or if no reward was given.
+    """Adds up the rewards of an episode. Returns `None` without a LAST step, or if no reward was given.
 
-    By default, a MID step has a reward of 0.0. If LAST has no reward, these zeros do not count as a sum.
+    A MID step has the reward 0.0 by default. If LAST has no reward and all other rewards are 0.0, the sum is `None`.
     """
     if not steps or steps[-1].step_type != "LAST":
         return None
@@ -297,18 +302,18 @@ def total_reward(steps: Sequence[StepRecord]) -> float | None:
 
 
 BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
-"""Errors of reading a broken or hostile record; they become a `TrajectoryFormatError`."""
+"""Exceptions that a broken or hostile record can raise when it is read. They become a `TrajectoryFormatError`."""
 
 
 def what_broke(error: BaseException) -> str:
-    """Describes one of `BROKEN`."""
+    """Describes an exception of `BROKEN` in words."""
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value from a file is a number to compute with."""
+    """Returns whether a value from a file is a float or an integer of a usable size."""
     is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**1000
     return is_integer or isinstance(value, float)
 
@@ -319,7 +324,7 @@ class Ending(NamedTuple):
     Attributes:
         outcome: The outcome.
         error: The error, or the limit that truncated the episode; `None` if it was completed.
-        reward: The reward of its LAST step; `None` if it has no reward.
+        reward: The reward of the LAST step; `None` without a reward.
     """
 
     outcome: Outcome
@@ -330,13 +335,13 @@ class Ending(NamedTuple):
 def ending(
     last: Any, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
 ) -> Ending:
-    """Decides how an episode ended. A LAST step counts, whatever happened after it.
+    """Determines how an episode ended. If it reached LAST, `failure` is ignored.
 
     Args:
-        last: The LAST time step or its record, of any class with `reward` and `discount`; `None` if it was not reached.
+        last: The LAST time step or its record (any object with `reward` and `discount`); `None` if it was not reached.
         failure: The exception that ended the episode, if any.
         limit: The limit that ended the episode, if known.
-        note: More about this limit.
+        note: Details about this limit.
     """
     if last is None:
         ended = failure or RuntimeError("the episode ended without a LAST step")

@@ -1,17 +1,17 @@
-"""Comparison of two requests of an agent: whether they are equal, and where they differ first.
+"""Comparison of two requests of an agent, and the place where they first differ.
 
-Resume, replay, branches and `ares-exp compare` use the same rule. Requests are compared message by message and setting
+Resume, replay, branches and `ares-exp compare` use the same rules. Requests are compared message by message and setting
 by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
-the records. Resume and branches normalise values of the clock, the kernel and random generators. A replay normalises
-as its config says, and `ares-exp compare` does not normalise. An agent that is run again against its journal is
-compared exactly, by digests of the same parts (`agents.runtime.call_identity`), because it gets the recorded times.
+the records. Resume and branches normalise values that come from the clock, the kernel or random generators. The config
+of a replay sets its normalisers, and `ares-exp compare` does not normalise. An agent that is replayed from its journal
+is compared exactly, by digests of the same parts (`agents.runtime.call_identity`), because it gets the recorded times.
 
 The origin of a request (`origin`) is not compared. Reasoning that an agent keeps in its messages is not compared
-either, because it comes from the model, like log-probabilities, and is part of a replayed response. Requests that came
-over HTTP are also equal if they differ only in spelling (see `llms.canonical`).
+either, because it comes from the model and is part of a replayed response. Requests that came over HTTP are also equal
+if they have the same canonical form (see `llms.canonical`).
 
-A request repeats the conversation so far, so a changed message is also in all later requests. It counts only at the
-step where it first appears. Otherwise, one random number at the start would hide that everything after it is equal.
+A request repeats the conversation so far, so a changed message is also in all later requests. It only counts at the
+step in which it first appears. Otherwise, one random number at the start would make all later steps different.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         rf"|\b(?:{_DAY} )?{_MONTH} {{1,2}}\d{{1,2}} {_CLOCK}(?: [AP]M)?(?: [A-Z]{{3,5}})?(?: \d{{4}})?\b",
         "<timestamp>",
     ),
-    # 0.12s, 1.5 seconds, 340 ms, 0m0.012s; not whole or longer seconds, which the request may be about
+    # 0.12s, 1.5 seconds, 340 ms, 0m0.012s; not whole seconds or minutes, which the request may be about
     "durations": (
         r"\b(?:\d+m ?)?\d+\.\d+ ?(?:s|sec|secs|seconds?|mins?|minutes?|hours?)\b"
         r"|\b\d+(?:\.\d+)? ?(?:ms|msecs?|milliseconds?|us|µs|microseconds?|ns|nanoseconds?)\b",
@@ -79,11 +79,11 @@ BUILT_IN: dict[str, tuple[str, str]] = {
 
 
 class UserNormaliser(BaseModel):
-    """A user-defined normaliser: `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
+    """A user-defined normaliser, such as `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
 
     Attributes:
         pattern: A regular expression for Python's `re`. Patterns with exponential run time are not rejected.
-        replacement: Text that replaces each match; a backslash and 1 stand for the first group.
+        replacement: Text that replaces each match. A backslash followed by 1 inserts the first group.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -104,7 +104,7 @@ class UserNormaliser(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """A compiled normaliser. `name` is its name or, without one, its pattern."""
+    """A compiled normaliser. The `name` of a user-defined normaliser is its pattern."""
 
     name: str
     pattern: re.Pattern[str]
@@ -116,7 +116,7 @@ class Normaliser:
 
 
 def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
-    """Compiles normalisers, in order.
+    """Compiles normalisers in the given order. Built-in normalisers are given by name.
 
     Raises:
         ValueError: A name is not the name of a built-in normaliser.
@@ -133,12 +133,12 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
 
 
 def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the normalisers of an agent, followed by the built-in ones."""
+    """Compiles the normalisers of an agent, and appends the built-in normalisers."""
     return (*compiled(own), *make_normalisers(list(BUILT_IN)))
 
 
 def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the normalisers of an agent, given as name → pattern and replacement."""
+    """Compiles the normalisers of an agent, which are given as patterns and replacements by name."""
     return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 
@@ -162,15 +162,15 @@ def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> 
 
 
 SPELLING = "spelling"
-"""Stands among the normalisers for what is the same in canonical form."""
+"""Name in `StepComparison.normalisers` for requests that only have the same canonical form."""
 DIFF_LINES = 12
 LINE_CHARS = 160
 COMPARED_LINES = 400
-"""Of what follows the first line that differs, so much is looked at for the diff."""
+"""Number of lines, from the first differing line on, that are compared for a diff."""
 
 
 class Match(StrEnum):
-    """Result of comparing a step of an episode with the recorded step."""
+    """The result of comparing a step of an episode with the recorded step."""
 
     EXACT = "exact"
     NORMALISED = "normalised"
@@ -181,15 +181,16 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """The comparison of one step, that is, one request of the agent.
+    """The comparison of one step, which is one request of the agent.
 
     Attributes:
-        step: Number of responses that the agent had received before, so 0 is the first request.
-        match: `exact`, except for known secrets; `normalised`: equal after normalising; `different`; `not reached`: the
-            episode ended before; `extra`: no request was recorded to compare it with.
-        where: First message or setting that differs, in words; `None` if none differs.
-        normalisers: Names of the normalisers that made the requests equal, for `normalised`.
-        diff: Lines of a short diff of the part in `where`, `-` recorded, `+` now, both normalised; for `different`.
+        step: Number of responses that the agent had received before this request; 0 for the first request.
+        match: `exact`: equal except for known secrets. `normalised`: equal after normalising. `different`: not equal.
+            `not reached`: the episode ended before this step. `extra`: the record has no request for this step.
+        where: The first message or setting that differs, in words; `None` if the requests are exactly equal.
+        normalisers: For `normalised`: names of the normalisers that made the requests equal.
+        diff: For `different`: lines of a short diff of the part in `where`, after normalising. `-` is the recorded
+            text, and `+` the current text.
     """
 
     step: int
@@ -216,14 +217,14 @@ def _built_in() -> tuple[Normaliser, ...]:
 
 
 class RequestComparison:
-    """Compares the requests of an episode that is run again with the recorded requests, in order."""
+    """Compares the requests of a replayed episode with the recorded requests, in order."""
 
     def __init__(self, normalisers: Sequence[Normaliser] | None = None) -> None:
         self._normalisers = _built_in() if normalisers is None else normalisers
         self._known: set[tuple[object, object]] = set()
 
     def compare(self, step: int, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> StepComparison:
-        """Compares two requests in the form of `serialize_llm_request`."""
+        """Compares two requests, both as `serialize_llm_request` returns them."""
         equal: tuple[str, set[str]] | None = None
         different: tuple[str, tuple[str, ...]] | None = None
         for where, old, new in _parts(recorded, asked):
@@ -245,7 +246,7 @@ class RequestComparison:
         return StepComparison(step, Match.EXACT)
 
     def _is_same_spelt_otherwise(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        """Whether two requests that came over HTTP have the same canonical form, normalised."""
+        """Returns whether two requests that came over HTTP have the same canonical form after normalising."""
         if "origin" not in recorded or "origin" not in asked:
             return False
         from ares_exp.llms.canonical import fingerprint
@@ -258,11 +259,11 @@ class RequestComparison:
 
 
 class Difference(NamedTuple):
-    """One place where two recorded things differ.
+    """One place where two requests or episodes differ.
 
     Attributes:
-        where: Name in words: `message 3 (user)`, or the name of a setting.
-        old, new: Text of each at this place; `None` if it has none.
+        where: The place in words, such as `message 3 (user)` or the name of a setting.
+        old, new: Texts at this place; `None` if the old or the new object has no text there.
     """
 
     where: str
@@ -271,24 +272,29 @@ class Difference(NamedTuple):
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
-    """Returns the first difference between two requests, nothing normalised; `None` when they are equal."""
+    """Returns the first difference between two requests, without normalising; `None` if they are equal."""
     for where, was, has in _parts(old, new):
         if was != has:
             contents = _content(was), _content(has)
-            if None in contents or contents[0] == contents[1]:  # then the whole content differs
+            if None in contents or contents[0] == contents[1]:  # the texts do not show the difference
                 contents = _text(was), _text(has)
             return Difference(where, *contents)
     return None
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns the position where two texts first differ, and `width` characters of both around it."""
+    """Returns excerpts of two texts at their first difference.
+
+    Returns:
+        The start of the excerpts (at most `before` characters before the difference), and `width` characters of each
+        text.
+    """
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields messages and settings side by side: a name in words, the old one, the new one; `None` for none."""
+    """Yields the name, the old value and the new value of each message and setting; `None` for a missing value."""
     for index, (was, has) in enumerate(zip_longest(compared_messages(old), compared_messages(new))):
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -308,7 +314,7 @@ def compared_messages(request: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _content(part: Any) -> str | None:
-    """Returns the text of a message; `None` of anything else."""
+    """Returns the text of a message; `None` for other parts, and for messages whose content is not text."""
     content = part.get("content") if isinstance(part, Mapping) else None
     return content if isinstance(content, str) else None
 
@@ -318,17 +324,17 @@ def _text(part: Any) -> str | None:
 
 
 def _key(value: Any) -> object:
-    """Returns something hashable that is equal for equal values."""
+    """Returns a hashable key that is equal for equal values."""
     try:
         key = frozenset(value.items()) if isinstance(value, Mapping) else value
         hash(key)
-    except TypeError:  # tool calls, pieces
+    except TypeError:  # values such as tool calls or lists of parts
         return json.dumps(value, sort_keys=True, default=str)
     return key
 
 
 def short_diff(old: Any, new: Any) -> tuple[str, ...]:
-    """Returns the differing lines, and one around them: few and short."""
+    """Returns a diff with one line of context, of at most `DIFF_LINES` lines of at most `LINE_CHARS` characters."""
     was, now = _lines(old), _lines(new)
     same = _first_difference(was, now)
     if same < min(len(was), len(now)):
@@ -357,28 +363,28 @@ def _lines(value: Any) -> list[str]:
 
 
 def _window(line: str, at: int = 0) -> str:
-    """Returns a long line from a little before a character of it."""
+    """Returns a line, or an excerpt of a long line around position `at`."""
     start = max(0, at - LINE_CHARS // 4) if len(line) >= LINE_CHARS else 0
     shown = line[start : start + LINE_CHARS - 2]
     return f"{'…' if start else ''}{shown}{'…' if len(line) > start + len(shown) else ''}"
 
 
 MAX_COMPARISONS = 4_000_000
-"""Rewritten histories longer than this (removed times added messages) are shown as replaced altogether."""
+"""Maximum product of removed and added messages that are aligned. Above it, all are shown as removed and added."""
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestChange:
-    """How the request of a step came from an earlier one.
+    """The changes of a request relative to an earlier request.
 
     Attributes:
-        base: The step whose conversation is continued; `None` for the first request of its conversation.
-        is_previous: Whether that is the request before this one.
+        base: The step whose request is the earlier request; `None` for the first request of a conversation.
+        is_previous: Whether `base` is the step of the previous request.
         kept: Number of unchanged messages at the start.
-        edits: Later messages in order: `("-", message)` was removed, `("+", message)` added, `(" ", message)` kept.
-        settings: Name, value before and value now of the settings that changed; `None` for a missing setting.
+        edits: Later messages in order: `("-", message)` is removed, `("+", message)` added, `(" ", message)` kept.
+        settings: Name, old value and new value of each changed setting; `None` for a missing setting.
     """
 
     base: int | None
@@ -389,18 +395,18 @@ class RequestChange:
 
     @property
     def is_rewrite(self) -> bool:
-        """Whether something was removed."""
+        """Whether messages were removed."""
         return any(sign == "-" for sign, _ in self.edits)
 
 
 def is_request(observation: Any) -> bool:
-    """Returns whether an observation is a code agent's request, and not another environment's."""
+    """Returns whether an observation has the form of a code agent's request."""
     messages = observation.get("messages") if isinstance(observation, Mapping) else None
     return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
 
 
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
-    """Finds what is new in the request of step `number`, which must have one (`is_request`)."""
+    """Returns the changes in the request of step `number`. Its observation must be a request (`is_request`)."""
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
     last = (steps[asked[0]].observation or {}) if asked else {}

@@ -1,16 +1,19 @@
-"""The response log: requests and responses of an episode in progress, on disk before each response is applied.
+"""The response log, which contains the requests and responses of a running episode.
 
-The run directory has one file per episode, independent of collectors: `kill -9` loses no response that was paid for.
-The file is deleted when the attempt has its result; a resumed run continues with the remaining files. Each line is a
-JSON object. The first line identifies the episode (`LoggedEpisode`). Every other line is an exchange, encoded like a
-step (`step_encoding`): its request is the `observation`, and its response is the `action`. The `action` is `null` if
-the environment's time limit passed without a response. In a task with several stages, `stage` is the number of finished
-stages, if any. After the end of the episode, a last line has its result (`{"result": …}`). It becomes the row if
-the process dies before the row is written.
+Each response is written before it is passed to the agent, so `kill -9` loses no response that was paid for. The run
+directory has one file per episode, independent of collectors. The file is deleted when the attempt has its result. A
+resumed run continues from the remaining files.
 
-A response to a request that was sent ahead of its turn has a separate line, with a number (`"ahead": 3`). The line
-`{"applied": 3}` marks its turn. A response whose turn never came is in `ahead`, also when this log starts with it
-because an earlier try paid for it (`"taken_over": true`).
+Each line is a JSON object. The first line identifies the episode (`LoggedEpisode`). Most other lines are exchanges,
+encoded like a step (`step_encoding`): the request is the `observation`, and the response is the `action`. The `action`
+is `null` if the environment's time limit passed without a response. In a task with several stages, `stage` is the
+number of finished stages, if any. After the end of the episode, the last line has its result (`{"result": …}`). If the
+process dies before the row of the episode is written, this result becomes the row.
+
+If an agent has several pending requests, the run also requests responses for requests that are not the current
+observation. Such a prefetched response has a line with a number (`"ahead": 3`). The line `{"applied": 3}` means that it
+was used as the next exchange. A prefetched response of an earlier episode that this episode continues has
+`"taken_over": true`.
 """
 
 from __future__ import annotations
@@ -46,24 +49,24 @@ from ares_exp.trajectories.records import (
 SUFFIX = ".jsonl"
 SCHEMA_VERSION = 3
 _CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
-"""What of a `LoggedEpisode` its first line leaves out."""
+"""Fields of a `LoggedEpisode` that are not in the first line."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedEpisode:
-    """A logged episode, with its requests and responses.
+    """The content of a response log.
 
     Attributes:
-        episode_id, task_name, attempt, retry, seed: Fields of its `EpisodeResult`.
-        started_at: Epoch seconds; 0.0 if it has not started because it waits for its retry.
-        parent: Id of the episode whose first responses it took over, if any.
-        taken_over: Number of exchanges taken over.
-        exchanges: Requests and responses in order, one for each of its time steps.
-        ahead: Exchanges sent ahead of their turn whose turn has not come.
-        ahead_taken_over: Responses that the earlier episode requested ahead, whether or not their turn has come.
-        result: Its result, if it has ended.
+        episode_id, task_name, attempt, retry, seed: Fields of the episode's `EpisodeResult`.
+        started_at: Epoch seconds; 0.0 if the episode has not started, because its attempt waits for a retry.
+        parent: Id of the earlier episode that this episode continues, if any.
+        taken_over: Number of exchanges of the earlier episode at the start of `exchanges`.
+        exchanges: Requests and responses in order, one for each time step.
+        ahead: Exchanges with prefetched responses that were not used yet.
+        ahead_taken_over: Prefetched responses of the earlier episode, both used and unused.
+        result: Result of the episode; `None` if it has not ended.
     """
 
     episode_id: str
@@ -86,12 +89,12 @@ class LoggedEpisode:
 
     @property
     def slot(self) -> tuple[str, int]:
-        """The attempt: task and number."""
+        """Task name and number of the attempt."""
         return self.task_name, self.attempt
 
     @classmethod
     def read(cls, path: Path) -> LoggedEpisode:
-        """Reads the complete lines of a log. A line that was being written when its process died is left out.
+        """Reads a log up to the first line that is incomplete or invalid, such as the last line of a killed process.
 
         Raises:
             OSError: The file cannot be read.
@@ -99,7 +102,7 @@ class LoggedEpisode:
             ConfigError: The log has another schema version.
         """
         in_order: list[Exchange] = []
-        waiting: dict[int, Exchange] = {}  # exchanges sent ahead whose turn has not come, by number
+        waiting: dict[int, Exchange] = {}  # exchanges with unused prefetched responses, by number
         taken_over: list[LLMResponse] = []
         result: EpisodeResult | None = None
         decoder = StepDecoder()
@@ -140,11 +143,11 @@ class ResponseLog:
     """Writes the log of one episode. A line that cannot be written ends the run."""
 
     def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
-        """Keeps the arguments.
+        """Creates the log, but not its file yet.
 
         Args:
             folder: The directory of the log.
-            episode: The episode of the log.
+            episode: The episode that the log belongs to.
             storage: Storage of the run.
         """
         self._storage = storage
@@ -158,15 +161,15 @@ class ResponseLog:
 
     @property
     def episode_id(self) -> str:
-        """Id of the episode of the log."""
+        """Id of the episode that the log belongs to."""
         return self._episode.episode_id
 
     def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
-        """Creates or replaces the file, with the responses that the episode takes over. Blocking.
+        """Creates or replaces the file, with the responses of an earlier episode that this episode continues. Blocking.
 
         Args:
-            taken_over: The exchanges of its first time steps.
-            ahead: Exchanges sent ahead of their turn; they are numbered in this order, from 0.
+            taken_over: The earlier exchanges, which are the first time steps of this episode.
+            ahead: Exchanges with prefetched responses of the earlier episode. Their numbers for `apply` are 0, 1, …
 
         Raises:
             StorageError: The file could not be written.
@@ -181,7 +184,7 @@ class ResponseLog:
         self._exists = True
 
     def _make(self, text: str, *, has_responses: bool) -> None:
-        """Creates the file. It is synced only if it has responses; responses that follow are not synced either."""
+        """Creates the file. Only a file with responses is synced; later appended responses are not synced."""
         if not has_responses and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
             append_text(self._path, text, flags=os.O_CREAT)
             return
@@ -191,7 +194,7 @@ class ResponseLog:
             whole.write(text.encode())
 
     def check(self) -> None:
-        """Checks that a response can be logged, before its request is sent.
+        """Checks that a response can be logged. Called before a request is sent.
 
         Raises:
             StorageError: A write of the run has failed, or the file is missing.
@@ -201,7 +204,7 @@ class ResponseLog:
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
-        """Writes one more exchange, which survives `kill -9` once this returns.
+        """Appends an exchange. After this call, it survives `kill -9`.
 
         Raises:
             StorageError: The line could not be written.
@@ -209,10 +212,10 @@ class ResponseLog:
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
-        """Writes a response that came ahead of its turn. It survives `kill -9` once this returns.
+        """Appends a prefetched response, which is used later. After this call, it survives `kill -9`.
 
         Returns:
-            Its number, for `apply`.
+            Number of the response, for `apply`.
 
         Raises:
             StorageError: The line could not be written.
@@ -223,7 +226,7 @@ class ResponseLog:
         return number
 
     def apply(self, number: int) -> None:
-        """Records that the turn of a response sent ahead has come: it is the next exchange.
+        """Records that a prefetched response was used as the response of the next exchange.
 
         Raises:
             StorageError: The line could not be written.
@@ -231,7 +234,7 @@ class ResponseLog:
         self._append(dump_json({"applied": number}))
 
     def end(self, row: str) -> None:
-        """Writes the row of the episode, a line of JSON. It survives `kill -9` once this returns.
+        """Appends the row of the episode, a line of JSON. After this call, it survives `kill -9`.
 
         Raises:
             StorageError: The line could not be written.
@@ -239,7 +242,7 @@ class ResponseLog:
         self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
-        """Reads the log back; `None` if it was discarded or cannot be read. Blocking."""
+        """Reads the log; `None` if it was discarded or cannot be read. Blocking."""
         try:
             return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
@@ -247,14 +250,14 @@ class ResponseLog:
             return None
 
     def discard(self) -> None:
-        """Removes the file."""
+        """Removes the file. Later writes are ignored."""
         self._discarded = True
         Path(self._path).unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
         if self._discarded:
             return
-        if self._failure is not None:  # a line is missing: later lines refer to it
+        if self._failure is not None:  # a line is missing, and later lines would refer to it
             raise self._failure
         try:
             self._storage.write(lambda: append_text(self._path, f"{line}\n"), self._path)
@@ -269,7 +272,7 @@ class ResponseLog:
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
-    """Reads the logs of a run. Logs with a broken first line have no response and are left out. Blocking."""
+    """Reads the logs of a run. Logs with an invalid first line are skipped with a warning. Blocking."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -280,7 +283,7 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
-    """Reads one line, and checks its numbers, because the file is untrusted."""
+    """Parses an exchange, and validates its numbers, because the file is untrusted."""
     (request, action), stage = decoder.unpack(data), data.get("stage", 0)
     response = deserialize_llm_response(freeze(action)) if action is not None else None
     if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
@@ -291,7 +294,7 @@ def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
 
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
-    """Reads the result of the episode that the log belongs to."""
+    """Parses the result, and checks that it belongs to the episode of the first line (`head`)."""
     result = checked_result(data)
     if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")

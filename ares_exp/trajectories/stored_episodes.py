@@ -1,4 +1,4 @@
-"""Recorded episodes on disk, which are found, filtered and loaded one at a time. Steps are read only when needed."""
+"""Recorded episodes on disk, which can be found, filtered, and loaded one at a time. Steps are only read on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoredEpisode:
     """One episode whose steps are still on disk. It can be pickled, for the workers of a data loader.
 
     Attributes:
-        path: The file that contains it.
+        path: The file that contains the episode.
         episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: Fields of
             `EpisodeTrajectory`.
         outcome: Outcome as in `EpisodeTrajectory`; `None` while the episode is running.
@@ -55,12 +55,12 @@ class StoredEpisode:
         """Reads the whole episode. The result is not cached.
 
         Raises:
-            TrajectoryFormatError: The file is broken. The message names the path and the position.
+            TrajectoryFormatError: The file is invalid. The message names the path and the position.
         """
         return self._read()
 
     def row(self) -> dict[str, Any]:
-        """Returns one row of a table with one plain value per column; `metadata.…` has the metadata's plain values."""
+        """Returns a row for a table. Each plain value of the metadata has a column `metadata.…`."""
         row: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
         row["outcome"] = None if self.outcome is None else self.outcome.value
         row["duration_sec"] = self.end_time - self.start_time
@@ -78,11 +78,11 @@ def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> I
     """Yields the episodes of a file. For episodes that have ended, the steps are not read.
 
     Args:
-        path: The file, a record.
-        is_written: Whether a process was writing the file before this call. If so, an episode without an end is
-            running; otherwise it is lost.
-        broken: List for one sentence per broken record, if other records of the file can be read. By default the first
-            broken record is raised.
+        path: The file.
+        is_written: Whether a process was writing the file just before this call. If so, an episode without an end is
+            running; otherwise, it is lost.
+        broken: List to which one sentence per invalid record is added. If it is `None`, the first invalid record raises
+            an error.
 
     Raises:
         TrajectoryFormatError: The file cannot be read.
@@ -129,19 +129,19 @@ def load(
     ```
 
     Args:
-        path: A run directory, a folder of runs (a sweep), a folder of episode files, or a file, of any format. An
-            episode that a run has in several formats counts once.
-        task: The task's name, or a pattern such as `fix-*`.
-        outcome: An outcome, or several.
-        min_reward: Lower bound of the total reward, inclusive. Episodes without a reward are outside of any bound.
-        max_reward: Upper bound of the total reward, inclusive.
+        path: A run directory, a folder of runs (a sweep), a folder of episode files, or a single file of any format. An
+            episode that a run stored in several formats is returned once.
+        task: Name of the task, or a pattern such as `fix-*`.
+        outcome: An outcome, or several outcomes.
+        min_reward: Inclusive lower bound of the total reward. With a bound, episodes without a reward are excluded.
+        max_reward: Inclusive upper bound of the total reward.
         partial: Whether running episodes are included. Their `outcome` is `None`.
-        skip_broken: Whether a broken file is skipped with a warning and listed in `left_out`. By default it is an
-            error.
+        skip_broken: Whether an invalid file is skipped with a warning and listed in `left_out`. By default, it raises
+            an error.
         cache: Cache of headers, for callers that load the same files repeatedly.
 
     Raises:
-        TrajectoryFormatError: The path does not exist, or one of its files is broken.
+        TrajectoryFormatError: The path does not exist, or one of the files is invalid.
     """
     place = Path(path)
     found: list[StoredEpisode] = []
@@ -156,7 +156,7 @@ def load(
 
 
 class HeaderCache:
-    """A cache of the headers of ended episodes. An entry is valid while the file's time and size stay the same."""
+    """A cache of the headers of ended episodes. An entry is valid until the file's time stamp or size changes."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
@@ -179,13 +179,16 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files. For each id, the first episode that has ended counts, or the first one."""
+    """Returns the episodes of these files.
+
+    If several episodes have the same id, the first ended episode is returned. If none has ended, the first is returned.
+    """
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
         name = path.name.removesuffix(suffix_of(path) or "")  # the id, in a file of one episode
         if (known := found.get(name)) is not None and _has_ended(known):
-            continue  # the same in another format: its file need not be opened
+            continue  # the same episode in another format
         try:
             locked = path if is_shared(path) else path.parent
             if locked not in written:
@@ -213,11 +216,11 @@ class StoredEpisodes(Sequence[StoredEpisode]):
     """Episodes on disk, sorted by start time and id.
 
     Attributes:
-        left_out: One sentence for each broken file or unfinished episode that was found but is not included.
+        left_out: One sentence for each invalid file or running episode that was found but is not included.
     """
 
     def __init__(self, episodes: Iterable[StoredEpisode], *, left_out: Sequence[str] = ()) -> None:
-        """Sorts the episodes by their start."""
+        """Sorts the episodes by start time and id."""
         self._episodes = tuple(sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id)))
         self.left_out = tuple(left_out)
 
@@ -236,7 +239,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         return len(self._episodes)
 
     def __repr__(self) -> str:
-        """Returns the number of episodes and of tasks."""
+        """Describes the collection by its numbers of episodes and tasks."""
         tasks = len({episode.task_name for episode in self})
         return f"<{count_of(len(self), 'episode')} of {count_of(tasks, 'task')}>"
 
@@ -252,11 +255,11 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         """Returns the episodes that meet every given condition.
 
         Args:
-            task: The task's name, or a pattern, as in `load`.
-            outcome: An outcome, or several.
-            min_reward: Lower bound of the total reward.
-            max_reward: Upper bound of the total reward.
-            where: Any other condition, e.g. `lambda episode: episode.metadata.get("seed") == 3`.
+            task: Name of the task, or a pattern, as in `load`.
+            outcome: An outcome, or several outcomes.
+            min_reward: Inclusive lower bound of the total reward.
+            max_reward: Inclusive upper bound of the total reward.
+            where: Any other condition, such as `lambda episode: episode.metadata.get("seed") == 3`.
 
         Raises:
             ValueError: The outcome is unknown.
@@ -279,7 +282,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         return StoredEpisodes(filter(meets, self._episodes), left_out=self.left_out)
 
     def trajectories(self, *, skip_broken: bool = False) -> Iterator[EpisodeTrajectory]:
-        """Loads the episodes one after the other, without keeping them in memory.
+        """Loads and yields one episode at a time.
 
         Args:
             skip_broken: Whether an episode that cannot be loaded is skipped with a warning.
@@ -298,7 +301,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
                 yield trajectory
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one row per episode, for a table: `pandas.DataFrame(load("outputs/first").rows())`."""
+        """Returns one row per episode for a table, such as `pandas.DataFrame(load("outputs/first").rows())`."""
         return [episode.row() for episode in self]
 
 
@@ -306,13 +309,15 @@ SUFFIXES = (".json", f".json{ZSTD}", *SHARED_SUFFIXES)
 """Ends of the names of episode files."""
 
 MAX_DEPTH = 4
-"""How far below a folder runs are looked for."""
+"""Number of directory levels below a folder that are searched for runs."""
 
 
 def find_files(path: Path) -> list[list[Path]]:
-    """Finds the episode files at `path`: one list for each run, and one for files directly in a folder.
+    """Finds the episode files at `path`.
 
-    Several files of a list may contain the same episode. The first file in which it has ended counts.
+    Returns:
+        One list of files for each run, and one list for files directly in a folder. Several files of a list may contain
+        the same episode. The first file in which the episode has ended takes precedence.
 
     Raises:
         TrajectoryFormatError: The path does not exist or cannot be read.
@@ -340,7 +345,10 @@ def suffix_of(path: Path) -> str | None:
 
 
 def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
-    """Yields each run directory below a folder once, by name, at most `depth` levels deep, without nested runs."""
+    """Yields each run directory below a folder once, sorted by name.
+
+    Searches at most `depth` levels, and does not search inside runs.
+    """
     seen = set() if seen is None else seen
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
         below = (folder / name).resolve()
@@ -366,7 +374,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence: JSON before JSON Lines, and compressed files first, because they are complete."""
+    """Sorts files by precedence: JSON before JSON Lines, then compressed files first, because they are complete."""
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
 
@@ -374,10 +382,10 @@ HELP = f"a file, a run directory, or either followed by /ID or the start of an i
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
-    """Finds everything at `path` or, if its last part is not a file, the episodes whose id starts with it.
+    """Finds the episodes at `path`. If the path does not exist, its last part is the start of an episode id.
 
     Raises:
-        TrajectoryFormatError: The path does not exist, or a requested file is broken.
+        TrajectoryFormatError: The path does not exist, or a requested file is invalid.
         UserError: No episode id starts with this prefix.
     """
     here = path.parent == Path() and not is_run(path.parent)  # a mistyped name must not search the working directory
@@ -388,7 +396,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
     if len(exact := found.filter(where=lambda episode: episode.episode_id == prefix)) == 1:
         return exact
     if whole := found.filter(where=lambda episode: episode.episode_id.startswith(f"{prefix}__")):
-        return whole  # TASK__1 is attempt 1, not also 10
+        return whole  # `TASK__1` means attempt 1, but not attempt 10
     if not found:
         broken = next((problem for problem in episodes.left_out if f"/{prefix}" in problem), None)
         raise UserError(
@@ -400,11 +408,11 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode at `path`, or the last one of the only attempt.
+    """Finds the only episode at `path`. If all episodes belong to one attempt, returns the last episode.
 
     Raises:
         TrajectoryFormatError: See `chosen_episodes`.
-        UserError: See `chosen_episodes`; also raised if no episode or several were found.
+        UserError: No episode was found, or episodes of several attempts. See also `chosen_episodes`.
     """
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
@@ -419,5 +427,5 @@ def chosen_episode(path: Path) -> StoredEpisode:
 
 
 def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
-    """Returns the path of the first of several episodes at `path`, which may end with part of an id."""
+    """Returns the path of the first of `episodes`, which were found by `chosen_episodes(path)`."""
     return (path if path.exists() else path.parent) / episodes[0].episode_id

@@ -1,4 +1,4 @@
-"""Gymnasium wrappers of environments, and presets, which are environments by name.
+"""Gymnasium wrappers of environments, and presets, which make environments from names.
 
 Imports runs and environments; imported by `ares_exp.gym`, commands and user code.
 

@@ -1,7 +1,7 @@
-"""`AsyncGymWrapper`: Gymnasium's `reset` and `step` for an asynchronous environment, to be awaited.
+"""`AsyncGymWrapper`, which gives an asynchronous environment Gymnasium's interface as coroutines.
 
-This module defines the whole Gymnasium interface; `GymWrapper` runs the same coroutines for callers that are not
-asynchronous. The module does not import gymnasium: only the two spaces import it, on first access.
+This module defines the whole Gymnasium interface. `GymWrapper` runs the same coroutines for callers that are not
+asynchronous. Gymnasium is only imported when one of the two spaces is first accessed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UsageInfo(TypedDict):
     """Tokens and cost of the actions since `reset`.
 
     Attributes:
-        prompt_tokens, generated_tokens: Token counts of the engine; 0 for an action without counts.
+        prompt_tokens, generated_tokens: Token counts that the policy reported; 0 if it reported none.
         cost: US dollars.
     """
 
@@ -45,11 +45,11 @@ class EpisodeInfo(TypedDict):
         task: Name of the task; `None` if the environment has no tasks.
         step: Number of actions since `reset`: 0 after `reset`.
         usage: Tokens and cost of these actions.
-        outcome: After the last step `"completed"` or `"truncated"` (`"errored"` for a reward that is not finite), as in
-            the rows of a run; `None` before.
-        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …), `"unknown"` if
-            the environment does not report it; `None` without a limit.
-        rewards: All rewards of the verifier by key, after the last step; empty before, and without a verifier.
+        outcome: Outcome as in the rows of a run: after the last step `"completed"`, `"truncated"`, or `"errored"` (if
+            the reward is not finite); `None` before the last step.
+        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …); `"unknown"` if the
+            environment does not report it; `None` if the episode was not truncated.
+        rewards: All rewards of the verifier by key, after the last step; empty before it, and without a verifier.
     """
 
     time_step: Any
@@ -62,7 +62,7 @@ class EpisodeInfo(TypedDict):
 
 
 def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
-    """Makes the `info` of the time step that `env` has just returned; `usage` is the usage of all actions."""
+    """Makes the `info` of the time step that `env` has just returned. `usage` covers all actions since `reset`."""
     info: EpisodeInfo = {
         "time_step": time_step,
         "task": task,
@@ -86,7 +86,7 @@ def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: Episo
 
 
 NO_REQUEST = LLMRequest(messages=())
-"""The observation of an ended episode: no request is pending, but Gymnasium requires a member of the space."""
+"""The observation after the end of an episode: no request is pending, but Gymnasium requires a member of the space."""
 
 RENDER_MODES = ("ansi",)
 
@@ -94,7 +94,7 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
-    """Gives an environment Gymnasium's interface, with methods to be awaited. `async with` closes the environment.
+    """Gives an environment Gymnasium's interface with asynchronous methods. `async with` closes the environment.
 
     Attributes:
         environment: The wrapped environment.
@@ -105,7 +105,7 @@ class AsyncGymWrapper:
 
         Args:
             env: The environment.
-            render_mode: `"ansi"`: `render` returns the last exchange as text. `None`: it returns `None`.
+            render_mode: `"ansi"` makes `render` return the last exchange as text. `None` makes it return `None`.
 
         Raises:
             ValueError: The render mode is unknown.
@@ -123,14 +123,14 @@ class AsyncGymWrapper:
 
     @cached_property
     def observation_space(self) -> LLMRequestSpace:
-        """All LLM requests."""
+        """Space of all LLM requests."""
         from ares_exp.wrappers.spaces import LLMRequestSpace
 
         return LLMRequestSpace()
 
     @cached_property
     def action_space(self) -> LLMResponseSpace:
-        """All LLM responses."""
+        """Space of all LLM responses."""
         from ares_exp.wrappers.spaces import LLMResponseSpace
 
         return LLMResponseSpace()
@@ -141,8 +141,8 @@ class AsyncGymWrapper:
         """Starts an episode.
 
         Args:
-            seed: Seed of the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
-                takes no seed, it is called without one, which is logged once.
+            seed: Seed for the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
+                takes no seed, the seed is ignored, which is logged once.
             options: For example `{"task": name_or_index}`. An empty mapping is ignored.
 
         Returns:
@@ -160,7 +160,7 @@ class AsyncGymWrapper:
         return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
-        """Applies `action`, usually an `LLMResponse`. For the returned values, see `to_gym` and `EpisodeInfo`."""
+        """Applies `action`, usually an `LLMResponse`. `to_gym` and `EpisodeInfo` describe the returned values."""
         time_step = await self._env.step(action)
         self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
@@ -176,14 +176,14 @@ class AsyncGymWrapper:
         self._last_exchange = Exchange(*exchange)
 
     async def render(self) -> str | None:
-        """Returns the last exchange as text with `render_mode="ansi"`, otherwise `None`."""
+        """Returns the last exchange as text if `render_mode` is `"ansi"`, otherwise `None`."""
         return self.rendering()
 
     def rendering(self) -> str | None:
         """Returns the result of `render` without awaiting.
 
-        Before any call, this is an empty text. After `reset`, it is the first observation of the policy. After `step`,
-        it is the response, the next observation and, if the episode has ended, the reward.
+        Before the first `reset`, the text is empty. After `reset`, it contains the first observation. After `step`, it
+        contains the response, the next observation and, if the episode has ended, the reward.
         """
         if self.render_mode is None:
             return None
@@ -201,18 +201,18 @@ class AsyncGymWrapper:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment, which gets the exception and is closed."""
+        """Passes the exception to the wrapped environment's `__aexit__`, which closes the environment."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
 
 def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:
-    """Converts a time step, or any object with the same four fields, to the values of Gymnasium's `step` before `info`.
+    """Converts a time step, or any object with the same four fields, to the first four results of Gymnasium's `step`.
 
     Returns:
         observation: Observation of the time step; `NO_REQUEST` if it has none, because the episode has ended.
         reward: Reward of the time step; 0.0 if it has none.
         terminated: Whether the episode ended by itself (LAST with discount 0).
-        truncated: Whether a limit cut it short (LAST with a discount above 0).
+        truncated: Whether a limit ended the episode (LAST with a discount above 0).
 
     Raises:
         ValueError: The time step breaks the contract: an unknown step type, or LAST without a discount.
@@ -259,10 +259,10 @@ def wrap_as_gym(
     """Gives an environment Gymnasium's interface.
 
     Args:
-        env: The environment, which the wrapper then owns: closing the wrapper closes it.
-        async_mode: Whether the methods are to be awaited (`AsyncGymWrapper`) or block (`GymWrapper`).
-        render_mode: `"ansi"` for a `render()` that returns the last exchange as text.
-        allow_running_loop: Only for `GymWrapper`: whether its calls may block a running event loop, as in a notebook.
+        env: The environment, which the wrapper then owns: closing the wrapper also closes the environment.
+        async_mode: Whether the methods are asynchronous (`AsyncGymWrapper`) or block (`GymWrapper`).
+        render_mode: `"ansi"` makes `render()` return the last exchange as text.
+        allow_running_loop: Whether calls of a `GymWrapper` may block a running event loop, as in a notebook.
 
     Returns:
         The wrapper; both classes are context managers.
@@ -283,7 +283,7 @@ class GymDriver(EnvironmentWrapper):
     """Runs an environment through its Gymnasium wrapper, and returns the environment's own time steps."""
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
-        """Takes over `gym`: the driver closes it."""
+        """Makes the driver the owner of `gym`, which it closes."""
         super().__init__(gym.environment)
         self._gym = gym
 
@@ -308,10 +308,13 @@ class GymDriver(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the environment, which gets the exception and is closed."""
+        """Passes the exception to the environment's `__aexit__`, which closes the environment."""
         await self._gym.__aexit__(exc_type, exc, traceback)
 
 
 def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Drives the environment through `AsyncGymWrapper` on the caller's event loop. Does not import gymnasium."""
+    """Makes a driver that runs the environment through `AsyncGymWrapper`, on the caller's event loop.
+
+    Does not import gymnasium.
+    """
     return GymDriver(AsyncGymWrapper(environment))

@@ -1,7 +1,7 @@
-"""Chat requests and responses as plain text, for `render()` and for libraries that need strings.
+"""Formatting of chat requests and responses as plain text, for `render()` and for libraries that need strings.
 
-The functions accept requests of any class with `messages`, also from other packages. Other objects are formatted by
-`str`.
+The functions accept requests of any class that has `messages`, also from other packages. Other objects are formatted
+with `str`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """Formats the exchange under headings that name the roles, with control characters replaced, for terminals."""
+        """Formats the exchange for a terminal: roles are headings, and control characters are replaced."""
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
         if self.terminated or self.truncated:
@@ -48,7 +48,7 @@ def section(role: str, text: str) -> str:
 
 
 def conversation_text(observation: Any) -> str:
-    """Formats all messages of the request, oldest first, system prompt included, each under a heading."""
+    """Formats the system prompt and all messages of the request, oldest first, each under a heading."""
     system = getattr(observation, "system_prompt", None)
     sections = [section("system", system)] if isinstance(system, str) else []
     sections += [section(_role(message), message_text(message)) for message in messages_of(observation)]
@@ -61,7 +61,7 @@ def news_text(observation: Any) -> str:
 
 
 def new_messages(observation: Any) -> list[Any]:
-    """Returns the messages since the policy's last response; all of them without a response."""
+    """Returns the messages since the policy's last response; all messages if there is no response."""
     found = messages_of(observation)
     for index in range(len(found) - 1, -1, -1):
         if _role(found[index]) == "assistant":
@@ -70,7 +70,7 @@ def new_messages(observation: Any) -> list[Any]:
 
 
 def messages_of(observation: Any) -> Sequence[Any]:
-    """Returns the messages of a request; an observation without messages counts as one message."""
+    """Returns the messages of a request. An observation without messages is returned as one message."""
     found = observation.get("messages") if isinstance(observation, Mapping) else getattr(observation, "messages", None)
     if isinstance(found, list | tuple):
         return found
@@ -78,14 +78,14 @@ def messages_of(observation: Any) -> Sequence[Any]:
 
 
 def message_text(message: Any) -> str:
-    """Formats the content of a message, text or list of parts, and its tool calls, one per line."""
+    """Formats the content of a message (a text or a list of parts), followed by its tool calls, one per line."""
     if not isinstance(message, Mapping):
         return str(message)
     return "\n".join([*_content(message.get("content")), *_tool_calls(message.get("tool_calls") or ())])
 
 
 def response_text(action: Any) -> str:
-    """Formats reasoning, text and tool calls of a response; anything else with `str`."""
+    """Formats the reasoning, texts and tool calls of a response. Other objects are formatted with `str`."""
     return "\n".join(map(_piece, action.data)) if isinstance(action, LLMResponse) else str(action)
 
 

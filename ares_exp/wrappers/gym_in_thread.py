@@ -1,4 +1,4 @@
-"""`wrapper=sync`: the blocking methods of a `GymWrapper`, each awaited in a thread."""
+"""`wrapper=sync`, which runs the blocking methods of a `GymWrapper` in threads and awaits them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ Outcome = tuple[Any, BaseException | None]
 
 
 class GymInThread:
-    """The methods of a `GymWrapper`, to be awaited.
+    """Asynchronous versions of the methods of a `GymWrapper`.
 
-    Cancelling an awaiting task cancels the environment's coroutine and waits, bounded, for it to unwind.
+    If the awaiting task is cancelled, the environment's coroutine is also cancelled, and may take `CANCEL_GRACE_SEC` to
+    unwind.
     """
 
     def __init__(self, gym: GymWrapper) -> None:
-        """Takes over `gym`."""
+        """Makes this object the owner of `gym`, which it closes."""
         self._gym = gym
         self._is_closed = False
 
     @property
     def environment(self) -> MinimalEnvironment:
-        """The environment in the wrapper."""
+        """The environment that `gym` wraps."""
         return self._gym.environment
 
     async def reset(
@@ -55,7 +56,7 @@ class GymInThread:
         """Enters the environment."""
         try:
             await self._call(self._gym.__enter__)
-        except BaseException:  # after a cancellation, it is unknown how far the task came
+        except BaseException:  # after a cancellation, the environment may be partly entered
             await self.close()
             raise
         return self
@@ -63,7 +64,7 @@ class GymInThread:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the environment, which gets the exception."""
+        """Passes the exception to the environment's `__aexit__`, which closes the environment."""
         await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
 
     async def _end(self, farewell: Callable[[], object]) -> None:
@@ -85,7 +86,7 @@ class GymInThread:
             raise EpisodeStateError("This environment has been closed. Build a new one.")
         job = self._start(function)
         try:
-            await asyncio.wait({job})  # unlike awaiting it, does not cancel it when this task is cancelled
+            await asyncio.wait({job})  # unlike `await job`, does not cancel the job if this task is cancelled
         except asyncio.CancelledError:
             self._gym.loop_thread.interrupt()
             await asyncio.wait({job}, timeout=CANCEL_GRACE_SEC)
@@ -96,7 +97,7 @@ class GymInThread:
         def outcome() -> Outcome:
             try:
                 return function(), None
-            except BaseException as error:  # a future would replace some exceptions by other objects
+            except BaseException as error:  # a future would replace some exceptions with other objects
                 return None, error
 
         self._gym.loop_thread.resume()
@@ -115,22 +116,22 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """Runs an environment on another event loop. Its pending requests are only accessible there."""
+    """Runs an environment on another event loop, where its pending requests cannot be accessed."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns nothing, so that the policy is asked for one response after the other."""
+        """Returns an empty tuple, so that the policy gets one request at a time."""
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Never returns: see `pending_requests`."""
+        """Never returns, because `pending_requests` is always empty."""
         await asyncio.Event().wait()
         raise AssertionError("unreachable: nobody sets the event")
 
 
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Drives the environment through `GymWrapper`, called from the driver's own thread, for `wrapper=sync`.
+    """Makes a driver that runs the environment through `GymWrapper`, for `wrapper=sync`.
 
-    The environment then runs on the wrapper's event loop, not on the caller's. Objects that it shares with other
-    environments must not be bound to a loop.
+    The environment runs on the wrapper's event loop, not on the caller's loop. Objects that it shares with other
+    environments must not be bound to an event loop.
     """
     return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

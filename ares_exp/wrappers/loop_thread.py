@@ -1,11 +1,11 @@
-"""One event loop in one daemon thread, for callers that are not asynchronous.
+"""An event loop in a daemon thread, for callers that are not asynchronous.
 
-The loop outlives single calls, because an environment's agent is a running coroutine, which a loop per call would
-cancel.
+The loop runs between calls, because an environment's agent is a running coroutine. A separate loop for each call would
+cancel the agent.
 
-The caller's thread passes a `LoopCall` to the loop (`call_soon_threadsafe`) and waits on its lock. The loop runs the
-coroutine in a separate task and releases the lock. Results and exceptions are passed back unchanged. (The futures of
-`concurrent.futures` would cost more and replace a `TimeoutError`.)
+The caller's thread passes a `LoopCall` to the loop (`call_soon_threadsafe`) and waits for the lock of the call. The
+loop runs the coroutine in a separate task, and then releases the lock. The caller gets the original results and
+exceptions. (Futures of `concurrent.futures` would be slower, and would replace a `TimeoutError`.)
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 CANCEL_GRACE_SEC = 5.0
-"""Seconds that a cancelled coroutine has to unwind; then the waiting thread is released."""
+"""Seconds that a cancelled coroutine has to unwind. After this time, its caller stops waiting."""
 SIGNAL_CHECK_SEC = 1.0
-"""Maximum delay of a Ctrl-C in seconds, because a Ctrl-C just before the lock sleeps does not wake it."""
+"""Interval in seconds at which a waiting thread checks for Ctrl-C. A Ctrl-C may not interrupt a wait for a lock."""
 
 
 class LoopCall(Generic[T]):
-    """Passes one coroutine to the loop, and its outcome back. It can be used only once."""
+    """Passes one coroutine to the loop, and returns its result to the waiting thread. It can be used only once."""
 
     __slots__ = ("_coroutine", "_done", "_error", "_finished", "_timer", "_value", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Takes over `coroutine`; the waiting thread must call `drop` at the end."""
+        """Makes this call the owner of `coroutine`. At the end, the waiting thread must call `drop`."""
         self._coroutine = coroutine
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -50,16 +50,19 @@ class LoopCall(Generic[T]):
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
-        """Cancels the coroutine once, and releases a waiting thread within the grace period. Called on the loop."""
+        """Cancels the coroutine, and releases the waiting thread after at most `CANCEL_GRACE_SEC`. Called on the loop.
+
+        Further calls have no effect.
+        """
         if self.task is None:
             self.finish(asyncio.CancelledError())
         elif not self._finished and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(CANCEL_GRACE_SEC, self.finish, asyncio.CancelledError())
-            loop.call_soon(self.task.cancel)  # deferred: cancelled before its first step, it would never report back
+            loop.call_soon(self.task.cancel)  # deferred, because a task that never starts does not call `finish`
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Releases the waiting thread."""
+        """Releases the waiting thread, whose `result` raises `error`, if given."""
         if not self._finished:
             self._finished = True
             self._error = error
@@ -68,7 +71,7 @@ class LoopCall(Generic[T]):
             self._done.release()
 
     def wait(self, limit_sec: float) -> bool:
-        """Waits and returns whether the call ended within the limit. Called in the waiting thread."""
+        """Waits for the end of the call. Returns whether it ended within the limit. Called in the waiting thread."""
         deadline = time.monotonic() + limit_sec
         while (left := deadline - time.monotonic()) > 0:
             if self._done.acquire(timeout=min(left, SIGNAL_CHECK_SEC)):
@@ -82,12 +85,12 @@ class LoopCall(Generic[T]):
             self.wait(CANCEL_GRACE_SEC)
 
     def drop(self) -> None:
-        """Drops the coroutine if it was never started. Called last, in the waiting thread."""
+        """Closes the coroutine if it was never started. Called in the waiting thread, as the last method."""
         if self.task is None:
             self._coroutine.close()
 
     def result(self) -> T:
-        """Returns the coroutine's resultor raises its exception. Called in the waiting thread."""
+        """Returns the coroutine's result, or raises its exception. Called in the waiting thread."""
         error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
         if error is not None:
             try:
@@ -108,14 +111,14 @@ class LoopCall(Generic[T]):
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_SEC = 30.0
-"""Maximum seconds of the `farewell` of `LoopThread.close`."""
+"""Time limit in seconds of the `farewell` of `LoopThread.close`."""
 
 
 class LoopThread:
-    """Runs coroutines for other threads, all on one loop. The thread starts with the first call and ends in `close`."""
+    """Runs coroutines of other threads on one event loop. Its thread starts at the first call and ends in `close`."""
 
     def __init__(self, name: str = "event loop") -> None:
-        """Prepares a loop thread, without starting it.
+        """Creates the object, without starting the thread.
 
         Args:
             name: Name of the thread.
@@ -132,7 +135,7 @@ class LoopThread:
 
     @property
     def is_started(self) -> bool:
-        """Whether any call was made."""
+        """Whether the thread was started."""
         return self._loop is not None
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
@@ -149,15 +152,15 @@ class LoopThread:
             The coroutine's result. If it raises, the original exception object is raised.
 
         Raises:
-            TimeoutError: `timeout` has passed.
-            asyncio.CancelledError: `interrupt()` or `close()` was called meanwhile.
+            TimeoutError: The coroutine took longer than `timeout`.
+            asyncio.CancelledError: Another thread called `interrupt()` or `close()`.
             RuntimeError: The loop thread is closed, was started by another process, or is the calling thread itself.
         """
         call = LoopCall(coroutine)
         self._calls.add(call)
         try:
             loop = self._usable_loop()
-            if self._interrupted:  # checked after `add`: `interrupt` sets it before it iterates over the calls
+            if self._interrupted:  # checked after `add`, because `interrupt` sets it before it iterates over the calls
                 raise asyncio.CancelledError
             return self._perform(call, loop, timeout)
         finally:
@@ -165,7 +168,7 @@ class LoopThread:
             call.drop()
 
     def interrupt(self) -> None:
-        """Cancels the running calls, and every later one until `resume()`. For threads other than the waiting one."""
+        """Cancels the running calls, and every later call until `resume()`. Call it from another thread."""
         self._interrupted = True
         loop = self._loop
         if loop is not None and not self._is_inherited():
@@ -178,15 +181,15 @@ class LoopThread:
         self._interrupted = False
 
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, ends loop and thread.
+        """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, and ends the loop and thread.
 
-        Every part is bounded, and `interrupt()` does not cut it short. A second call does nothing. Neither does a call
-        in a forked process that inherited a running loop thread. If called on the loop's own thread (by garbage
-        collection), it does not wait.
+        Every part has a time limit, and `interrupt()` does not affect it. A second call does nothing, and neither does
+        a call in a forked process that inherited the object. On the loop's own thread (in garbage collection), it does
+        not wait.
 
         Args:
-            farewell: Callback on the loop, which is started if needed. It may take at most `CLOSE_LIMIT_SEC`, and its
-                errors propagate.
+            farewell: Callback that runs on the loop, which is started if needed. It may take at most `CLOSE_LIMIT_SEC`,
+                and its errors propagate.
         """
         if self._closed or self._is_inherited():
             return
@@ -254,10 +257,10 @@ class LoopThread:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[LoopCall[Any]]) -> None:
-    """Runs the loop in the thread until `stop`, then cancels the other tasks. Releases every caller in any case."""
+    """Runs the loop in the thread until `stop` is done, then cancels the other tasks. Always releases every caller."""
     try:
         while not stop.done():
-            with suppress(SystemExit, KeyboardInterrupt):  # from a task (an agent's `sys.exit()`): its awaiter gets it
+            with suppress(SystemExit, KeyboardInterrupt):  # of a task (an agent's `sys.exit()`), passed to its caller
                 loop.run_until_complete(stop)
         loop.run_until_complete(_cancel_rest())
     finally:
@@ -269,7 +272,7 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
 async def _wind_up(
     calls: set[LoopCall[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
 ) -> None:
-    """Cancels the running calls, awaits `farewell`, and lets the loop end."""
+    """Cancels the running calls, awaits `farewell`, and makes the loop end."""
     in_progress = list(calls)
     try:
         for call in in_progress:

@@ -1,4 +1,4 @@
-"""`PresetGym`: any preset as a `gymnasium.Env`, from plain arguments. All Gymnasium ids of this package use it."""
+"""`PresetGym`, which makes a `gymnasium.Env` from a preset and plain arguments. All Gymnasium ids use it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Positive = Annotated[float, pydantic.Field(gt=0)]
 
 
 def container_factory(value: Any) -> ContainerFactoryBase:
-    """Converts the argument `container` to a factory, for pydantic.
+    """Validates the argument `container` for pydantic, and converts a name to a container factory.
 
     Raises:
-        ValueError: The value names no container factory.
+        ValueError: The value is neither a container factory nor the name of an option of `container`.
     """
     if isinstance(value, ContainerFactory):
         return as_container_factory(value)
@@ -54,7 +54,7 @@ def _checked_agent(value: Any) -> Any:
 
 
 def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Concatenate[PresetGym, P], None]:
-    """Converts pydantic's report on invalid arguments to one paragraph."""
+    """Converts pydantic's errors about invalid arguments of `init` to one `ConfigError`."""
 
     @functools.wraps(init)
     def checked(self: PresetGym, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -62,7 +62,7 @@ def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Conc
             init(self, *args, **kwargs)
         except PresetError:
             raise
-        except UserError as error:  # it names keys of `env`, which are arguments here: `path=` for `env.path=`
+        except UserError as error:  # the message names keys of `env`, but here they are arguments: `path`
             error.args = tuple(re.sub(r"\benv\.(?=[a-z])", "", str(one)) for one in error.args)
             raise
         except pydantic.ValidationError as error:
@@ -90,9 +90,9 @@ def _problem(item: Any, given: Mapping[str, Any]) -> str:
 class PresetGym(GymWrapper):
     """Runs the tasks of a preset; see `GymWrapper`.
 
-    Creating it reads the task set and starts nothing. The first `reset` checks that the container backend works and can
-    run the tasks. `functools.partial(PresetGym, preset="harbor", path=…)` is a factory that can be pickled, for worker
-    processes.
+    The constructor reads the task set, but starts nothing. The first `reset` checks that the container backend works
+    and can run the tasks. For worker processes, use `functools.partial(PresetGym, preset="harbor", path=…)`, which is
+    a factory that can be pickled.
     """
 
     @_explained
@@ -117,27 +117,27 @@ class PresetGym(GymWrapper):
         allow_running_loop: bool = False,
         **options: Any,
     ) -> None:
-        """Reads the task set; starts nothing.
+        """Reads the task set, without starting anything.
 
         Args:
-            preset: A preset for `ares_exp.make`: an option of `env` or a registered preset, optionally with a selector:
-                `name:5`, `name:0:10`, `name@2/8`. The arguments from `agent` to `seed`, and `options`, only apply to
-                options of `env`.
+            preset: A preset for `ares_exp.make`: an option of `env` or a registered preset, optionally with a selector
+                (`name:5`, `name:0:10`, `name@2/8`). The arguments from `agent` to `seed`, and `options`, require a
+                preset that is an option of `env`.
             container: An option of the `container` group (`"local"`, `"docker"`), or a custom factory, which the caller
-                closes.
+                must close.
             agent: An option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None` for the
                 default.
             step_limit: Number of LLM responses after which the episode is truncated and its current state is scored.
                 Gymnasium's `max_episode_steps` truncates without a score.
             token_limit: Limit on the prompt and generated tokens of an episode.
             cost_limit: Limit on the cost of an episode in US dollars.
-            agent_timeout_sec: Override of the tasks' own limit on the agent.
+            agent_timeout_sec: Time limit on the agent, instead of the tasks' own limits.
             verify_on_truncation: Whether a truncated episode is scored.
-            provide_solution: Whether the task's solution goes into the container (for an oracle).
-            seed: Seed of the choice of tasks until `reset(seed=…)` sets another.
+            provide_solution: Whether the task's solution is put into the container, for a policy that runs it.
+            seed: Seed for choosing tasks until `reset(seed=…)` sets another seed.
             trajectory_dir: Directory where every episode is stored as a JSON file.
             collector: Custom collector of the episodes.
-            render_mode: `"ansi"`: `render()` returns the last exchange as text.
+            render_mode: `"ansi"` makes `render()` return the last exchange as text.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
             options: Values of the option of `env`.
 
@@ -181,7 +181,7 @@ class PresetGym(GymWrapper):
         """Applies `action`; see `GymWrapper.step`.
 
         Raises:
-            TypeError: The action is `None`, which would mean that the policy had run out of time.
+            TypeError: The action is `None`, which environments would interpret as a timeout of the policy.
         """
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")

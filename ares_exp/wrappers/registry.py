@@ -1,8 +1,8 @@
-"""Presets: environments by name. `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
+"""Presets, which make environments from names: `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
 
-Every option of the `env` group, also from plugins, is a preset: `harbor`. Combined with an option of the `agent` group
-it is `harbor-shell`; otherwise, the default agent runs. `name:5`, `name:0:10`, `name:5:`, `name::10` and `name@2/8`
-(the third of eight shards) choose tasks. Presets registered in Python are added to these.
+Every option of the `env` group, also from plugins, is a preset, such as `harbor`, and runs the default agent. To choose
+another option of the `agent` group, add its name: `harbor-shell`. `name:5`, `name:0:10`, `name:5:`, `name::10` and
+`name@2/8` (the third of eight shards) select tasks. In Python, you can register further presets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Selector = Callable[[Sequence[Any]], list[Any]]
-"""Selects tasks of a preset, in order. Raises `LookupError` if none is left."""
+"""A function that selects tasks of a preset, in order. Raises `LookupError` if no task is selected."""
 
 RESERVED = ":@"
 _ID = re.compile(
@@ -53,7 +53,7 @@ class PresetId:
 
     Attributes:
         name: Name of the preset.
-        position: An index `5`, a slice `0:10` or a shard `@2/8`; empty for every task.
+        position: An index `5`, a slice `0:10` or a shard `@2/8`; empty for all tasks.
     """
 
     name: str
@@ -64,7 +64,7 @@ class PresetId:
         """Parses a preset id.
 
         Raises:
-            PresetError: The text has none of the forms above.
+            PresetError: The text is not a valid preset id.
         """
         match = _ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
@@ -112,8 +112,7 @@ class EnvironmentInfo:
     Attributes:
         name: Name for `make`.
         description: One line of description.
-        num_tasks: Number of tasks; `None` if counting them needs a network or a
-            missing file.
+        num_tasks: Number of tasks; `None` if it is unknown, for example because counting them needs a network.
     """
 
     name: str
@@ -121,14 +120,14 @@ class EnvironmentInfo:
     num_tasks: int | None
 
     def __str__(self) -> str:
-        """Formats the description for people."""
+        """Formats the description in one line for users."""
         count = "an unknown number of" if self.num_tasks is None else str(self.num_tasks)
         return f"{self.name} ({count} task{'' if self.num_tasks == 1 else 's'}): {self.description}"
 
 
 @dataclass(frozen=True)
 class ConfiguredPreset:
-    """A spec for `register_preset` that makes environments from the config tree.
+    """A preset for `register_preset` that makes environments from the options of the config.
 
     ```python
     register_preset("mine", ConfiguredPreset("harbor", overrides=("env.path=path/to/tasks",)))
@@ -138,11 +137,11 @@ class ConfiguredPreset:
         env: Option of the `env` group.
         agent: Option of the `agent` group, or a factory of agents; `None` for the default option.
         overrides: Further overrides, as on the command line: `env.path=…`, `agent.command_timeout_sec=…`.
-        config_dirs: The user's folders of options, as with `--config-dir`.
-        options: Values of the option of `env`, as Python objects.
+        config_dirs: Folders with your options, as with `--config-dir`.
+        options: Values for keys of the option of `env`, as Python objects.
         limits: Limits of an episode.
-        seed: Seed of the choice of tasks.
-        provide_solution: Whether the task's solution goes into the container.
+        seed: Seed for choosing tasks.
+        provide_solution: Whether the task's solution is put into the container.
     """
 
     env: str
@@ -156,11 +155,11 @@ class ConfiguredPreset:
 
     @property
     def name(self) -> str:
-        """`env`, or `env-agent`."""
+        """Name of the preset: `env`, or `env-agent` with an option of `agent`."""
         return f"{self.env}-{self.agent}" if isinstance(self.agent, str) else self.env
 
     def get_info(self) -> EnvironmentInfo:
-        """Returns name, description and number of tasks; counts the tasks if this needs no network."""
+        """Returns the name, the description and, if counting needs no network, the number of tasks."""
         described = {option.name: option.description for option in find_options("env", self.config_dirs)}
         description = described.get(self.env, "")
         with_agent = f"{description}; agent {self.agent}" if isinstance(self.agent, str) else description
@@ -172,7 +171,7 @@ class ConfiguredPreset:
         """Makes the environment. Reads the task set.
 
         Args:
-            selector: Function that picks tasks by their names.
+            selector: Function that selects task names.
             container_factory: Factory of the containers.
             tracker: Tracker that receives every ended episode.
 
@@ -235,13 +234,13 @@ class ConfiguredPreset:
     def _count(self) -> int | None:
         try:
             return self.count_tasks()
-        except (Exception, SystemExit) as error:  # a plugin may raise anything: other presets are counted
+        except (Exception, SystemExit) as error:  # a plugin may raise anything, and other presets are still counted
             logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
             return None
 
 
 _ENV_NAME = re.compile(r"[\w.]+")
-"""Name of an option of `env` that is a preset: without a hyphen, so that a pair with an agent is unambiguous."""
+"""Form of an option of `env` that is a preset. It has no hyphen, so that the name `env-agent` is unambiguous."""
 
 
 @runtime_checkable
@@ -249,7 +248,7 @@ class EnvironmentSpec(Protocol):
     """A preset, which describes and makes an environment."""
 
     def get_info(self) -> EnvironmentInfo:
-        """Returns name, description and number of tasks, without making the environment."""
+        """Returns the name, description and number of tasks, without making the environment."""
         ...
 
     def get_env(
@@ -258,7 +257,7 @@ class EnvironmentSpec(Protocol):
         """Makes the environment.
 
         Args:
-            selector: Function that picks the tasks to run: `selector(tasks) -> list`.
+            selector: Function that selects the tasks to run: `selector(tasks) -> list`.
             container_factory: Factory of the containers.
             tracker: Tracker that receives every ended episode; may be `None`.
         """
@@ -277,16 +276,17 @@ def make(
     tracker: Tracker | None = None,
     trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
 ) -> Environment:
-    """Makes the environment of a preset. Reads the task set now; starts nothing before `reset()`.
+    """Makes the environment of a preset. Reads the task set, but starts nothing before `reset()`.
 
     Args:
-        preset_id: `name`, or with a selector `name:5`, `name:0:10`, `name:5:`, `name::10`, `name@2/8`.
-        container_factory: Factory of the containers, which the caller closes; `None` for the local sandbox.
+        preset_id: Name of the preset, optionally with a selector: `name`, `name:5`, `name:0:10`, `name:5:`,
+            `name::10`, `name@2/8`.
+        container_factory: Factory of the containers, which the caller must close; `None` for local containers.
         tracker: Tracker that receives every ended episode. The caller starts and finishes it.
-        trajectory_collector: Collector of every episode, or several by name.
+        trajectory_collector: Collector that records every episode, or several collectors by name.
 
     Returns:
-        The preset's environment itself; with a collector, a `TrajectoryCollectingEnvironment` around it.
+        The preset's environment. With a collector, it is wrapped in a `TrajectoryCollectingEnvironment`.
 
     Raises:
         ValueError: The preset or its selector is malformed, or the preset lacks a value (`PresetError`).
@@ -316,10 +316,10 @@ def info(preset_id: str) -> EnvironmentInfo: ...
 
 
 def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo]:
-    """Describes a preset; without a name, every preset.
+    """Describes a preset, or every preset if no id is given.
 
     Args:
-        preset_id: Id as for `make`. A selector is ignored: the number of tasks counts the whole preset.
+        preset_id: Id as for `make`. A selector is ignored, so the number of tasks is the number in the whole preset.
 
     Raises:
         ValueError, LookupError: See `make`.
@@ -330,7 +330,7 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
 
 
 def list_presets() -> list[str]:
-    """Lists the names of all presets, in order. Options of `env` can be paired with an agent: `env-agent`."""
+    """Lists the names of all presets in alphabetical order. The names `env-agent` are not listed, but also valid."""
     log_problems()
     return sorted({*_registered, *_configured()})
 
@@ -343,7 +343,8 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
         spec: Object with `get_info()` and `get_env(*, selector, container_factory, tracker=None)`.
 
     Raises:
-        ValueError: The name is taken, empty, or contains `:` or `@`; or the spec lacks a method (`PresetError`).
+        ValueError: The name is taken, empty, or contains `:`, `@` or surrounding spaces, or the spec lacks a method
+            (`PresetError`).
     """
     if not isinstance(name, str) or not name or name != name.strip() or any(char in name for char in RESERVED):
         raise PresetError(
@@ -363,12 +364,15 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
 def register_env(
     *, name: str | None = None, description: str | None = None, num_tasks: int | None = None
 ) -> Callable[[F], F]:
-    """Registers the decorated function as a preset. It is called like `get_env` of a spec, and is returned unchanged.
+    """Registers the decorated function as a preset. The function takes the arguments of `EnvironmentSpec.get_env`.
 
     Args:
         name: Name for `make`; by default the function's name.
         description: Description in one line; by default the first line of the function's docstring.
-        num_tasks: Number of tasks; `None` if not known.
+        num_tasks: Number of tasks; `None` if unknown.
+
+    Returns:
+        A decorator that returns the function unchanged.
 
     Raises:
         ValueError: See `register_preset`.
@@ -385,7 +389,7 @@ def register_env(
 
 @dataclass(frozen=True, slots=True)
 class _FunctionSpec:
-    """A spec made from a function."""
+    """A preset made from a function by `register_env`."""
 
     about: EnvironmentInfo
     function: Callable[..., Environment]
@@ -400,12 +404,12 @@ class _FunctionSpec:
 
 
 def _info(name: str) -> EnvironmentInfo:
-    """Returns the description of a preset, under its name for `make`."""
+    """Returns the description of a preset, whose `name` is its name for `make`."""
     return replace(find_preset(name).get_info(), name=name)
 
 
 def find_preset(name: str) -> EnvironmentSpec:
-    """Returns a preset. Raises `PresetLookupError` if the name is unknown."""
+    """Returns the preset with this name. Raises `PresetLookupError` if the name is unknown."""
     spec = _registered[name] if name in _registered else _configured_preset(name)
     if spec is not None:
         return spec
@@ -434,7 +438,7 @@ def _configured() -> list[str]:
 
 
 def _configured_preset(name: str) -> ConfiguredPreset | None:
-    """Makes the preset from an option of `env`, or from a pair with an agent; `None` if the option does not exist."""
+    """Makes the preset named `env` or `env-agent`; `None` if one of the options does not exist."""
     env, hyphen, agent = name.partition("-")
     if env not in _configured():
         return None

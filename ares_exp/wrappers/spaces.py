@@ -1,8 +1,8 @@
-"""Gymnasium spaces of chat requests (observations), chat responses (actions) and plain text; wrappers to plain text.
+"""Gymnasium spaces of chat requests (observations), chat responses (actions) and strings, and wrappers for strings.
 
-Importing this module imports gymnasium and numpy. Membership only checks types, so it costs the same for requests of
-any length. None of the spaces can be flattened into numbers, put into shared memory (`AsyncVectorEnv` needs
-`shared_memory=False`) or narrowed by a sampling mask. For libraries that need plain strings:
+Importing this module imports gymnasium and numpy. `contains` only checks types, so its cost does not depend on the
+length of a request. The spaces cannot be flattened into numbers or put into shared memory (`AsyncVectorEnv` needs
+`shared_memory=False`), and do not support sampling masks. For libraries that need plain strings:
 
 ```python
 env = TextAction(TextObservation(gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks")))
@@ -44,10 +44,10 @@ class _TypeSpace(gymnasium.Space[MemberT]):
     """Base class of the spaces, each of which contains all values of a type."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
-        """Prepares the space.
+        """Creates the space.
 
         Args:
-            seed: Seed of the sampling; `seed()` sets a new one.
+            seed: Seed for `sample()`. `seed()` sets a new seed.
         """
         super().__init__(shape=None, dtype=None, seed=seed)
 
@@ -57,7 +57,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
         return False
 
     def __eq__(self, other: object) -> bool:
-        """Compares the kinds of the spaces, but not the state of their sampling."""
+        """Returns whether both spaces have the same class. The state of their random generators is ignored."""
         return type(self) is type(other)
 
     __hash__ = None  # type: ignore[assignment]  # like Gymnasium's own spaces
@@ -73,7 +73,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
 
 
 class LLMRequestSpace(_TypeSpace[LLMRequest]):
-    """All chat requests, which are the observations. Other classes count too, if they have a list of `messages`."""
+    """Space of all chat requests, which are the observations. Also contains other objects with a list of `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
         """Samples a request of one user message with 1 to 64 random characters.
@@ -88,19 +88,19 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
-        """Converts requests to data for `json.dumps`. For other classes, only fields of `LLMRequest` are kept."""
+        """Converts requests to data for `json.dumps`. Of objects of other classes, only the fields of `LLMRequest`."""
         return [asdict(request if isinstance(request, LLMRequest) else _as_request(request)) for request in sample_n]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
-        """Reads requests back from `to_jsonable`. All become `LLMRequest`."""
+        """Converts the result of `to_jsonable` to requests, which all have the class `LLMRequest`."""
         return [LLMRequest(**request) for request in sample_n]
 
 
 class LLMResponseSpace(_TypeSpace[LLMResponse]):
-    """All LLM responses, which are the actions."""
+    """Space of all LLM responses, which are the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
-        """Samples a response of one piece of text with 1 to 64 random characters.
+        """Samples a response with one text of 1 to 64 random characters.
 
         Raises:
             ValueError: `mask` or `probability` is given.
@@ -108,7 +108,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
-        """Returns whether `x` is an `LLMResponse` made of text pieces, reasoning and tool calls."""
+        """Returns whether `x` is an `LLMResponse` that consists of texts, reasoning and tool calls."""
         known = TextData | ToolCallData | ThinkingData
         return isinstance(x, LLMResponse) and all(isinstance(piece, known) for piece in x.data)
 
@@ -117,15 +117,15 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
         return [asdict(response) | {"data": [*map(piece_to_dict, response.data)]} for response in sample_n]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMResponse]:
-        """Reads responses back from `to_jsonable`."""
+        """Converts the result of `to_jsonable` to responses."""
         return [_response_from_dict(response) for response in sample_n]
 
 
 class TextSpace(_TypeSpace[str]):
-    """All strings, including the empty string and every character.
+    """Space of all strings, with any characters, including the empty string.
 
-    By default, Gymnasium's `Text` does not contain newlines, accents or the empty string, and checks each character of
-    a string.
+    In contrast, Gymnasium's `Text` excludes newlines, accents and the empty string by default, and checks each
+    character of a string.
     """
 
     def sample(self, mask: None = None, probability: None = None) -> str:
@@ -163,7 +163,7 @@ _TEXTS = {"conversation": conversation_text, "news": news_text}
 
 
 class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], RecordConstructorArgs):
-    """Converts each chat request to one string. The observation of an ended episode is the empty string."""
+    """Converts each observation from a chat request to a string. After the end of an episode, the string is empty."""
 
     def __init__(
         self, env: gymnasium.Env[LLMRequest, Any], *, content: Literal["conversation", "news"] = "conversation"
@@ -172,11 +172,11 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
 
         Args:
             env: Environment whose observations are chat requests.
-            content: `"conversation"`: system prompt and all messages, each under a line `[role]`, an empty line between
-                them. `"news"`: only the messages since the policy's last response, without those lines.
+            content: `"conversation"` for the system prompt and all messages, separated by empty lines, each under a
+                line `[role]`. `"news"` for only the messages since the policy's last response, without `[role]` lines.
 
         Raises:
-            ValueError: `content` is neither of these.
+            ValueError: `content` has another value.
         """
         if content not in _TEXTS:
             raise ValueError(f"Expected content to be 'conversation' or 'news', got {content!r}.")

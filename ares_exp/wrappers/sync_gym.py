@@ -1,8 +1,8 @@
-"""`GymWrapper`: an asynchronous environment as an ordinary `gymnasium.Env`.
+"""`GymWrapper`, which makes an ordinary `gymnasium.Env` of an asynchronous environment.
 
-It runs the coroutines of `AsyncGymWrapper` on a separate event loop thread. Vector environments also work:
-`SyncVectorEnv`, and `AsyncVectorEnv(shared_memory=False)`, because shared memory cannot hold chat requests. Pass them a
-factory that builds the environment, because a running environment cannot move to another process.
+It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. Vector environments also work:
+`SyncVectorEnv`, and `AsyncVectorEnv` with `shared_memory=False`, because shared memory cannot hold chat requests. Pass
+them a factory that makes the environment, because a running environment cannot move to another process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     """Gives an environment the interface of `gymnasium.Env`. `with` closes the environment.
 
-    The environment runs on one event loop in one thread, from the first call to `close()`. A wrapper that was used and
-    not closed closes itself when it is garbage-collected or the interpreter exits.
+    From the first call until `close()`, the environment runs on one event loop in one thread. A wrapper that was used
+    but not closed closes itself when it is garbage-collected or the interpreter exits.
     """
 
     # Gymnasium requires frames per second for every render mode; text has one frame per step.
@@ -41,7 +41,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """Wraps `env`, which the wrapper then owns.
 
         Args:
-            env: The environment; it must not have been used on another event loop.
+            env: The environment, which must not have been used on another event loop.
             render_mode: See `AsyncGymWrapper`.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
 
@@ -63,7 +63,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
     @property
     def loop_thread(self) -> LoopThread:
-        """The thread in which the environment runs; another thread can interrupt a call there."""
+        """The thread in which the environment runs. Other threads can use it to interrupt a running call."""
         return self._loop_thread
 
     def reset(  # type: ignore[override]  # its `info` is a `dict[str, Any]`, with known keys
@@ -72,8 +72,8 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """Starts an episode; see `AsyncGymWrapper.reset`.
 
         Raises:
-            RuntimeError: The call came inside a running event loop, after `close()`, or in a fork of the process that
-                started the environment.
+            RuntimeError: `reset` was called inside a running event loop, after `close()`, or in a forked process that
+                did not start the environment.
         """
         super().reset(seed=seed)
         return self._run(lambda: self._gym.reset(seed=seed, options=options))
@@ -87,11 +87,11 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         return self._run(lambda: self._gym.step(action))
 
     def render(self) -> str | None:
-        """Returns the last exchange as text with `render_mode="ansi"`, or `None`; see `AsyncGymWrapper.rendering`."""
+        """Returns the last exchange as text if `render_mode` is `"ansi"`; see `AsyncGymWrapper.rendering`."""
         return self._gym.rendering()
 
     def close(self) -> None:
-        """Cancels a call that runs in another thread, closes the environment, and ends the loop. Idempotent."""
+        """Cancels calls of other threads, closes the environment, and ends the loop. Idempotent."""
         self._end(self._gym.close)
 
     def __enter__(self) -> GymWrapper:
@@ -106,7 +106,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Leaves the wrapped environment, which gets the exception and is closed."""
+        """Passes the exception to the wrapped environment's `__aexit__`, which closes the environment."""
         self._end(lambda: self._gym.__aexit__(exc_type, exc, traceback))
         return False
 
@@ -137,6 +137,9 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """Closes a used environment at exit. An unused one has no resources, and threads cannot be started that late."""
+    """Closes the environment if it was used. An unused environment has no resources.
+
+    A thread to close it could not be started while the interpreter exits.
+    """
     if loop_thread.is_started:
         loop_thread.close(gym.close)

@@ -1,4 +1,4 @@
-"""The task sampling environment, which runs tasks of any `EnvironmentSource`, chosen at `reset()`."""
+"""The task sampling environment, which chooses a task of an `EnvironmentSource` at each `reset()`."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ logger = logging.getLogger(__name__)
 
 
 class TaskSamplingEnvironment(EnvironmentWrapper):
-    """Runs tasks of a source, each episode in an environment that the source makes for it.
+    """Runs tasks of a source. The source makes a new environment for each episode.
 
     The first `reset()` checks that the container backend works and can run the tasks.
 
     Attributes:
         task_names: Names of the tasks from which `reset()` chooses.
-        attempt: Number of this attempt at the task since the choice was seeded, from 0.
-        episode_seed: Seed of the episode, the same as for this attempt in a run with `seed=…`.
+        attempt: Number of this attempt at the task since the choice of tasks was seeded, from 0.
+        episode_seed: Seed of the episode. A run with the same `seed` uses the same value for this attempt.
     """
 
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
-        """Keeps the arguments; starts nothing.
+        """Creates the environment, without starting anything.
 
         Args:
             source: Source of the environments, with loaded tasks. This environment closes it.
             task_names: Names of the loaded tasks to choose from.
-            parts: The parts of the environments. Their seed seeds the choice of tasks.
+            parts: Parts of the environments. `parts.seed` is the seed for choosing tasks.
+
+        Raises:
+            ConfigError: `task_names` is empty.
         """
         if not task_names:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -64,7 +67,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     @property
     def current_task(self) -> Any:
-        """The task as the episode's environment exposes it, or its name; `None` before the first `reset()`."""
+        """The task that the episode's environment exposes, or its name; `None` before the first `reset()`."""
         return super().current_task or self._task_name
 
     def report(self) -> EpisodeReport:
@@ -79,11 +82,11 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         """Starts an episode. An episode in progress is abandoned.
 
         Args:
-            seed: New seed of the choice of tasks, and of the episodes.
-            options: `{"task": name_or_index}` picks the task.
+            seed: New seed for choosing tasks and for seeding episodes.
+            options: `{"task": name_or_index}` selects the task.
 
         Raises:
-            UserError: The container backend does not work, or cannot run the tasks; or the task does not exist.
+            UserError: The container backend does not work or cannot run the tasks, or the task does not exist.
             EpisodeError: The episode could not start. Nothing is left running.
         """
         with self._calls.during("reset()"):
@@ -109,12 +112,12 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
                 raise
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the episode. Raises `EpisodeStateError` before `reset()`, and the errors of its environment."""
+        """Steps the episode's environment. Raises its errors, or `EpisodeStateError` before `reset()`."""
         with self._calls.during("step()"):
             return await self._env.step(action)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, if it supports this."""
+        """Makes the environment end its episode, if the environment supports it."""
         with self._calls.during("truncate()"):
             return await super().truncate(limit)
 
@@ -135,7 +138,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Runs the checks of a run's start, once."""
+        """Runs the checks that a run does at its start. Only the first call does anything."""
         if self._checked:
             return
         await self._source.preflight()
@@ -156,4 +159,4 @@ class _NotReset:
         raise no_episode(ended=False)
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing, because the placeholder has no resources."""

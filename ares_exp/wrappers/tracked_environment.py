@@ -20,14 +20,14 @@ from ares_exp.trackers.tracker import Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):
-    """Reports every ended episode to a tracker, however it ended: one `log_episode` each, without a trajectory.
+    """Reports every ended episode to a tracker, also after a failure: one `log_episode` call without a trajectory.
 
-    The caller starts the tracker, with the run that the episodes belong to, and finishes it. A tracker that
-    raises does not affect the episode.
+    The caller starts the tracker with the run of these episodes, and finishes it. Exceptions of the tracker do not
+    affect the episode.
     """
 
     def __init__(self, env: MinimalEnvironment, tracker: Tracker) -> None:
-        """Keeps the arguments; starts nothing.
+        """Wraps `env`, without starting anything.
 
         Args:
             env: The environment, which the wrapper then owns.
@@ -39,7 +39,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         self._started_at = 0.0
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode; reports a running one as abandoned."""
+        """Starts an episode. If an episode is running, reports it as abandoned."""
         self._end(Outcome.ABANDONED)
         self._events, self._started_at = EpisodeEvents(), time.time()
         try:
@@ -53,7 +53,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the environment; the LAST step, or an error, ends the episode."""
+        """Steps the environment. Reports the episode after its LAST step or an error."""
         if (events := self._events) is not None:
             events.policy_sec += time.monotonic() - events.since
         try:
@@ -68,7 +68,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(time_step)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, if it supports this."""
+        """Makes the environment end its episode, if the environment supports it, and reports the episode."""
         try:
             last = await super().truncate(limit)
         except EpisodeStateError:
@@ -79,7 +79,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(last) if last is not None else None
 
     def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
-        """Reports the episode at its LAST step; returns the time step unchanged."""
+        """Reports the episode if the time step is LAST. Returns the time step unchanged."""
         if self._events is not None:
             self._events.wait_for("policy")
             if time_step.step_type == "LAST":
@@ -88,14 +88,14 @@ class TrackedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def close(self) -> None:
-        """Closes the environment; reports a running episode as closed."""
+        """Closes the environment. If an episode is running, reports it as closed."""
         self._end(Outcome.CLOSED)
         await super().close()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the wrapped environment; reports a running episode with the exception, or as closed."""
+        """Closes the environment. If an episode is running, reports it with the exception, or as closed."""
         self._end(Outcome.CLOSED if exc is None else None, failure=exc)
         await super().__aexit__(exc_type, exc, traceback)
 

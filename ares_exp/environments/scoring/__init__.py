@@ -1,1 +1,1 @@
-"""Scorers, which add rewards from functions and judges to the verifier's rewards of finished episodes."""
+"""Scorers: functions and judges that add rewards to the verifier's rewards of finished episodes."""

@@ -1,4 +1,4 @@
-"""Scoring of a finished stage: collection of its artifacts, and the run of its verifier."""
+"""Scoring of a finished stage, which collects the artifacts and runs the verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 def stage_dir(stage: Stage, output_dir: Path) -> Path:
-    """Returns the directory of the stage, in the directory of its episode."""
+    """Returns the directory of the stage in `output_dir`, the directory of its episode."""
     return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
 
 
@@ -47,7 +47,7 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
 
 
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
-    """Copies the files that the agent left for its records. A failure is only logged.
+    """Copies the agent's own files, such as its logs, to the host. A failure is only logged.
 
     Args:
         container: The agent's container.
@@ -68,7 +68,7 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
 
 
 class Scoring:
-    """Scores one stage, in the agent's container or in a separate container of the verifier."""
+    """Scores one stage, in the agent's container or in a separate container for the verifier."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class Scoring:
         output_dir: Path | None,
         agent_files_dir: str | None = None,
     ) -> None:
-        """Keeps the arguments; starts nothing.
+        """Prepares the scoring, without starting anything.
 
         Args:
             stage: The finished stage.
-            container_factory: Factory of the verifier's own container.
+            container_factory: Factory of the verifier's separate container.
             agents_spec: Specification of the agent's container.
-            verifier_spec: Specification of the verifier's own container; `None` if it has none.
-            timeout_sec: Bound on the verifier; `None` is unlimited.
+            verifier_spec: Specification of the verifier's separate container; `None` to use the agent's container.
+            timeout_sec: Time limit of the verifier in seconds; `None` for no limit.
             output_dir: Directory of the episode on the host, or `None`.
-            agent_files_dir: Directory in the agent's container that is kept for its records, or `None`.
+            agent_files_dir: Directory in the agent's container with the agent's own files to keep, or `None`.
         """
         self._agent_files_dir = agent_files_dir
         self._output_dir = stage_dir(stage, output_dir) if output_dir is not None else None
@@ -110,15 +110,16 @@ class Scoring:
         """Collects the artifacts and runs the verifier.
 
         Args:
-            agents: The agent's container; the agent's processes have ended.
+            agents: The agent's container, in which the agent's processes have ended.
             network_between: Network of this container while neither the agent nor the verifier is running.
-            verify: Whether the verifier is run; if not, the verdict is `None`.
-            is_last: Whether the agent's container is not used again: it may be stopped before the verifier starts.
+            verify: Whether the verifier is run. If not, the verdict is `None`.
+            is_last: Whether the agent's container is not used again, so that it may be stopped before the verifier
+                starts.
 
         Raises:
             VerifierError: The verifier gave no usable reward.
             ContainerError: A container failed.
-            EpisodeStateError: `release` was called before the verifier's own container was made.
+            EpisodeStateError: `release` was called before the verifier's separate container was made.
         """
         await keep_agent_files(agents, self._agent_files_dir, self._output_dir)
         if self._verifier_spec is None or not verify:
@@ -135,7 +136,7 @@ class Scoring:
                 return await self._verify(container, self._verifier_spec.network)
 
     async def release(self) -> None:
-        """Removes the verifier's own container, and prevents a new one. Idempotent."""
+        """Removes the verifier's separate container, and prevents the start of another container. Idempotent."""
         self._is_released = True
         if self._container is not None:
             await finish(self._container.stop())
@@ -159,7 +160,7 @@ class Scoring:
         """Removes the agent's files from the verifier's folders, and restores the image's files in them."""
         cleared = await self._stage.clear(agents)
         if self._container_factory.max_containers == 1:
-            return  # a fresh container cannot start; the backend rejects tasks whose Dockerfile fills these folders
+            return  # no second container can start; such a backend rejects tasks whose image fills these folders
         for folder in cleared:
             fresh_spec = replace(self._agents_spec, changes=None, gpus=None)
             async with working_directory("verifier") as copy, self._started(fresh_spec) as fresh:
@@ -180,7 +181,7 @@ class Scoring:
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:
-        """Yields the directory of the artifacts, a temporary one if they are not kept."""
+        """Yields the directory of the artifacts, or a temporary directory if they are not kept."""
         if self._artifacts_dir is not None:
             yield self._artifacts_dir
             return
@@ -188,7 +189,7 @@ class Scoring:
             yield directory
 
     async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
-        """Verifies under the verifier's network, and afterwards restores the network between phases."""
+        """Runs the verifier with its network and time limit. Afterwards, sets the network `network_between`."""
         limit = asyncio.timeout(self._timeout_sec)
         try:
             async with limit:
@@ -207,10 +208,7 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container cannot be reached.
-
-    Tests that hang with their engine are not slow.
-    """
+    """Raises `ContainerLostError` if the container is lost, because the tests are then not the cause of the timeout."""
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:
@@ -227,16 +225,16 @@ INTERRUPTED_COLLECT_SEC = 5.0
 async def collect_on_abort(
     stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
 ) -> None:
-    """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless this was done already.
+    """Stops the agent, runs the collect hooks, and collects the artifacts of its stage unless this was done before.
 
-    A failure, or reaching the time bound, is only logged. A further cancellation ends it.
+    Failures and timeouts are only logged. A further cancellation of the caller stops the collection.
 
     Args:
-        stage: The stage in progress.
-        host: Host of its agent.
-        container: Container of its agent.
+        stage: The running stage.
+        host: Host of the stage's agent.
+        container: Container of the stage's agent.
         output_dir: Directory of the episode on the host.
-        agent_files_dir: Directory in the container that is kept for the agent's records, or `None`.
+        agent_files_dir: Directory in the container with the agent's own files to keep, or `None`.
     """
     target = artifacts_of(stage, output_dir)
     task = asyncio.current_task()

@@ -1,10 +1,10 @@
-"""The judge: a scorer that makes a model grade an episode, with a custom prompt or a rubric.
+"""The judge, a scorer that makes a model grade an episode, with a custom prompt or a rubric.
 
-How its response is read: thoughts at its start (`<think>…</think>`) are ignored. For each graded aspect, the last line
-of the form `NAME: N` or `NAME: N/HIGHEST` counts, regardless of case, emphasis and list marks. The name is `Score`, or
-the name of a criterion. N is a decimal number between `lowest` and `highest`; the score is
-(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing, or a number is out of bounds, the model gets a
-message about it and is asked again.
+The model's response is parsed as follows. Reasoning at the start (`<think>…</think>`) is ignored. For each graded
+aspect, the last line of the form `NAME: N` or `NAME: N/HIGHEST` counts. Case, emphasis and list markers are ignored.
+`NAME` is `Score`, or the name of a criterion. `N` is a decimal number between `lowest` and `highest`. The score is
+(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing or a number is out of bounds, the model is asked
+again, with a message about the expected form.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Judge(ScorerBase):
-    """Makes a model grade each episode: one score, or one per criterion of a rubric and their mean."""
+    """Makes a model grade each episode, with one score, or with one score per criterion of a rubric and their mean."""
 
     @validate_call
     def __init__(
@@ -77,22 +77,22 @@ class Judge(ScorerBase):
 
         Args:
             policy: The model: a policy, or any `LLMClient`.
-            prompt: Prompt for the model. In it, `{task}` stands for the instruction, `{transcript}` for the
-                conversation at the end of the episode, `{answer}` for only the last reply, `{reward}` for the
-                verifier's reward, `{output}` for the output of `command`. It needs at least one of them, and may
-                contain no other word in braces, unless it has spaces around it.
+            prompt: Prompt for the model, with at least one placeholder: `{task}` for the instruction, `{transcript}`
+                for the conversation at the end of the episode, `{answer}` for the last reply, `{reward}` for the
+                verifier's reward, or `{output}` for the output of `command`. Any other word in braces must have spaces
+                around it.
             criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded by these
-                names, and their mean is the reward; `None`: one score.
+                names, and their mean is the reward. `None` for only one score.
             lowest: The worst grade.
             highest: The best grade.
-            command: Shell command to run in the episode's container, for `{output}`, which `prompt` must then contain;
+            command: Shell command to run in the episode's container, whose output replaces `{output}` in `prompt`.
                 `None` runs no command.
-            tries: Largest number of times that the model is asked while its response cannot be read.
-            max_chars: Bound on the length of each text in the prompt. The middle of a longer text is left out.
+            tries: Maximum number of times that the model is asked if its responses are invalid.
+            max_chars: Maximum number of characters of each text in the prompt. The middle of a longer text is left out.
 
         Raises:
-            ConfigError: The grades have no range, a criterion has no usable name, the policy cannot grade, or the
-                prompt has invalid placeholders.
+            ConfigError: `lowest` is not below `highest`, the name of a criterion is invalid, the policy cannot grade,
+                or the prompt has invalid placeholders.
         """
         if not lowest < highest:
             raise ConfigError(f"Expected `highest` of a judge above `lowest`, got {highest:g} and {lowest:g}.")
@@ -115,7 +115,7 @@ class Judge(ScorerBase):
 
     @property
     def asks_model(self) -> bool:
-        """True: the judge asks a model."""
+        """Always true."""
         return True
 
     @property
@@ -125,15 +125,15 @@ class Judge(ScorerBase):
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """Model of the judge."""
+        """The model of the judge."""
         return (self._model,)
 
     def set_name(self, name: str, key: str) -> None:
-        """Sets the name and the key for messages."""
+        """Sets the name and the config key of the model for messages."""
         self._model.name, self._model.key = f"The judge `{name}`", f"{key}.policy"
 
     async def preflight(self) -> None:
-        """Checks that the model can be asked. Raises `PreflightError` if it cannot."""
+        """Checks that the model is ready. Raises `PreflightError` if it is not."""
         await self._model.open()
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class Judge(ScorerBase):
         """Returns the score as `reward`, and the scores of the criteria by their names.
 
         Raises:
-            JudgeResponseError: The model gave no response, or no readable response.
+            JudgeResponseError: The model gave no response, or no valid response.
             ContainerError: `command` could not be run.
         """
         output = await self._output(container)
@@ -182,7 +182,7 @@ class Judge(ScorerBase):
             "output": output,
         }
         marked = {name: self._shortened(text) for name, text in texts.items()}
-        # A digest of the texts, so that an author of one of them cannot know it.
+        # The mark is a digest of all texts, so that the agent cannot predict it and fake the end of its text.
         mark = f"<{hashlib.sha256(repr(marked).encode(errors='replace')).hexdigest()[:12]}>"
         shown = {name: f"{mark}\n{text}\n{mark}" for name, text in marked.items()}
         shown |= {"task": marked["task"], "reward": "none" if episode.reward is None else f"{episode.reward:g}"}
@@ -194,7 +194,7 @@ class Judge(ScorerBase):
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
 
     def _question(self, request: LLMRequest) -> str:
-        """Returns the name of a request in the record, which is unique for its text and its model."""
+        """Returns the key of a request in the record of questions: a digest of its texts and its model."""
         policy = self._model.policy
         asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
         return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"
@@ -225,7 +225,7 @@ class Judge(ScorerBase):
         )
 
     def _recorded(self, text: str) -> Mapping[str, float] | None:
-        """Reads recorded grades, which are untrusted; `None` if this judge could not have given them."""
+        """Parses recorded grades, which are untrusted; `None` if they do not match the judge's criteria and bounds."""
         try:
             grades = json.loads(text)
         except (ValueError, RecursionError):
@@ -237,7 +237,7 @@ class Judge(ScorerBase):
 
 
 def _check_prompt(prompt: str, command: str | None) -> None:
-    """Rejects a prompt with a missing or an unknown placeholder. Raises `ConfigError`."""
+    """Raises `ConfigError` for a prompt without a placeholder, or with an unknown placeholder."""
     found = _FIELD.findall(prompt)
     known = f"The placeholders are {', '.join(f'`{{{name}}}`' for name in _PLACEHOLDERS)}"
     if unknown := [name for name in found if name not in _PLACEHOLDERS]:
@@ -263,7 +263,7 @@ def _check_prompt(prompt: str, command: str | None) -> None:
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
-    """Reads the grades in a response; `None` if one is missing or out of bounds. The module defines the format."""
+    """Parses the grades in a response; `None` if a grade is missing or out of bounds. The module defines the format."""
     text = _THOUGHTS.sub("", said)
     grades: dict[str, float] = {}
     for name in names:

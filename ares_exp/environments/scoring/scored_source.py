@@ -1,4 +1,4 @@
-"""Scorers around an environment: made from the config and called when an episode has ended."""
+"""Scorers of a run, which are made from the config and called when an episode has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScoringRules:
 
     Attributes:
         scorers: Scorers in the order of their calls.
-        verifier_weight: Weight of the verifier's reward in the episode's reward.
+        verifier_weight: Weight of the verifier's reward in the reward of an episode.
     """
 
     scorers: Sequence[ConfiguredScorer] = ()
@@ -47,9 +47,9 @@ class ScoringRules:
 class ScoringEnvironment(EnvironmentWrapper):
     """Wraps any environment, and calls the scorers of a run for each episode that reaches LAST.
 
-    The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores. Each number is in
-    `report().rewards` by its name. The container is kept until the last scorer has returned. If a scorer fails, the
-    step raises an error, as for a verifier that fails. A truncated episode is scored only if it is verified.
+    The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores. `report().rewards`
+    contains each of these numbers by name. The container is kept until the last scorer has returned. If a scorer fails,
+    the step raises an error, as if the verifier had failed. A truncated episode is only scored if it is verified.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class ScoringEnvironment(EnvironmentWrapper):
         Args:
             env: The environment.
             rules: The scorers and their weights.
-            parts: Parts that `env` was made from.
-            task_name: Task name for the scorers; by default the name that `env` reports, or its class.
+            parts: Parts from which `env` was made.
+            task_name: Task name for the scorers; by default the name that `env` reports, or the name of its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -103,13 +103,13 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await self._scored(last) if last is not None else None
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[ScoringEnvironment]:
-        """Makes environments that continue from here and are scored separately."""
+        """Forks the environment. The episode of each fork is scored separately."""
         forks = await super().fork(n, diversify=diversify)
         parts = replace(self._parts, episode_id=None)
         return [ScoringEnvironment(fork, self._rules, parts, task_name=self._task_name) for fork in forks]
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report, with the scores, and the time and cost of the scorers."""
+        """Returns the wrapped environment's report, with the scores, and with the scorers' time and cost."""
         report = super().report()
         if self._last is None and not self._clock.seconds and self._clock.phase is None:
             return report
@@ -126,12 +126,12 @@ class ScoringEnvironment(EnvironmentWrapper):
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """Pending time step, which is LAST after the episode is scored."""
+        """The pending time step. It becomes LAST only after the episode was scored."""
         pending = super().time_step
         return pending if pending is None or pending.step_type != "LAST" else self._last
 
     async def _scored(self, last: TimeStep[Any]) -> TimeStep[Any]:
-        """Calls the scorers, and returns the LAST step with the episode's reward."""
+        """Calls the scorers, and returns the LAST step with the combined reward."""
         try:
             is_unscored = last.discount and not self._parts.limits.verify_on_truncation
             if is_unscored or not math.isfinite(last.reward or 0.0):  # a non-finite reward ends the episode as an error
@@ -179,7 +179,7 @@ _FORMS = "`env.scorers=[package.module.function]`, or by name `env.scorers={tidy
 
 
 def make_scoring_rules(config: DictConfig) -> ScoringRules:
-    """Makes the scorers of a config, with their weights.
+    """Makes the scorers of a config, and reads their weights.
 
     Raises:
         ConfigError: A scorer cannot be made, or a weight is not a number.
@@ -214,7 +214,7 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
 
 
 def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields key, default name and content of each scorer's node: first `scorer`, then the nodes of `env.scorers`."""
+    """Yields the config key, default name and config of each scorer: first `scorer`, then `env.scorers`."""
     from omegaconf import OmegaConf
 
     def plain(key: str) -> Any:
@@ -243,14 +243,14 @@ def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds `_partial_` to the node of a function, because the function itself is the scorer."""
+    """Adds `_partial_` to the config of a function, because Hydra would otherwise call the function."""
     made = import_target(node["_target_"])
     is_made = inspect.isclass(made) or "_partial_" in node
     return dict(node) if is_made else {**node, "_partial_": True}
 
 
 def _check_call(key: str, part: Any) -> None:
-    """Rejects an object that cannot be called with an episode and its container."""
+    """Raises `ConfigError` for an object that cannot be called with an episode and its container."""
     if not callable(part):
         raise ConfigError(f"Expected `{key}` to make a scorer, got {type(part).__name__}, which cannot be called.")
     called, options = (part.func, part.keywords) if isinstance(part, functools.partial) else (part, {})
@@ -274,13 +274,13 @@ def _number(key: str, value: Any) -> float:
 
 
 class ScoredSource(StandIn):
-    """Wraps another source, and scores each episode at its end. It also opens and closes the scorers."""
+    """Wraps another source, and scores each episode at its end. It owns the scorers: it checks and closes them."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
-        """Keeps the arguments.
+        """Wraps `source`.
 
         Args:
-            source: Source of the environments; all other members are delegated to it.
+            source: Source of the environments. Members that this class does not define are delegated to it.
             rules: The scorers and their weights.
         """
         super().__init__(source)
@@ -295,7 +295,7 @@ class ScoredSource(StandIn):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """The spenders of the source, and the scorers that ask models."""
+        """Names of the parts that call models: parts of the wrapped source, and scorers."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._part.spenders, *asking]
 
@@ -305,7 +305,7 @@ class ScoredSource(StandIn):
         return [*self._part.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
 
     async def preflight(self) -> None:
-        """Checks the source, and that every scorer is ready. Raises `PreflightError` if not."""
+        """Checks that the source and every scorer are ready. Raises `PreflightError` if not."""
         await self._part.preflight()
         for one in self._rules.scorers:
             await one.scorer.preflight()

@@ -1,4 +1,4 @@
-"""The contract of a scorer, which is called with a finished episode and its container, and returns rewards."""
+"""The contract of scorers, which get a finished episode and its container, and return rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
 
 Scores = float | Mapping[str, float]
-"""A number, or several by name. The entry `reward`, or the only entry, counts in the episode's reward."""
+"""A number, or several numbers by name. The entry `reward`, or the only entry, counts in the episode's reward."""
 
 
 @runtime_checkable
@@ -33,19 +33,20 @@ class _Staged(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredEpisode:
-    """An episode that has reached LAST and was verified, for scorers.
+    """An episode that has reached LAST and was verified. It is the argument of scorers.
 
     Attributes:
-        trajectory: Its steps, outcome and limit as recorded before any scorer; after the run, as the run recorded it.
-        task: The task as its environment exposes it: a `Task` of Harbor's format or of SWE-bench, the object of another
-            environment, or a name; `None` if the environment exposes none.
-        reward: Reward of the environment at LAST, which is the verifier's; `None` if it gave none.
+        trajectory: Steps, outcome and limit before any scorer was called. In `ares-exp score`, the trajectory that the
+            run recorded.
+        task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the object of another
+            environment, or a name; `None` if the environment exposes no task.
+        reward: Reward of the environment at LAST, given by the verifier; `None` without a reward.
         rewards: All rewards of the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
         output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
-        scorer: Name of the scorer that gets it.
-        spend: Function that adds the scorer's tokens and cost to the episode's `environment_usage` and the budget.
+        scorer: Name of the called scorer.
+        spend: Function to report the scorer's tokens and cost, which count in `environment_usage` and the budget.
     """
 
     trajectory: EpisodeTrajectory
@@ -70,12 +71,12 @@ class ScoredEpisode:
 
     @property
     def outcome(self) -> Outcome:
-        """`completed` or `truncated`; after the run also `verifier_error`."""
+        """Outcome of the episode: `completed` or `truncated`. In `ares-exp score`, also `verifier_error`."""
         return self.trajectory.outcome
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task; if the environment does not expose it, the first message of the first request."""
+        """Instruction of the task. If the environment does not expose it, the first message of the first request."""
         from ares_exp.trajectories.episode_printer import message_text
 
         if isinstance(self.task, _Staged):
@@ -112,11 +113,11 @@ class Scorer(Protocol):
 
         Args:
             episode: The finished episode.
-            container: The agent's container, still running and unchanged; `None` in an environment without a container,
-                and after the run without a snapshot. It is removed after the last scorer.
+            container: The agent's container, which is still running, and is removed after the last scorer. `None` if
+                the environment has no container. Also `None` in `ares-exp score`, if the episode has no snapshot.
 
         Returns:
-            Finite number, or several by name.
+            A finite number, or several numbers by name.
 
         Raises:
             Exception: Any exception ends the episode with the outcome `verifier_error` and the name of this scorer.
@@ -133,7 +134,7 @@ class ScorerBase(Scorer):
 
     @property
     def asks_model(self) -> bool:
-        """Whether it spends tokens of a model, so that the summary names it. Default: no."""
+        """Whether the scorer calls a model, so that the summary of a run names the scorer. Default: no."""
         return False
 
     @property
@@ -143,14 +144,14 @@ class ScorerBase(Scorer):
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The models that it asks. Default: none."""
+        """The models that the scorer calls. Default: empty."""
         return ()
 
     def set_name(self, name: str, key: str) -> None:
-        """Receives the scorer's name in the run and its config key, before any other call. Default: does nothing."""
+        """Sets the scorer's name in the run and its config key. Called before other methods. Default: does nothing."""
 
     async def preflight(self) -> None:
-        """Checks, before anything starts, that episodes can be scored. Default: does nothing.
+        """Checks that episodes can be scored. Called before any episode starts. Default: does nothing.
 
         Raises:
             PreflightError: The scorer is not ready. The message suggests a fix.
@@ -174,7 +175,7 @@ def as_scorer(scorer: object) -> ScorerBase:
 
 
 def _said(action: Mapping[str, Any]) -> str:
-    """Returns the text of a response. For other kinds of actions, returns the JSON-ready form as text."""
+    """Returns the text of a response. Other kinds of actions are formatted with `str`."""
     try:
         return deserialize_llm_response(action).text
     except (TypeError, KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The call of one scorer, with a time limit, typed and named errors, and a checked result."""
+"""The call of one scorer, with a time limit, errors that name the scorer, and a validated result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
 from ares_exp.records.recorded_results import MAX_NUMBER
 
 REWARD = "reward"
-"""Key of the verifier's own reward in a row, and of the main reward among several of a scorer."""
+"""Key of the verifier's reward in a row, and of the main number if a scorer returns several numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,10 @@ class Score:
 
     Attributes:
         name: Name of the scorer.
-        weight: Its weight in the episode's reward; 0: recorded only.
-        value: Number that counts; `None` if several were returned without a main one, which needs the weight 0.
-        rewards: All its numbers, by the names under which they are recorded.
+        weight: Weight in the episode's reward. With 0, the score is only recorded.
+        value: Number that counts in the episode's reward; `None` if the scorer returned several numbers without
+            `reward`, which requires weight 0.
+        rewards: All numbers of the scorer, by the names under which they are recorded.
     """
 
     name: str
@@ -39,14 +40,15 @@ class Score:
 
 
 def checked_score(name: str, weight: float, returned: Any) -> Score:
-    """Makes the score of a scorer's return value.
+    """Validates the return value of a scorer, and makes a score from it.
 
-    A single number is recorded under the scorer's name. If several are returned, `reward` is recorded under that name,
-    and every other number as `name.key`. The number that counts is `reward` or, without it, the only number.
+    A single number is recorded under the scorer's name. If the scorer returns several numbers, `reward` is recorded
+    under the scorer's name, and every other number as `name.key`. `reward` or, without it, the only number counts in
+    the episode's reward.
 
     Raises:
-        ScorerError: The value is neither a finite number nor a mapping of names to finite numbers, or it is ambiguous
-            which number counts.
+        ScorerError: The value is neither a finite number nor a mapping of names to finite numbers, or the number that
+            counts is ambiguous.
     """
     if not isinstance(returned, Mapping):
         number = _number(name, returned)
@@ -68,10 +70,9 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Adds up the verifier's reward and the scores, each multiplied by its weight.
+    """Returns the weighted sum of the verifier's reward and the scores, which is the episode's reward.
 
-    Returns:
-        The episode's reward; `None` if the verifier's reward is missing and has a weight.
+    Returns `None` if the verifier's reward is missing although its weight is not 0.
     """
     if reward is None and verifier_weight:
         return None
@@ -80,7 +81,7 @@ def combined_reward(reward: float | None, verifier_weight: float, scores: Sequen
 
 
 def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
-    """Returns the verifier's rewards and the scores, by name.
+    """Returns all rewards of the verifier and the scorers, by name.
 
     Raises:
         ScorerError: Two rewards have the same name.
@@ -114,11 +115,11 @@ class ConfiguredScorer:
     """A scorer and its options in a run.
 
     Attributes:
-        name: Name under which its rewards are recorded.
-        part: Object to call.
-        weight: Weight in the episode's reward; 0: recorded only.
-        timeout_sec: Bound on one call in seconds.
-        config: Recorded config of `part`, without secrets.
+        name: Name under which the scorer's rewards are recorded.
+        part: The scorer: a function, or another callable object.
+        weight: Weight in the episode's reward. With 0, the scores are only recorded.
+        timeout_sec: Time limit of one call in seconds.
+        config: Config of `part` for the records, without secrets.
     """
 
     name: str
@@ -129,19 +130,19 @@ class ConfiguredScorer:
 
     @property
     def scorer(self) -> ScorerBase:
-        """Scorer with defaults for missing members."""
+        """The scorer, completed with defaults for missing members."""
         return as_scorer(self.part)
 
     @property
     def uses_container(self) -> bool:
-        """Whether a call may use the container, which a function that is not `async` cannot."""
+        """Whether a call may use the container. A function that is not `async` cannot use it."""
         return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:
         """Calls the scorer.
 
         Raises:
-            ScorerError: The scorer raised, took too long, or returned an invalid reward. The message names it.
+            ScorerError: The scorer raised, took too long, or returned an invalid reward. The message names the scorer.
             ContainerError: The container failed during the call.
         """
         limit = asyncio.timeout(self.timeout_sec)

@@ -1,4 +1,4 @@
-"""The environment of twenty questions: the policy asks, the oracle answers, and a right guess earns the reward."""
+"""The environment of twenty questions. The policy asks, the oracle answers, and a correct guess earns the reward."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Game:
         metadata: Metadata of each request.
         messages: The conversation so far.
         usage: Usage of the policy.
-        clock: Seconds that the oracle took.
+        clock: Time that the oracle took.
         truncated_by: The limit that ended the game.
         verdict: The score.
         over: Whether the game has ended.
@@ -79,13 +79,14 @@ class _Game:
 
 
 class TwentyQuestionsEnvironment(EnvironmentBase):
-    """Runs twenty questions: the conversation so far is the observation, a question or a guess the action.
+    """Runs twenty questions. An observation is the conversation so far, and an action is a question or a guess.
 
-    FIRST asks for a question. Each MID adds the reply and its answer, with reward 0.0. A right guess is LAST by
-    termination with reward 1.0. When the questions are used up, or another limit is reached, LAST is by truncation with
-    reward 0.0. The environment has no container and no code agent.
+    The FIRST step asks for a question. Each MID step adds the policy's reply and the answer to it, with reward 0.0.
+    After a correct guess, the episode terminates with reward 1.0. If all questions are used up, or another limit is
+    reached, it is truncated with reward 0.0. The environment has no container and no code agent.
 
-    Only the oracle knows the hidden object. The policy sees its yes, no or "I don't know", never its words.
+    Only the oracle knows the hidden object. The policy sees "Yes", "No" or "I don't know", but not the oracle's own
+    words.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -101,18 +102,18 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         provide_solution: bool = False,
         output_dir: Path | None = None,
     ) -> None:
-        """Keeps the options.
+        """Creates the environment, without starting a game.
 
         Args:
-            objects: Objects from which `reset()` chooses, by a generator seeded with `seed`.
+            objects: Objects from which `reset()` chooses at random.
             oracle: The oracle that answers the questions. The caller opens and closes it.
-            questions: Number of replies that the policy has.
-            limits: Further limits; the limit on the agent's time applies to the whole game.
-            seed: Seed of the choice and order of the objects.
+            questions: Number of replies that the policy has in a game.
+            limits: Further limits. The limit on the agent's time applies to the whole game.
+            seed: Seed for choosing objects.
             provide_solution: Whether the winning reply is in `metadata["solution"]` of the requests, for the policy
                 that runs solutions.
-            output_dir: Directory of the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers in it that
-                were taken over from an earlier try are given again.
+            output_dir: Directory of the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers of an
+                earlier episode in this record are used again.
 
         Raises:
             ConfigError: The list of objects is empty, `questions` is below 1, or the oracle cannot answer questions.
@@ -135,8 +136,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         """Starts a game. A game in progress is abandoned.
 
         Args:
-            seed: New seed of the choice of objects.
-            options: `{"task": name_or_index}` picks the object.
+            seed: New seed for choosing objects.
+            options: `{"task": name_or_index}` selects the object.
 
         Raises:
             ConfigError: The object does not exist.
@@ -157,15 +158,15 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Takes the policy's reply; `None` means that no reply came before `time_left_sec` had passed.
+        """Applies the policy's reply. `None` means that the policy gave no reply before `time_left_sec` had passed.
 
         Returns:
-            MID step with the answer, or LAST step when the object was guessed (termination) or a limit was reached
-            (truncation). A correct guess in the step that also reaches a limit is a termination.
+            MID step with the answer, or LAST step if the object was guessed (termination) or a limit was reached
+            (truncation). If a correct guess also reaches a limit, the episode terminates.
 
         Raises:
-            EpisodeStateError: The call came before `reset()`, after LAST, or while another call is running, or the
-                environment was closed meanwhile.
+            EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call, or the
+                environment was closed during this call.
             OracleResponseError: The oracle gave no answer.
             TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
@@ -193,32 +194,32 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def close(self) -> None:
-        """Abandons a game in progress. Idempotent. A LAST `time_step` stays readable."""
+        """Abandons a game in progress. Idempotent. A LAST `time_step` remains available."""
         if self.time_step is None or not self.time_step.last():
             self._give_up()
 
     @property
     def step_count(self) -> int:
-        """Number of counted replies in the episode."""
+        """Number of replies in this game, without timeouts."""
         return self._game.usage.num_steps if self._game is not None else 0
 
     @property
     def current_task(self) -> HiddenObject | None:
-        """Hidden object of the game."""
+        """The hidden object of the game; `None` before the first `reset()`."""
         return self._game.hidden if self._game is not None else None
 
     @property
     def truncated_by(self) -> LimitName | None:
-        """The limit that cut the episode short; `steps` if the questions were used up."""
+        """The limit that ended the game: `steps` if the questions were used up; `None` if no limit did."""
         return self._game.truncated_by if self._game is not None else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Score of the game; `None` until it ends, and if a truncated game is not scored."""
+        """Score of the game; `None` before its end, and if a truncated game is not scored."""
         return self._game.verdict if self._game is not None else None
 
     def report(self) -> EpisodeReport:
-        """Facts about the game; `phase` is `oracle` while the oracle answers."""
+        """Returns facts about the game. `phase` is `oracle` while the oracle answers."""
         game = self._game
         if game is None:
             return EpisodeReport(environment_usage=EnvironmentUsage())
@@ -275,7 +276,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return transition(self._request(game, answer))
 
     def _cut_short(self, game: _Game, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends the game because of a limit. `EpisodeLimits.verify_on_truncation` determines its reward."""
+        """Ends the game because of a limit. The reward is 0.0, or `None` without `verify_on_truncation`."""
         game.over, game.truncated_by = True, limit
         if not self._limits.verify_on_truncation:
             return truncation(None)
@@ -283,7 +284,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return truncation(0.0)
 
     def _request(self, game: _Game, said: str) -> LLMRequest:
-        """Makes the next observation: the conversation, with a new message for the policy."""
+        """Adds the message `said` for the policy to the conversation, and makes the next observation from it."""
         questions = self._limits.steps or 0
         game.messages.append(Message(role="user", content=f"{said} ({questions - game.usage.num_steps} left)"))
         rules = RULES.format(questions=questions, max_chars=MAX_CHARS)

@@ -1,6 +1,6 @@
-"""The objects of twenty questions, and the oracle, which answers yes, no or don't know.
+"""The objects of twenty questions, and the oracle, which answers "yes", "no" or "don't know".
 
-The oracle's own words never leave this module, because they could reveal the hidden object to the policy.
+The policy never sees the oracle's own words, because they could reveal the hidden object.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class HiddenObject:
     """An object to guess.
 
     Attributes:
-        title: Its name.
-        aliases: Other names; guessing an alias is also right.
-        facts: True statements about it, for the oracle; a few words each.
+        title: Name of the object.
+        aliases: Other names, which are also correct guesses.
+        facts: True statements about the object for the oracle, with a few words each.
     """
 
     title: str
@@ -62,7 +62,7 @@ def load_objects() -> Sequence[HiddenObject]:
 
 
 MAX_ANSWER_CHARS = 500
-"""Length above which an answer is invalid, because only one word is expected."""
+"""Maximum length of a valid answer, of which only one word is expected."""
 
 _SYSTEM = """You are the oracle in a game of twenty questions. You know what is hidden; another player asks about it.
 
@@ -92,7 +92,7 @@ class Answer(StrEnum):
 
 
 def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
-    """Returns the request for one answer."""
+    """Returns the request that asks a model one question about the hidden object."""
     facts = "".join(["What is true of it:\n", *(f"- {fact}\n" for fact in hidden.facts)]) if hidden.facts else ""
     also_called = f"Also called: {', '.join(hidden.aliases)}\n" if hidden.aliases else ""
     system = _SYSTEM.format(title=hidden.title, also_called=also_called, facts=facts)
@@ -100,9 +100,9 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Reads an answer; `None` if it is too long, or does not start with one of the three answers.
+    """Parses an answer; `None` if the text is too long, or does not start with one of the three answers.
 
-    A reason may follow after a comma or a full stop. It is ignored.
+    A reason after the answer (after a comma or a full stop) is ignored.
     """
     if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
         return None
@@ -116,7 +116,7 @@ READING = Reading(
     to_record=lambda answer: answer.name.lower(),
     from_record=lambda recorded: Answer.__members__.get(recorded.upper()),
 )
-"""Parsing of the oracle's answers, and their form in the record."""
+"""How the oracle's responses are parsed, and their form in the record."""
 
 
 class Oracle(OwnModel):
@@ -126,8 +126,8 @@ class Oracle(OwnModel):
         """Checks that the client can answer questions.
 
         Args:
-            client: The LLM client. It is opened and closed with the oracle.
-            timeout_sec: Bound on one answer in seconds, repetitions included.
+            client: The LLM client, which the oracle then owns.
+            timeout_sec: Time limit of one question in seconds, including retries.
 
         Raises:
             ConfigError: The client runs the solutions of tasks.
@@ -169,19 +169,20 @@ _NEGATIONS = frozenset({"not", "no", "never", "without", "neither", "nor", "isn"
 
 
 class FactsOracle(Policy):
-    """An oracle without a model. It answers yes or no if the facts cover every significant word of a question.
+    """An oracle without a model. It answers yes or no if facts cover every significant word of a question.
 
-    A fact or a name that another object has and this one lacks is false. If a question has several facts, all have to
-    be true; after an "or", any of them. It does not parse grammar: use it for first steps and tests, and use a model
-    (`policy@env.oracle=…`) if the results matter.
+    A fact or name is false if other objects have it and the hidden object does not. If a question contains several
+    facts, the answer is yes if all are true or, in a question with "or", if any of the alternatives is true. This
+    oracle does not parse grammar, so use it only for first steps and tests. If the results matter, use a model
+    (`policy@env.oracle=…`).
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
-        """Keeps the names and facts of the objects."""
+        """Extracts the significant words of the objects' names and facts."""
         self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client that knows the object of the episode's task.
+        """Returns an LLM client that answers questions about the object of the episode's task.
 
         Raises:
             PolicyError: The oracle does not know the object.
@@ -219,7 +220,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _stem(word: str) -> str:
-    """Removes endings, so that `write`, `writes` and `writing`, or `egg` and `eggs`, have the same stem."""
+    """Removes the ending of a word, so that `write`, `writes` and `writing`, or `egg` and `eggs`, are equal."""
     for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word[: -len(ending)]

@@ -1,15 +1,15 @@
-"""Replies of the policy, classified by their text as a question, a guess, or neither.
+"""Classification of the policy's replies as a question, a guess, or neither.
 
-- A line `Guess: …` (or `Final answer: …`) is a guess; so are `My guess is …`, `I think it is …`, `It is …`, and a reply
-  of at most five words that asks nothing (`A cat.`).
-- Text with one question mark is a question; without one, if it starts as questions do (`Does it fly`). A question of
-  the form `Is it a …?` names something: if this is the hidden object, the question was a guess. `Is it bigger than a
-  cat?` and `Is it a cat or a dog?` name something else.
-- The thoughts of a reasoning model, `<think>…</think>` at the start, are ignored.
-- Everything else is neither: an empty reply, more than 500 characters, several questions, several guesses, both.
+- A line `Guess: …` (or `Final answer: …`) is a guess. Sentences such as `My guess is …`, `I think it is …` and
+  `It is …` are also guesses, and so is a reply of at most five words that is not a question (`A cat.`).
+- A text with one question mark is a question. Without a question mark, it is a question if it starts like one
+  (`Does it fly`). A question of the form `Is it a …?` is a correct guess if it names the hidden object. The text after
+  `Is it` must be only the name, so `Is it bigger than a cat?` and `Is it a cat or a dog?` are not guesses of a cat.
+- The reasoning of a model, `<think>…</think>` at the start, is ignored.
+- Other replies are neither: an empty reply, more than 500 characters, several questions, several guesses, or both.
 
-A guess is right if it equals one of the object's names, regardless of case, accents, punctuation, spaces, a leading
-article or a final s. A list of names is never right.
+A guess is correct if it equals one of the object's names. Case, accents, punctuation, spaces, a leading article and a
+final s are ignored. A list of names is never correct.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Reply:
 
     Attributes:
         question: Question to answer with yes or no; `None` if the reply is not a question.
-        guess: Name of a guess, or the name that a question asks for (`Is it a cat?`: `a cat`).
-        problem: Reason why the reply is neither; empty otherwise.
+        guess: The guessed name, also of a question that asks for a name (`a cat` for `Is it a cat?`); `None` without.
+        problem: Reason that the reply is neither; otherwise empty.
     """
 
     question: str | None = None
@@ -60,7 +60,7 @@ class Reply:
 
 
 def parse_reply(reply: str) -> Reply:
-    """Classifies a reply without its leading thoughts (`<think>…</think>`)."""
+    """Classifies a reply. Reasoning at its start (`<think>…</think>`) is ignored."""
     reply = _THOUGHTS.sub("", reply)
     if len(reply) > MAX_CHARS:
         return Reply(problem=f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
@@ -88,13 +88,13 @@ def parse_reply(reply: str) -> Reply:
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:
-    """Returns whether `said` is one of the names, after the simplifications that the module describes."""
+    """Returns whether `said` equals one of the names, apart from the differences that the module lists."""
     key = _key(said)
     return bool(key) and key in {_key(name) for name in names}
 
 
 def _last_sentence(text: str) -> str:
-    """Returns the last sentence without surrounding marks."""
+    """Returns the last sentence, without quotation marks and emphasis around it."""
     sentences = [part for part in re.split(r"[.!:;\n]+(?:\s|$)", text) if any(char.isalnum() for char in part)]
     return sentences[-1].strip(" \t*_\"'“”`") if sentences else ""
 
@@ -105,7 +105,7 @@ def _named(sentence: str) -> str | None:
 
 
 def _key(name: str) -> str:
-    """Removes the ignored parts of a name."""
+    """Returns a name in a form in which ignored differences are removed."""
     decomposed = unicodedata.normalize("NFKD", name.casefold())
     letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
     words = re.findall(r"[^\W_]+", letters)

@@ -1,4 +1,4 @@
-"""The source of `env=twenty_questions`: the objects to guess, and the oracle for all games."""
+"""The source of `env=twenty_questions`, with the objects to guess and the oracle of all games."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entry = int | str
 
 
 class TwentyQuestionsEnvironments(SourceBase):
-    """Makes one task, a game, per object. All games share one oracle."""
+    """A source with one task (a game) per object. All games share one oracle."""
 
     needs_container = False
     has_solutions = True
@@ -38,13 +38,13 @@ class TwentyQuestionsEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            tasks: Tasks to run: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
-                for all.
-            exclude: Names or globs to leave out.
-            limit: Upper bound on the number of objects.
+            tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these; `None`
+                for all tasks.
+            exclude: Names or globs of tasks to leave out.
+            limit: Maximum number of tasks.
             questions: Number of replies of the policy in a game: questions, guesses, and replies that are neither.
-            oracle: A policy or any `LLMClient`; `None` answers by the facts of the objects, without a model.
-            oracle_timeout_sec: Bound on one answer of the oracle in seconds, repetitions included.
+            oracle: A policy or any `LLMClient`; `None` for an oracle that uses bundled facts instead of a model.
+            oracle_timeout_sec: Time limit in seconds of one question to the oracle, including retries.
 
         Raises:
             ConfigError: The oracle cannot answer questions.
@@ -79,19 +79,19 @@ class TwentyQuestionsEnvironments(SourceBase):
         return list(self._objects)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all other objects that `load` selected."""
+        """Drops all objects except these."""
         self._objects = {name: self._objects[name] for name in task_names}
 
     async def preflight(self) -> None:
         """Checks that the oracle is ready.
 
         Raises:
-            PreflightError: The oracle cannot answer.
+            PreflightError: The model of the oracle is not ready.
         """
         await self._oracle.open()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts everything."""
+        """Accepts all parts, because a game needs no container and no code agent."""
 
     def digest(self, task_name: str) -> str:
         """Returns a digest of the object."""
@@ -111,12 +111,12 @@ class TwentyQuestionsEnvironments(SourceBase):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """The oracle, if it is a model."""
+        """Names the oracle if it is a model; otherwise empty."""
         return () if self._answers_by_facts else ("the oracle",)
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """Oracle of all games."""
+        """The oracle of all games."""
         return (self._oracle,)
 
     async def close(self) -> None:

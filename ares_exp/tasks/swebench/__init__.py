@@ -1,1 +1,1 @@
-"""SWE-bench: rows of its data sets as tasks, graded in the same way as by its harness."""
+"""SWE-bench: tasks made from rows of its data sets, graded by its official harness."""

@@ -1,4 +1,4 @@
-"""A program that writes a data set of the Hugging Face hub as JSON lines. Arguments: name, split, file."""
+"""A program that writes a data set of the Hugging Face hub to a JSON Lines file. Arguments: name, split, file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grades of test runs by the official harness, the package `swebench`."""
+"""Grading of test runs with the official harness, the package `swebench`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.rows import SweBenchRow
 
 TIMEOUT_SEC = 300.0
-"""Bound on the grading of one log."""
+"""Time limit in seconds for grading one log."""
 
 _PROGRAM = Path(__file__).with_name("official_report.py")
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONPATH")
@@ -31,8 +31,8 @@ class Grade:
     """The grade of a test run.
 
     Attributes:
-        fail_to_pass, pass_to_pass: Tests by name, with whether each had the expected result.
-        reason: Why the run cannot be graded; `None` if it can.
+        fail_to_pass, pass_to_pass: For each test, by name, whether it had the expected result.
+        reason: Reason that the run cannot be graded; `None` if it was graded.
     """
 
     fail_to_pass: Mapping[str, bool]
@@ -41,13 +41,13 @@ class Grade:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """`reward`: 1 if resolved, otherwise 0; `f2p` and `p2p`: fractions of the tests with the expected result."""
+        """`reward` (1 if resolved, otherwise 0), and `f2p` and `p2p` (fractions of tests with the expected result)."""
         f2p, p2p = _part(self.fail_to_pass), _part(self.pass_to_pass)
         return {"reward": float(self.resolved), "f2p": f2p, "p2p": p2p}
 
     @property
     def resolved(self) -> bool:
-        """Whether all tests had the expected result."""
+        """Whether the run was graded and all tests had the expected result."""
         return self.reason is None and all((*self.fail_to_pass.values(), *self.pass_to_pass.values()))
 
     def report(self, instance_id: str, *, patch_applied: bool) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _part(found: Mapping[str, bool]) -> float:
 
 
 def nothing_to_grade(row: SweBenchRow, reason: str) -> Grade:
-    """Returns a grade by which all tests failed."""
+    """Returns a grade for a run that cannot be graded, in which no test has the expected result."""
     return Grade(dict.fromkeys(row.fail_to_pass, False), dict.fromkeys(row.pass_to_pass, False), reason)
 
 
@@ -94,7 +94,7 @@ def official_version() -> str | None:
 
 
 async def official_grade(row: SweBenchRow, log: str) -> Grade:
-    """Makes the harness grade a log with markers.
+    """Makes the harness grade the output of a row's test script.
 
     Raises:
         VerifierError: The harness failed, or took too long.

@@ -1,7 +1,7 @@
-"""A program that makes the official harness grade a log. Arguments: a request (JSON), the log, the report's file.
+"""A program that grades a log with the official harness. Arguments: files of the request (JSON), the log, the report.
 
-The harness is kept out of the process of the run for two reasons: its import takes a second and reads `.env` files, and
-a log can make a regular expression run forever.
+The harness does not run in the process of the run, because its import takes a second and reads `.env` files, and
+because a log can make a regular expression run indefinitely.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main(request_path: str, log_path: str, report_path: str) -> None:
-    """Writes the harness's report on the log."""
+    """Writes the harness's report about the log."""
     from swebench.harness.grading import get_eval_report
     from swebench.types import TestSpec
 

@@ -1,6 +1,6 @@
-"""The repository in a container: its set-up for the agent, the agent's patch, and the application of patches.
+"""Operations on the repository in a container: its set-up, the agent's patch, and the application of patches.
 
-All operations are shell scripts that run as root, with the `git` of the container.
+All operations are shell scripts that run as root and use the `git` of the container.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _ENV: Mapping[str, str] = {
 }
 
 _START = "refs/ares_exp/start"
-"""A tree in the repository: its files as the agent found them, those included that git does not know."""
+"""Ref of a tree in the repository with the files at the start of the agent, including untracked files."""
 
 # A separate git directory for the repository's files and objects. The repository's own configuration, hooks, attributes
-# and indexes, and its owner, then start no program and change no content. They may be broken. Ignored files stay so.
+# and indexes, and its owner, then cannot start programs or change contents, even if they are broken. Ignored files stay
+# ignored.
 _OURS = """
 clean=$(mktemp -d)  # where a HOME is that has nothing in it either
 trap 'rm -rf "$clean"' EXIT
@@ -118,8 +119,8 @@ class AgentPatch:
     """The changes of an agent.
 
     Attributes:
-        data: A patch, as `git diff --binary` writes it; empty if nothing changed.
-        problem: Why no patch could be made; `None` if one was made.
+        data: Patch in the form of `git diff --binary`; empty if nothing changed.
+        problem: Reason that no patch could be made; `None` if a patch was made.
     """
 
     data: bytes = b""
@@ -129,8 +130,8 @@ class AgentPatch:
 async def set_up_repository(container: Container, base_commit: str) -> None:
     """Removes everything later than the base commit, and records the current files.
 
-    Remotes, newer branches and tags, the reflog, and unreachable objects are removed. Commits that the image's maker
-    added on top of the base commit are kept.
+    Remotes, newer branches and tags, the reflog, and unreachable objects are removed. Commits that the creator of the
+    image added on top of the base commit are kept.
 
     Raises:
         ContainerStartError: The image has no repository, or the repository lacks the commit.
@@ -145,7 +146,7 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
 
 
 async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
-    """Returns the difference from the initial repository, with new files and without ignored ones.
+    """Returns the agent's changes since `set_up_repository`, including new files, but without ignored files.
 
     Raises:
         ContainerError: The container failed.
@@ -166,17 +167,17 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:
-    """Applies a patch of the container to its repository. Exit code 1 means that it does not apply cleanly."""
+    """Applies a patch file in the container to the repository. Exit code 1 means that it does not apply cleanly."""
     return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
 
 
 async def fits_base(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Checks that a patch of the container applies to the base commit (exit code 0), and records its files."""
+    """Checks that a patch file in the container applies to the base commit (exit code 0), and lists its files."""
     return await _git(container, _FITS_BASE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
 async def restore_files(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Restores the files of a patch checked by `fits_base` to the base commit, and removes new ones."""
+    """Restores the files that `fits_base` listed to the base commit. Files that the base commit lacks are removed."""
     return await _git(container, _RESTORE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
@@ -196,7 +197,7 @@ async def _git(
 
 
 def told(result: ExecResult) -> str:
-    """Returns the end of a command and of its output, as a sentence."""
+    """Describes the exit code of a command and the end of its output in a sentence."""
     ended = "it took too long" if result.timed_out else f"exit code {result.exit_code}"
     said = " ".join(f"{result.stderr or ''} {result.output if result.exit_code else ''}".split())[-_LOG_CHARS:]
     return f"{ended}: {said}." if said else f"{ended}."

@@ -1,6 +1,6 @@
-"""Rows of SWE-bench: locations of data sets, readers of their files, and the validation of a row.
+"""Rows of SWE-bench: names of data sets, readers of their files, and validation of rows.
 
-Rows may come from any file. The columns are the columns of the data sets `SWE-bench/SWE-bench` and its parts (Verified,
+Rows may come from any file. They have the columns of the data set `SWE-bench/SWE-bench` and its subsets (Verified,
 Lite) on the Hugging Face hub. `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the
 harness.
 """
@@ -40,7 +40,7 @@ def _encodable(text: str) -> str:
 
 
 def _from_json(value: Any) -> Any:
-    """Parses a list or table, which the data sets store as JSON text."""
+    """Parses a list or mapping that a data set stores as JSON text. Other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -61,23 +61,23 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")]
 
 
 class SweBenchRow(BaseModel):
-    """One problem of SWE-bench. Other columns are ignored.
+    """A row of SWE-bench, which is one problem. Other columns are ignored.
 
     Attributes:
-        instance_id: Unique name, `owner__name-number`.
-        repo: `owner/name` of the repository.
-        base_commit: Full hash of the commit that the fix is based on.
-        problem_statement: The issue.
-        hints_text: Comments on the issue from before the fix.
-        patch: The fix.
-        test_patch: Changes of the fix to the tests.
+        instance_id: Unique name of the form `owner__name-number`.
+        repo: Repository, as `owner/name`.
+        base_commit: Full hash of the commit on which the fix is based.
+        problem_statement: Text of the issue.
+        hints_text: Comments on the issue that are older than the fix.
+        patch: The fix, without changes of tests.
+        test_patch: The changes of tests that belong to the fix.
         fail_to_pass: Tests that fail without the fix and pass with it.
-        pass_to_pass: Tests that pass before and after.
-        image: The image's name.
+        pass_to_pass: Tests that pass with and without the fix.
+        image: Name of the container image; empty if unknown.
         eval_script: Script that applies the test patch and runs the tests.
-        log_parser: Name of the harness's function that reads its output.
+        log_parser: Name of the harness's function that parses the output of the script.
         eval_type: `fail_only` if the output lists only failures.
-        image_assets: Files that a patch cannot contain, for rows of the multimodal data set.
+        image_assets: Binary files of a row of the multimodal data set, which a patch cannot contain.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
@@ -101,12 +101,12 @@ class SweBenchRow(BaseModel):
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether it has files that a patch cannot contain."""
+        """Whether the row has files that a patch cannot contain."""
         return any((self.image_assets or {}).values())
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of its content."""
+        """`sha256:` and the hex digest of the row's content."""
         return f"sha256:{hashlib.sha256(self.model_dump_json().encode()).hexdigest()}"
 
 
@@ -115,7 +115,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
 
     Args:
         data: The row.
-        where: The file and the number of the row, for messages.
+        where: File and number of the row, for messages.
 
     Raises:
         TaskError: The data is not a row. The message names every invalid column.
@@ -171,7 +171,7 @@ _ROWS_PER_BATCH = 32
 
 
 def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the number and the content of each row. Numbers start at 1 and, in a `.jsonl`, are line numbers. Blocking.
+    """Yields the number and content of each row. Numbers start at 1, and are line numbers in a `.jsonl`. Blocking.
 
     Raises:
         TaskError: The file cannot be read, is too large, or does not have the format of its suffix.
@@ -242,7 +242,7 @@ NAMES = {
     "lite": "SWE-bench/SWE-bench_Lite",
     "full": "SWE-bench/SWE-bench",
 }
-"""Short names; the owner `princeton-nlp`, under which they were published first, works as well."""
+"""Short names of data sets on the hub. The full names under their first owner, `princeton-nlp`, are also accepted."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
@@ -253,9 +253,9 @@ class Dataset:
     """A data set.
 
     Attributes:
-        file: A file of rows; `None` for a data set of the hub.
-        hub_name: `owner/name` on the Hugging Face hub; empty for a file.
-        split: Part of a data set of the hub.
+        file: Path of a file of rows; `None` for a data set on the Hugging Face hub.
+        hub_name: Name on the hub, as `owner/name`; empty for a file.
+        split: Split of the data set on the hub.
     """
 
     file: Path | None
@@ -264,7 +264,7 @@ class Dataset:
 
     @property
     def source(self) -> str:
-        """Its name in messages."""
+        """Name of the data set in messages."""
         return str(self.file) if self.file is not None else f"{self.hub_name}:{self.split}"
 
 
@@ -272,7 +272,7 @@ def find_dataset(dataset: str, split: str) -> Dataset:
     """Returns the data set that `env.dataset` and `env.split` name, without reading it.
 
     Raises:
-        ConfigError: The data set is unknown, or is the multimodal one.
+        ConfigError: The name of the data set or the split is invalid, or the data set is multimodal.
     """
     choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(SUFFIXES)})"
     if Path(dataset).suffix in SUFFIXES:
@@ -290,12 +290,12 @@ def find_dataset(dataset: str, split: str) -> Dataset:
 def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
     """Reads and validates all rows. Blocking.
 
-    The library `datasets` loads data sets of the hub, from its cache if possible.
+    Data sets on the hub are loaded by the library `datasets`, from its cache if possible.
 
     Args:
         dataset: The data set.
-        child: Process that loads data sets of the hub, so that the caller can stop it.
-        timeout_sec: Time limit of this process.
+        child: Runner of the process that loads a data set from the hub, so that the caller can stop it.
+        timeout_sec: Time limit of this process in seconds.
 
     Raises:
         TaskError: A row or the file is invalid.

@@ -1,7 +1,7 @@
-"""`SweBenchStage`: the problem statement of a row, and the grading of the agent's changes.
+"""`SweBenchStage`, which provides the instruction for a row, and grades the agent's changes.
 
-The agent's changes are copied out of its container as a patch, and graded in a fresh container of the same image, as in
-the official harness. Other changes of the agent to its container have no effect on the tests.
+The agent's changes are copied out of its container as a patch. They are graded in a fresh container of the same image,
+as in the official harness. Other changes of the agent in its container have no effect on the tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, SOLVE_SCRIPT
 from ares_exp.tasks.verification.verification import TESTS_DIR
 
 AGENT_TIMEOUT_SEC = 3600.0
-"""The data sets have no limit for agents; `timeouts.agent=…` sets another."""
+"""Default time limit of agents in seconds, because the data sets have none. `timeouts.agent=…` overrides it."""
 
 MODEL_PATCH = "model.patch"
 NO_PATCH = "no_patch.txt"
@@ -45,7 +45,7 @@ REWARDS = "reward.json"
 
 MAX_LOG_BYTES = 64 * 2**20
 _GRADING_SEC = 900.0
-"""What verification may take on top of the tests: patches and grading."""
+"""Time limit in seconds of the verification apart from the tests: applying patches and grading."""
 
 END_MARKER = ">>>>> End Test Output"
 EXIT_MARKER = ">>>>> Test Exit Code"
@@ -67,8 +67,8 @@ class SweBenchStage:
         row: The row.
         hints: Whether the instruction includes the comments on the issue.
         agent_network: Network of the agent.
-        test_timeout_sec: Time limit of the tests.
-        verifier_spec: The container of the tests: a fresh copy of the agent's initial container.
+        test_timeout_sec: Time limit of the tests in seconds.
+        verifier_spec: Specification of the container of the tests, which has the same image as the agent's container.
     """
 
     row: SweBenchRow
@@ -83,12 +83,12 @@ class SweBenchStage:
     collect_timeout_sec = 600.0
     verifier_network = PUBLIC
     agent_user: User | None = None
-    # Published images activate the environment with the packages of their repository in root's profile files.
+    # In published images, root's profile files activate the environment with the packages of the repository.
     agent_shell: Shell | None = "bash -lc"
 
     @property
     def instruction(self) -> str:
-        """The problem statement and, if wanted, the hints."""
+        """The problem statement, followed by the hints if `hints` is set."""
         statement = self.row.problem_statement.rstrip()
         hints = self.row.hints_text.strip() if self.hints else ""
         where = (
@@ -99,18 +99,18 @@ class SweBenchStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Bound on the tests, including time to apply patches and to grade."""
+        """Time limit of the tests in seconds, including time to apply patches and to grade."""
         return self.test_timeout_sec + _GRADING_SEC
 
     async def start(self, container: Container) -> None:
-        """Does nothing: the container is ready."""
+        """Does nothing, because the container is ready."""
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns no variables: the solution needs none."""
+        """Returns an empty mapping, because the solution needs no variables."""
         return {}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the row's fix to the container, to be applied by `/solution/solve.sh`."""
+        """Uploads the row's fix to the container, with a `/solution/solve.sh` that applies it."""
         self.check_solution()
         await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
         await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")
@@ -122,14 +122,14 @@ class SweBenchStage:
             raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Run another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Copies the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason."""
+        """Writes the agent's changes to `model.patch` or, if no patch can be made, the reason to `no_patch.txt`."""
         if target is None:
             return
         patch = await agent_patch(container, self.row.base_commit)
 
         def write() -> None:
             target.mkdir(parents=True, exist_ok=True)
-            for name in (MODEL_PATCH, NO_PATCH):  # of an earlier episode
+            for name in (MODEL_PATCH, NO_PATCH):  # files of an earlier episode
                 (target / name).unlink(missing_ok=True)
             if patch.problem is None:
                 (target / MODEL_PATCH).write_bytes(patch.data)
@@ -139,7 +139,7 @@ class SweBenchStage:
         await in_thread(write)
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Does nothing: no verifier works in the agent's container."""
+        """Does nothing, because the verifier does not run in the agent's container."""
         return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
@@ -149,14 +149,15 @@ class SweBenchStage:
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Applies the agent's patch to the fresh repository, restores the tests, and runs and grades the row's script.
+        """Applies the agent's patch to a fresh repository, restores the test files, and runs and grades the tests.
 
-        Leaves `test_output.txt`, `report.json` and `reward.json` in `output_dir`.
+        Writes `test_output.txt`, `report.json` and `reward.json` to `output_dir`.
 
         Raises:
-            VerifierTimeoutError: The tests ran longer than `test_timeout_sec`: also an error in the official harness,
-                not an unresolved problem.
-            VerifierError: The row's test patch does not fit its own commit; or grading failed.
+            VerifierTimeoutError: The tests ran longer than `test_timeout_sec`. As in the official harness, this is an
+                error instead of an unresolved problem.
+            AddTestsDirError: The tests could not be copied into the container.
+            VerifierError: The row's test patch does not apply to its base commit, or grading failed.
             ContainerError: The container failed.
         """
         row = self.row
@@ -185,7 +186,7 @@ class SweBenchStage:
         return Verdict(found.rewards["reward"], found.rewards, found.reason)
 
     async def _apply_patches(self, container: Container) -> str | None:
-        """Prepares the repository for the tests. Returns the reason if this is impossible."""
+        """Prepares the repository for the tests. Returns the reason if this fails; otherwise `None`."""
         row = self.row
         patch, no_patch = f"{TESTS_DIR}/{MODEL_PATCH}", f"{TESTS_DIR}/{NO_PATCH}"
         missing = await container.exec(f"cat {no_patch}", user="root", timeout_sec=60, shell="bash -c")
@@ -226,14 +227,14 @@ class SweBenchStage:
         await in_thread(write)
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns false: it is the last stage."""
+        """Returns false, because this is the only stage."""
         return False
 
 
 def _with_exit_code(script: str) -> str:
-    """Returns the script, extended to print the exit code of the tests after the end marker.
+    """Makes a test script print the exit code of the tests after the end marker.
 
-    The exit code of the script itself is the exit code of a `git checkout`.
+    The exit code of the script itself is not useful, because its last command is a `git checkout`.
     """
     lines = script.split("\n")
     for index, line in enumerate(lines):
@@ -244,7 +245,7 @@ def _with_exit_code(script: str) -> str:
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
-    """Writes text files into a directory of the container, without changing line ends."""
+    """Writes text files to a directory of the container, without changing line ends."""
     async with working_directory("verifier") as folder:
 
         def write() -> None:
@@ -256,7 +257,7 @@ async def _upload(container: Container, files: Mapping[str, str], target: str) -
 
 
 def _ended(patch: str) -> str:
-    """Returns the patch with the final line break that git requires and a copy may have lost."""
+    """Adds a final line break to a patch if it is missing, because git requires it."""
     return patch if not patch or patch.endswith("\n") else f"{patch}\n"
 
 

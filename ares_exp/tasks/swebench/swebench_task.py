@@ -1,4 +1,4 @@
-"""`SweBenchTask`: a row of SWE-bench as a task."""
+"""`SweBenchTask`, a task made from a row of SWE-bench."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ares_exp.tasks.task_contract import AgentContext, Verdict
 from ares_exp.tasks.verification.root_commands import make_log_dirs
 
 START_TIMEOUT_SEC = 3600.0
-"""Published images have some gigabytes, and the first container of an image waits for it."""
+"""Time limit in seconds for starting a container, including pulling its image of several gigabytes."""
 
 IMAGE = "swebench/sweb.eval.x86_64.{id}:latest"
 LOG_DIRS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
@@ -34,9 +34,10 @@ class SweBenchOptions:
 
     Attributes:
         hints: Whether the instruction includes the comments on the issue.
-        agent_network: Whether agents have a network.
-        image_template: Image names, with `{id}` as placeholder; `None`: the row's image, or `IMAGE`.
-        test_timeout_sec: Time limit of the tests.
+        agent_network: Network of the agents.
+        image_template: Template of image names, with the placeholder `{id}`; `None` for the row's image or, if the row
+            has none, `IMAGE`.
+        test_timeout_sec: Time limit of the tests in seconds.
     """
 
     hints: bool = False
@@ -55,18 +56,18 @@ class SweBenchOptions:
 
 
 def _filled(template: str, instance_id: str) -> str:
-    """Fills in the id in lower case, with `_1776_` for `__`, which registries do not accept."""
+    """Replaces `{id}` with the id in lower case, in which `__` becomes `_1776_`, because registries reject `__`."""
     return template.replace("{id}", instance_id.lower().replace("__", "_1776_"))
 
 
 @dataclass(frozen=True, eq=False)
 class SweBenchTask:
-    """One row. Implements `ares_exp.tasks.task_contract.Task`.
+    """A task made from a row. Implements `ares_exp.tasks.task_contract.Task`.
 
     Attributes:
         row: The row.
-        options: Options for running and grading it.
-        source: The data set that contains it.
+        options: Options for running and grading the task.
+        source: Name or path of the data set.
     """
 
     row: SweBenchRow
@@ -82,12 +83,12 @@ class SweBenchTask:
 
     @property
     def context(self) -> AgentContext:
-        """An empty context: agents only get the instruction."""
+        """An empty context, because agents only get the instruction."""
         return AgentContext()
 
     @cached_property
     def fresh_spec(self) -> ContainerSpec:
-        """The container of the row's image, which the template, the row, or the naming convention sets."""
+        """Specification of a container with the row's image, from the template, the row, or the naming convention."""
         template = self.options.image_template
         image = self.row.image if template is None else ""
         return ContainerSpec(
@@ -112,7 +113,7 @@ class SweBenchTask:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of the row and its options."""
+        """`sha256:` and the hex digest of the row, the hints option and the image."""
         how = [self.options.hints, self.fresh_spec.docker_image, self.row.digest]
         return f"sha256:{hashlib.sha256(json.dumps(how).encode()).hexdigest()}"
 
@@ -128,11 +129,10 @@ class SweBenchTask:
         }
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks, without starting anything, for errors that would otherwise occur during an episode.
+        """Checks the task for errors that would otherwise occur during an episode. Starts nothing.
 
         Raises:
-            UnsupportedTaskError: The row is from the multimodal data set, or the harness that grades it is not
-                installed.
+            UnsupportedTaskError: The row is from the multimodal data set, or the official harness is not installed.
             TaskError: The row has no test script, or the required fix is missing.
         """
         if self.row.is_multimodal:
@@ -156,5 +156,5 @@ class SweBenchTask:
         await set_up_repository(container, self.row.base_commit)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Returns the verdict itself."""
+        """Returns the verdict of the only stage."""
         return verdicts[-1]

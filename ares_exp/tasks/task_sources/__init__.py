@@ -1,1 +1,1 @@
-"""Sources of tasks other than a local folder: `registry.json` files and git repositories."""
+"""Sources of tasks that are not in a local folder: `registry.json` files and git repositories."""

@@ -1,7 +1,7 @@
 """The cache of fetched tasks and of their commits.
 
-A task is in `<folder>/<key>/<base name of the task>`, with a key for each repository, commit and path. The copy of a
-commit is in `<folder>/commits/<key>`.
+A task is in `<folder>/<key>/<name of the task>`, with a key for each repository, commit and path. A commit is in
+`<folder>/commits/<key>`.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ _PURPOSE = "fetch"
 
 
 def default_cache_dir() -> Path:
-    """Returns `$XDG_CACHE_HOME/ares_exp/tasks`, or `~/.cache/ares_exp/tasks` without that variable."""
+    """Returns `$XDG_CACHE_HOME/ares_exp/tasks`; if the variable is not set, `~/.cache/ares_exp/tasks`."""
     return user_cache_dir() / "tasks"
 
 
 class TaskCache:
     """A cache of fetched tasks and commits. Several processes may use it at the same time.
 
-    Directories in it are complete: they are made in a `workspace` and renamed. They never change, as their keys
-    have the full hash of the commit. Nothing is cleaned while a process that used the cache is running.
+    Directories in the cache are always complete, because they are made in a `workspace` and then renamed. They never
+    change, because their keys depend on the full hash of the commit. The cache is not cleaned while a process that has
+    used it is running.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Keeps the path of the cache.
+        """Sets the folder of the cache, without creating it.
 
         Args:
-            folder: Its folder, created on first use.
+            folder: Folder of the cache, which is created on first use.
         """
         self.folder = folder
 
     def commit(self, url: str, commit: str) -> Path:
-        """Returns the directory for the copy of a commit."""
+        """Returns the directory for a commit, which may not exist yet."""
         return self.folder / "commits" / _key(url, commit)
 
     def task(self, origin: TaskOrigin, name: str) -> Path:
-        """Returns the directory for a task."""
+        """Returns the directory for a task, which may not exist yet."""
         return self.folder / _key(origin.git_url, origin.git_commit, origin.path) / name
 
     def has(self, place: Path) -> bool:
@@ -56,7 +57,7 @@ class TaskCache:
         return place.is_dir() and any(place.iterdir())
 
     def keep(self, made: Path, place: Path) -> None:
-        """Moves a directory of a `workspace` to its place in the cache; another process may have been faster.
+        """Moves a directory of a `workspace` to its path in the cache, unless another process has already done so.
 
         Raises:
             PreflightError: The directory cannot be moved.
@@ -72,7 +73,9 @@ class TaskCache:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """Makes a directory next to the tasks. Removes it afterwards, with directories of killed processes.
+        """Makes a temporary directory in the cache, and removes it after the block.
+
+        Also removes temporary directories of killed processes.
 
         Raises:
             PreflightError: The directory cannot be made.

@@ -1,4 +1,4 @@
-"""The installed `git`, run within bounds, so that a repository cannot start programs."""
+"""The installed `git`, run with limits and with settings that prevent a repository from starting programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ares_exp.errors import GitError, PreflightError
 from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.task_sources.git_names import GIT_PROTOCOLS
 
-# The user's settings for all repositories apply: credentials, proxies, keys. Variables that point git at another
-# repository (as in a hook), or that make it print more, do not apply.
+# The user's settings for all repositories apply, such as credentials, proxies and keys. Other variables of git are
+# removed, because they may select another repository (as in a hook) or change the output.
 _PASSED_ON = ("GIT_ASKPASS", "GIT_CONFIG", "GIT_PROXY", "GIT_SSH", "GIT_SSL")
 _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -31,10 +31,10 @@ class Git:
     """Runs git commands, one after the other."""
 
     def __init__(self, *, timeout_sec: float) -> None:
-        """Prepares for commands.
+        """Creates the runner.
 
         Args:
-            timeout_sec: Time limit of one command.
+            timeout_sec: Time limit in seconds of one command.
         """
         self._timeout_sec = timeout_sec
         self._child = ChildProcess()
@@ -50,10 +50,10 @@ class Git:
         """Runs a command and returns its output. Blocking.
 
         Args:
-            arguments: The command; untrusted words in it were checked, or come after `--`.
-            git_dir: The repository.
-            work_tree: The directory for checked-out files.
-            settings: More settings, `name=value`.
+            arguments: The command. Untrusted arguments must be validated, or come after `--`.
+            git_dir: Directory of the repository.
+            work_tree: Directory for checked-out files.
+            settings: Additional settings, as `name=value`.
 
         Raises:
             PreflightError: Git is missing, failed (`GitError`), took too long, printed too much, or was stopped.

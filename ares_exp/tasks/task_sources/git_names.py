@@ -1,4 +1,4 @@
-"""Names of repositories, and of tasks in them. They are untrusted input, which is checked before git gets it."""
+"""Names of repositories, and of tasks in them. They are untrusted, so they are validated before they are used."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def is_commit(ref: str | None) -> bool:
 
 
 def check_git_url(url: str) -> str:
-    """Returns the address of a repository unchanged.
+    """Validates the URL of a repository, and returns it unchanged.
 
     Raises:
-        ValueError: The text is not an address, is a local path or an option, or uses another protocol. An address with
-            a password is rejected too, because it would be in every record of a run.
+        ValueError: The text is not a URL, is a local path or an option, or uses an unsupported protocol. A URL with a
+            password is also rejected, because it would be in every record of a run.
     """
     scheme, separator, _ = url.partition("://")
     if url.startswith("-") or _UNPRINTABLE.search(url) or len(url) > _MAX_CHARACTERS:
@@ -61,10 +61,10 @@ def check_git_url(url: str) -> str:
 
 
 def check_git_ref(ref: str) -> str:
-    """Returns a branch, a tag or a commit unchanged, except that commits become lower case.
+    """Validates a branch, a tag or a commit, and returns it. Commits are converted to lower case.
 
     Raises:
-        ValueError: The text is not a valid name in git, or has a special meaning in it.
+        ValueError: The text is not a valid name in git, or has a special meaning in git.
     """
     if is_commit(ref):
         return ref.lower()
@@ -75,7 +75,7 @@ def check_git_ref(ref: str) -> str:
 
 
 def check_inner_path(path: str) -> str:
-    """Returns a path inside a repository in its shortest spelling; `.` is the repository itself.
+    """Validates a path in a repository, and returns it in its shortest form; `.` for the repository itself.
 
     Raises:
         ValueError: The path is absolute, leaves the repository, or is invalid.
@@ -93,12 +93,12 @@ def check_inner_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GitTask:
-    """A task in a git repository, not fetched yet.
+    """A task in a git repository, which may not have been fetched yet.
 
     Attributes:
-        url: The repository.
-        ref: A commit, a branch or a tag; `None`: the newest commit of the default branch.
-        path: Its folder in the repository; `.` for the repository itself.
+        url: URL of the repository.
+        ref: A commit, a branch or a tag; `None` for the newest commit of the default branch.
+        path: Folder of the task in the repository; `.` for the repository itself.
     """
 
     url: str
@@ -107,7 +107,7 @@ class GitTask:
 
     @property
     def name(self) -> str:
-        """Base name of the folder or, if the repository is the task, of the repository without `.git`."""
+        """Base name of the folder. If the repository is the task, the name of the repository without `.git`."""
         if self.path != ".":
             return posixpath.basename(self.path)
         return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
@@ -122,9 +122,9 @@ class RepositoryReference:
     """The parsed value of `env.repo`.
 
     Attributes:
-        url: The repository.
-        ref: A commit, a branch or a tag; `None`: the default branch.
-        folder: The folder of tasks in it; `None` if not given.
+        url: URL of the repository.
+        ref: A commit, a branch or a tag; `None` for the default branch.
+        folder: Folder of tasks in the repository; `None` if the value names no folder.
     """
 
     url: str
@@ -133,10 +133,10 @@ class RepositoryReference:
 
     @classmethod
     def parse(cls, text: str) -> RepositoryReference:
-        """Reads one of the `FORMS`.
+        """Parses a value of one of the `FORMS`.
 
         Raises:
-            ValueError: The text has another form.
+            ValueError: The text matches none of the forms.
         """
         if not text or text.startswith((".", "/", "~", "-")):
             raise ValueError(

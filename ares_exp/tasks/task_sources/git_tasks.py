@@ -1,4 +1,4 @@
-"""Git repositories of tasks. Commits are cached without history and files, and tasks are copied from them."""
+"""Git repositories of tasks. Commits are cached without history and files, and requested tasks are copied from them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.task_warnings import TaskWarnings
 
 FOLDER, SYMLINK, SUBMODULE = "040000", "120000", "160000"
-"""Modes of entries of a tree; other entries are files."""
+"""Modes of entries in a git tree. Entries with other modes are files."""
 
 MAX_ENTRIES = 100_000
 MAX_BYTES = 20 * 10**9
-"""Bounds of one task."""
+"""Limits on the number of files and on the size of one task."""
 
 _WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
-"""Hosts that leave files out of a copy when asked to, and do not send them later."""
+"""Hosts that do not support partial clones: they leave out files, but do not send them later."""
 
 
 @dataclass
 class Fetched:
-    """Fetched tasks.
+    """The result of fetching tasks.
 
     Attributes:
-        places: The directory of each task, and its origin.
-        problems: Errors of the other tasks, by name.
+        places: Directory and origin of each fetched task.
+        problems: Errors of tasks that could not be fetched, by task name.
     """
 
     places: dict[GitTask, tuple[Path, TaskOrigin]] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class Fetched:
 
 
 class Repositories:
-    """Repositories by checked address. Every method blocks, and raises `PreflightError` if git fails."""
+    """Accesses repositories by validated URLs. All methods block, and raise `PreflightError` if git fails."""
 
     def __init__(self, git: Git, cache: TaskCache) -> None:
-        """Keeps the arguments.
+        """Creates the object, without accessing any repository.
 
         Args:
-            git: Runner of the commands.
+            git: Runner of git commands.
             cache: Cache of commits and tasks.
         """
         self._git = git
@@ -60,11 +60,11 @@ class Repositories:
         self._commits: dict[tuple[str, str | None], str] = {}
 
     def commit(self, url: str, ref: str | None) -> str:
-        """Returns the full hash of the commit that `ref` names now, and copies the commit into the cache.
+        """Returns the full hash of the commit that `ref` currently names, and copies the commit into the cache.
 
         Args:
-            url: The repository.
-            ref: A commit, a branch or a tag; `None`: the default branch.
+            url: URL of the repository.
+            ref: A commit, a branch or a tag; `None` for the default branch.
         """
         if (url, ref) not in self._commits:
             commit = ref if ref is not None and is_commit(ref) else self._named(url, ref)
@@ -73,13 +73,13 @@ class Repositories:
         return self._commits[url, ref]
 
     def tree(self, url: str, commit: str) -> Mapping[str, str]:
-        """Returns the mode of every entry of a copied commit, folders included, by its path."""
+        """Returns the mode of every file and folder of a cached commit, by path."""
         listed = self._git.run("ls-tree", "-r", "-t", "-z", commit, git_dir=self._cache.commit(url, commit))
         entries = (entry.partition(b"\t") for entry in listed.split(b"\0") if entry)
         return {os.fsdecode(path): about[:6].decode() for about, _, path in entries}
 
     def read(self, url: str, commit: str, path: str) -> bytes:
-        """Returns a file of a copied commit."""
+        """Returns the content of a file of a cached commit."""
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._cache.commit(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
@@ -87,7 +87,7 @@ class Repositories:
 
         Args:
             tasks: The tasks.
-            report: Receiver of a line about submodules, whose files are missing.
+            report: Callback for warnings about submodules, whose files are not fetched.
         """
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str | None], list[GitTask]] = {}
@@ -104,7 +104,7 @@ class Repositories:
         return found
 
     def _named(self, url: str, ref: str | None) -> str:
-        """Returns the current commit of a branch, a tag or (`None`) the default branch."""
+        """Returns the current commit of a branch or a tag, or of the default branch if `ref` is `None`."""
         names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
         names += [f"refs/heads/{ref}"] if ref is not None else []
         try:
@@ -120,7 +120,7 @@ class Repositories:
         raise GitError(f"{url} has no {ref!r}. Expected a branch, a tag, or all 40 digits of a commit.")
 
     def _copy(self, url: str, ref: str, commit: str) -> str:
-        """Copies a commit into the cache, and returns it; a branch may have moved meanwhile."""
+        """Copies a commit into the cache. Returns the copied commit, which differs if the branch has moved."""
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
         digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # length of a SHA-1 hash
@@ -139,7 +139,7 @@ class Repositories:
         return commit
 
     def _missing(self, group: Sequence[GitTask], commit: str, found: Fetched) -> list[GitTask]:
-        """Returns the tasks that are not in the cache; adds the others to `found`."""
+        """Returns the tasks that are not in the cache. Adds the cached tasks to `found`."""
         places = {task: (self._cache.task(task.at(commit), task.name), task.at(commit)) for task in group}
         found.places |= {task: place for task, place in places.items() if self._cache.has(place[0])}
         return [task for task in group if task not in found.places]
@@ -169,9 +169,9 @@ class Repositories:
                     self._cache.keep(made, found.places[task][0])
 
     def _check_out(self, url: str, commit: str, paths: Sequence[str], workspace: Path) -> Path:
-        """Checks out these folders of a commit unchanged, including links, with few other files."""
+        """Checks out folders of a commit, including links. Few other files are checked out."""
         git_dir, work_tree = workspace / "git", workspace / "files"
-        shutil.copytree(self._cache.commit(url, commit), git_dir)  # the cached copy must get no index and no files
+        shutil.copytree(self._cache.commit(url, commit), git_dir)  # the cached commit must not be changed
         work_tree.mkdir()
         patterns = "".join(f"{_pattern(path)}\n" for path in paths)
         (git_dir / "info").mkdir(exist_ok=True)
@@ -199,7 +199,7 @@ def _unreachable(url: str, error: PreflightError, ref: str | None = None) -> Git
 
 
 def _pattern(path: str) -> str:
-    """Returns the pattern of a folder and everything below it, in the syntax of .gitignore."""
+    """Returns a pattern in the syntax of .gitignore that matches a folder and everything in it."""
     literally = re.sub(r"([*?[])", r"[\1]", path)
     return "/*" if path == "." else f"/{literally}/"
 
@@ -214,7 +214,7 @@ def _check_size(task: Path) -> None:
 
 
 def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
-    """Returns why a path of a commit is not a task; `None` if it is."""
+    """Returns the reason that a path of a commit is not a task; `None` if it is a task."""
     parts = [] if path == "." else path.split("/")
     for depth in range(1, len(parts) + 1):
         prefix = "/".join(parts[:depth])

@@ -1,4 +1,4 @@
-"""`registry.json`: named, versioned lists of tasks, each in a local directory or a git repository."""
+"""`registry.json` files, which contain named and versioned lists of tasks in local directories or git repositories."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ SHOWN_DATASETS = 30
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """The name of a data set in the form that users write.
+    """The name of a data set, as users write it.
 
     Attributes:
-        name: Its name.
-        version: The version; `None`: `head`, or the highest version.
+        name: Name of the data set.
+        version: Version of the data set; `None` for `head` or, if it does not exist, the highest version.
     """
 
     name: str
     version: str | None = None
 
     def __str__(self) -> str:
-        """Returns the form that users write."""
+        """Returns `name` or `name@version`."""
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
     @classmethod
     def parse(cls, text: str) -> DatasetName:
-        """Reads `name[@version]`.
+        """Parses `name[@version]`.
 
         Raises:
-            ValueError: The text has another form, or names a package.
+            ValueError: The text is not of this form, or is the name of a package (with a slash).
         """
         name, at, version = text.partition("@")
         if "/" in name:
@@ -56,13 +56,13 @@ class DatasetName:
 
 
 class _Row(BaseModel):
-    """An object of the file. Unknown keys are ignored."""
+    """Base class of the objects in the file. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class RegisteredTask(_Row):
-    """One entry of `tasks`. Without `git_url`, `path` is local."""
+    """An entry of `tasks`. Without `git_url`, the task is local, or in the repository of the registry."""
 
     name: str
     path: str
@@ -71,14 +71,14 @@ class RegisteredTask(_Row):
 
 
 class RegisteredMetric(_Row):
-    """One entry of `metrics`: how Harbor aggregates results. Checked, but not used."""
+    """An entry of `metrics`, which describes how Harbor aggregates results. It is validated, but not used."""
 
     type: Literal["sum", "min", "max", "mean", "uv-script"]
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class Dataset(_Row):
-    """One version of a data set."""
+    """A version of a data set."""
 
     name: str
     version: str
@@ -102,11 +102,11 @@ def read_registry(path: Path) -> list[Dataset]:
 
 
 def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
-    """Returns the data sets of a registry from the content of its file.
+    """Parses the content of a registry file.
 
     Args:
-        data: JSON.
-        where: The file, for messages.
+        data: Content of the file (JSON).
+        where: Name of the file, for messages.
 
     Raises:
         ConfigError: The data is not a registry. The message names every error of the first invalid data set.
@@ -134,7 +134,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
     """Returns the data set with this name and version.
 
     Raises:
-        ConfigError: The data set or version does not exist. The message lists the existing ones.
+        ConfigError: The data set or version does not exist. The message lists existing data sets or versions.
     """
     versions = [dataset for dataset in datasets if dataset.name == wanted.name]
     if not versions:
@@ -153,7 +153,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """Returns `head`, otherwise the highest version by Python's rules, otherwise the last in alphabetical order."""
+    """Returns `head` if it exists, otherwise the highest Python version number, otherwise the last in text order."""
     if "head" in versions:
         return "head"
     numbered = []

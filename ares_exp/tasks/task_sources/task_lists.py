@@ -1,4 +1,4 @@
-"""Lists of tasks: the options of env=harbor that name a registry, one git task, or a repository of tasks."""
+"""Lists of tasks, from options of env=harbor that name a registry, a task in git, or a repository of tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ares_exp.tasks.task_toml import TASK_TOML
 
 DEFAULT_FOLDER = "tasks"
 HARBOR_REPOSITORY = "https://github.com/harbor-framework/harbor.git"
-"""The repository with Harbor's own registry; Harbor's code names it by an older address, which leads here."""
+"""The repository with Harbor's own registry. Harbor's code uses an older URL, which redirects to this one."""
 
 SHOWN_PROBLEMS = 10
 
@@ -59,11 +59,11 @@ class LocalTask:
 
 TaskReference = LocalTask | GitTask
 ListTasks = Callable[[Repositories], Sequence[TaskReference]]
-"""Lists tasks, in order, without reading them. Blocking; raises `UserError` without a valid list."""
+"""A function that lists tasks in order, without reading them. Blocking. Raises `UserError` if the list is invalid."""
 
 
 class ListedTasks:
-    """Tasks of a list. Only selected tasks are fetched and read, and all of these must be valid."""
+    """A source with a list of tasks. Only selected tasks are fetched and read, and all of them must be valid."""
 
     path = None
     loads_offline = False
@@ -71,13 +71,13 @@ class ListedTasks:
     def __init__(
         self, list_tasks: ListTasks, *, cache_dir: Path | None, git_timeout_sec: float, links_within: Path | None = None
     ) -> None:
-        """Keeps the arguments.
+        """Creates the source, without listing or fetching tasks.
 
         Args:
-            list_tasks: The list.
-            cache_dir: The folder of fetched tasks; `None`: `default_cache_dir()`.
-            git_timeout_sec: Time limit of one git command.
-            links_within: A folder that links of local tasks may point to; `None`: links stay inside their task.
+            list_tasks: Function that lists the tasks.
+            cache_dir: Folder for fetched tasks; `None` for `default_cache_dir()`.
+            git_timeout_sec: Time limit in seconds of one git command.
+            links_within: Folder to which links in local tasks may point; `None` allows only links inside a task.
         """
         self._list = list_tasks
         self._links_within = links_within.expanduser() if links_within is not None else None
@@ -150,7 +150,7 @@ def listed_tasks(
     cache_dir: Path | None,
     git_timeout_sec: float,
 ) -> ListedTasks:
-    """Returns the tasks that the options of env=harbor select; see `HarborEnvironments`. Reads nothing.
+    """Makes the source that the options of env=harbor describe; see `HarborEnvironments`. Reads nothing.
 
     Raises:
         ConfigError: An option is malformed, or options contradict each other.
@@ -223,10 +223,10 @@ def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -
 def data_set_of_repository(
     repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
 ) -> Sequence[TaskReference]:
-    """Lists a data set of a registry in a repository. Tasks without an address are in the same repository.
+    """Lists a data set of a registry in a repository. Tasks without a URL are in the same repository.
 
     Raises:
-        UserError: The file or the data set does not exist or is not valid.
+        UserError: The file or the data set does not exist, or is not valid.
     """
     url = repository.url
     commit = repositories.commit(url, repository.ref)
@@ -256,7 +256,7 @@ def _of_harbor(dataset: DatasetName, repositories: Repositories) -> Sequence[Tas
 
 
 def _of_folder(repository: RepositoryReference, folder: str, repositories: Repositories) -> Sequence[TaskReference]:
-    """Lists every `<folder>/<child>/task.toml` of a repository."""
+    """Lists the tasks of a repository, which are all folders with a path `<folder>/<child>/task.toml`."""
     url = repository.url
     commit = repositories.commit(url, repository.ref)
     tree = repositories.tree(url, commit)
@@ -278,7 +278,7 @@ def _of_folder(repository: RepositoryReference, folder: str, repositories: Repos
 def _references(
     dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
 ) -> list[TaskReference]:
-    """Returns the tasks of a data set. Tasks without an address are in the repository `url`, if given."""
+    """Returns the tasks of a data set. Tasks without a URL are in the repository `url`, if given, or local."""
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
         raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, found none.")

@@ -1,4 +1,4 @@
-"""Artifacts at the end of a stage: hooks run, artifacts are collected, and the verifier's own container gets them."""
+"""The end of a stage: collect hooks, collection of artifacts, and their delivery to the verifier's container."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.verification.step_setup import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
-"""Bound on a hook that sets none."""
+"""Maximum time limit of a hook in seconds, and the limit of a hook without a limit."""
 _SHOWN_OUTPUT_CHARS = 500
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def hook_limit_sec(hook: CollectHook) -> float:
 
 
 async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
-    """Runs the hooks one after the other. A failure is only logged.
+    """Runs collect hooks one after the other. A failure is only logged.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -68,7 +68,7 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
 
 
 def service_of(container: Container, name: str) -> Container | ServiceContainer:
-    """Returns the service of that name.
+    """Returns the service with this name. `main` is the container itself.
 
     Raises:
         ContainerError: The service does not exist.
@@ -81,7 +81,7 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
 
 
 COLLECT_TIMEOUT_SEC = 600.0
-"""Bound on the copying of all artifacts of a stage; its hooks have their own limits."""
+"""Time limit in seconds for copying all artifacts of a stage. Its hooks have separate limits."""
 _PACK_TIMEOUT_SEC = 600.0
 
 _logger = logging.getLogger(__name__)
@@ -96,16 +96,16 @@ async def collect(
     secrets: Sequence[str],
     stops_main: bool,
 ) -> None:
-    """Runs the hooks and copies the artifacts: first for the agent's container, then for the other services.
+    """Runs hooks and copies artifacts, first of the agent's container, then of the other services.
 
     Args:
-        container: The agent's container, or the service `main` of several.
+        container: The agent's container, which may be the service `main` of several services.
         target: Directory on the host for the artifacts and their manifest; `None` only runs the hooks.
         hooks: Hooks in the order in which they run.
         artifacts: Artifacts in order of precedence.
-        secrets: Values to blank in the kept files.
-        stops_main: Whether the agent's container is stopped before hooks and artifacts of other services, so that
-            processes of the agent cannot influence them.
+        secrets: Values to mask in the kept files.
+        stops_main: Whether the agent's container is stopped before the other services are processed, so that processes
+            of the agent cannot influence their hooks and artifacts.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -136,7 +136,7 @@ async def _stop_main(container: Container) -> None:
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
-    """Removes files of an earlier episode from the places of the artifacts, because a verifier may get them."""
+    """Removes files of an earlier episode from the paths of the artifacts, so that no verifier gets them."""
     (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))
@@ -145,17 +145,17 @@ def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
 
 
 class ArtifactCollection:
-    """The artifacts and hooks at the end of one stage.
+    """Collects the artifacts of one stage.
 
     Attributes:
-        entries: Manifest entries of the artifacts so far.
+        entries: Manifest entries of the artifacts that were processed so far.
     """
 
     def __init__(self, container: Container, target: Path) -> None:
-        """Keeps the options.
+        """Starts a collection without artifacts.
 
         Args:
-            container: The agent's container, or the service `main` of several.
+            container: The agent's container, which may be the service `main` of several services.
             target: Directory on the host for the artifacts.
         """
         self.entries: list[ManifestEntry] = []
@@ -164,7 +164,7 @@ class ArtifactCollection:
         self._places = Places()
 
     async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies each artifact to its place, unless the place is taken.
+        """Copies each artifact to its path on the host, unless an earlier artifact has this path.
 
         Raises:
             ContainerDiedError: The agent's container is gone.
@@ -211,7 +211,9 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 
 
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
-    """Returns the kind of a path, whether it is an empty directory, and whether it exists. Guesses on failure.
+    """Returns the kind of a path, whether it is an empty directory, and whether it exists.
+
+    If the path cannot be checked, returns the expected kind, false and true.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -230,7 +232,11 @@ async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tu
 
 
 def _make_way(place: Path, folder: Path) -> None:
-    """Makes the directory for `place` in `folder`. Links from the container must not lead elsewhere."""
+    """Makes the parent directory of `place` in `folder`.
+
+    Raises:
+        TransferError: A link from the container leads out of `folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
         raise TransferError(f"Expected {place} to be inside {folder}, but a link points outside of it.")
@@ -239,7 +245,7 @@ def _make_way(place: Path, folder: Path) -> None:
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
-    """Downloads a directory without the files that its patterns (of `tar --exclude`) match, as a tar archive.
+    """Downloads a directory as a tar archive, without files that match the artifact's patterns (as in `tar --exclude`).
 
     Raises:
         ContainerError: The directory could not be packed, copied or unpacked.
@@ -272,12 +278,12 @@ def _unpack(packed: Path, target: Path) -> None:
 async def deliver_artifacts(container: Container, folder: Path) -> None:
     """Uploads the artifacts in `folder` to their original paths.
 
-    Files from a container have no setuid bits, are not special files, and have no links that leave an artifact, because
-    `Container.download` removes these.
+    They contain no setuid bits, no special files, and no links that leave an artifact, because `Container.download`
+    removes these.
 
     Args:
-        container: The verifier's own container.
-        folder: Artifacts and their manifest.
+        container: The verifier's separate container.
+        folder: Directory with the artifacts and their manifest.
 
     Raises:
         ContainerError: The container failed.
@@ -288,9 +294,9 @@ async def deliver_artifacts(container: Container, folder: Path) -> None:
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
-    """Uploads an artifact. Its directory is emptied and made writable; for a file, the parent is made writable.
+    """Uploads an artifact. The target directory is emptied and made writable. For a file, its parent is made writable.
 
-    A path of the verifier's image is removed if it has another kind than the artifact.
+    If the target path exists and has another kind than the artifact, it is removed.
     """
     source = shlex.quote(entry.source)
     if entry.type == "directory":

@@ -1,4 +1,4 @@
-"""`LinkBounds`: allowed targets of a task's symbolic links, and reads that follow no other link."""
+"""`LinkBounds`, which limits the targets of a task's symbolic links, and reads files within these limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from ares_exp.errors import TaskError
 from ares_exp.records.run_dir import DIRECTORY_FLAGS, open_beneath
 
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO at this path must not block
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking, because the path may be a FIFO
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """The folders that the links of a task may point to. Folders are compared with links in their paths resolved.
+    """The folders to which symbolic links in a task may point. All paths are compared after resolving links.
 
     Attributes:
-        root: The task directory, without links in its path.
-        shared: The folder of tasks that the user named, without links in its path; `None`: only the task directory.
+        root: Real path of the task directory.
+        shared: Real path of the folder of tasks that the user named; `None` allows only the task directory.
     """
 
     root: Path
@@ -27,11 +27,11 @@ class LinkBounds:
 
     @classmethod
     def of(cls, task: Path, shared: Path | None = None) -> LinkBounds:
-        """Resolves the links in the paths of the two folders, which are trusted because the user chose them."""
+        """Makes bounds from two folders. Links in their own paths are trusted, because the user chose the folders."""
         return cls(task.resolve(), shared.resolve() if shared is not None else None)
 
     def real(self, path: Path) -> Path:
-        """Resolves the links of `path`, whether or not the target exists.
+        """Returns the real path of `path`, even if it does not exist.
 
         Raises:
             TaskError: The links leave the bounds.
@@ -47,7 +47,7 @@ class LinkBounds:
         return True
 
     def read_text(self, path: Path) -> str:
-        """Reads a file. Links that change after they were resolved are not followed.
+        """Reads a file. If a link changes during the call, it is not followed.
 
         Raises:
             TaskError: The links of `path` leave the bounds.
@@ -71,7 +71,7 @@ class LinkBounds:
             return file.read()
 
     def _split(self, path: Path) -> tuple[Path, Path]:
-        """Returns the folder of the bounds that contains the target of `path`, and the real path."""
+        """Returns the allowed folder that contains the target of `path`, and the real path."""
         real = Path(os.path.realpath(path))
         for folder in (self.root, self.shared):
             if folder is not None and real.is_relative_to(folder):

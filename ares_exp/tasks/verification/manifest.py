@@ -1,4 +1,4 @@
-"""Artifacts on the host: their places, and the manifest with their status."""
+"""The paths of artifacts on the host, and the manifest with their status."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class ManifestEntry:
     """The status of one artifact.
 
     Attributes:
-        source: Its path in the container.
-        destination: Its path on the host: `artifacts/…`.
-        type: Its kind; the expected kind if it is missing.
-        status: `skipped`: another artifact has its place; `empty`: an empty `/logs/artifacts`.
-        service: Its service, as set in the task; `None`: the agent's container.
+        source: Path in the container.
+        destination: Path on the host: `artifacts/…`.
+        type: Kind of the artifact; the expected kind if the artifact is missing.
+        status: Status of the collection. `skipped` means that another artifact has the same path on the host. `empty`
+            means that `/logs/artifacts` was empty.
+        service: Service that the task sets; `None` for the agent's container.
         exclude: Patterns of the files that were left out of a directory.
     """
 
@@ -40,7 +41,7 @@ class ManifestEntry:
 
     @classmethod
     def of(cls, artifact: Artifact, place: str, kind: ArtifactKind, status: ArtifactStatus) -> ManifestEntry:
-        """Makes the entry of an artifact whose place among the artifacts is `place`."""
+        """Makes the entry of an artifact whose path in the directory of artifacts is `place`."""
         return cls(
             source=artifact.source,
             destination=f"artifacts/{place}" if place != "." else "artifacts",
@@ -51,7 +52,7 @@ class ManifestEntry:
         )
 
     def host_path(self, folder: Path) -> Path:
-        """Returns its path if the artifacts are in `folder`."""
+        """Returns the path of the artifact if `folder` is the directory of artifacts."""
         return folder / self.destination.removeprefix("artifacts").lstrip("/")
 
 
@@ -66,7 +67,7 @@ def read_manifest(folder: Path) -> list[ManifestEntry]:
     """Reads the manifest that `write_manifest` wrote; empty if it does not exist. Blocking.
 
     Raises:
-        OSError, ValueError: The manifest cannot be read, or is broken.
+        OSError, ValueError: The manifest cannot be read, or is invalid.
     """
     if not (folder / MANIFEST).exists():
         return []
@@ -74,7 +75,7 @@ def read_manifest(folder: Path) -> list[ManifestEntry]:
 
 
 ARTIFACTS_DIR = "/logs/artifacts"
-"""Whatever is in here is an artifact of every task."""
+"""Directory in the container that is an artifact of every task."""
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
@@ -89,22 +90,23 @@ def is_conventional(artifact: Artifact) -> bool:
 
 
 def place_of(artifact: Artifact) -> PurePosixPath:
-    """Returns its path relative to the directory of artifacts: its destination, or its path in the container."""
+    """Returns the path of an artifact in the directory of artifacts: its `destination`, otherwise its `source`."""
     path = PurePosixPath(artifact.destination or artifact.source)
     return path.relative_to(path.anchor) if path.is_absolute() else path
 
 
 class Places:
-    """The places that are taken. The first artifact gets a place."""
+    """The paths on the host that are in use. If artifacts have the same path, the first artifact gets it."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[PurePosixPath, Artifact | None]] = [(PurePosixPath(MANIFEST), None)]
 
     def take(self, artifact: Artifact) -> Artifact | str | None:
-        """Reserves the place of an artifact.
+        """Reserves the path of an artifact on the host.
 
         Returns:
-            `None`; if the place is taken: the artifact that has it, or the name of the manifest.
+            `None` on success. If the path overlaps with a reserved path, the artifact that has it, or the name of the
+            manifest.
         """
         place = place_of(artifact)
         for taken, by in self._taken:
@@ -115,7 +117,7 @@ class Places:
 
 
 def covers(first: Artifact, second: Artifact) -> bool:
-    """Returns whether `second` is `first` or a part of it, and has the same place as that part."""
+    """Returns whether copying `first` also copies `second` to the path of `second` on the host."""
     source, within = PurePosixPath(first.source), PurePosixPath(second.source)
     if first.service != second.service or not within.is_relative_to(source):
         return False
@@ -125,7 +127,7 @@ def covers(first: Artifact, second: Artifact) -> bool:
 
 
 def _is_again(first: Artifact, second: Artifact) -> bool:
-    """Returns whether `second` repeats `first` as a whole; a part of it would be copied twice."""
+    """Returns whether `second` is the same artifact as `first`, and not only a part of it."""
     return PurePosixPath(first.source) == PurePosixPath(second.source) and covers(first, second)
 
 

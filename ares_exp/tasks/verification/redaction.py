@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @asynccontextmanager
 async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
-    """Blanks `secrets` in files that the body has copied into `folder`, also if it fails or is cancelled."""
+    """Masks `secrets` in files that the block has copied into `folder`, even if the block fails or is cancelled."""
     try:
         yield
     except BaseException:
@@ -26,9 +26,9 @@ async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
 
 
 def redact(folder: Path, secrets: Sequence[str]) -> None:
-    """Blanks `secrets`, and keys of episodes, in every plain file in and below `folder`.
+    """Masks `secrets`, and keys of episodes, in all files in `folder` and its subdirectories. Blocking.
 
-    A file that is too large to rewrite is removed instead. Blocking.
+    A file with secrets that is larger than `MAX_REDACTED_BYTES` is deleted instead.
     """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
     for path in folder.rglob("*"):

@@ -1,4 +1,4 @@
-"""Reward files: the formats that a verifier may write, and the choice of one number. Their content is untrusted."""
+"""Reward files, in the formats that a verifier may write, and the choice of the reward. Their content is untrusted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_REWARD_BYTES = 1024 * 1024
 
 
 def read_verdict(folder: Path, *, reward_key: str | None = None) -> Verdict:
-    """Reads the reward file in `folder`: only `reward.json` if it exists, otherwise `reward.txt`.
+    """Reads the reward file in `folder`: `reward.json` if it exists, otherwise `reward.txt`.
 
     Args:
-        folder: The verifier's output on the host.
-        reward_key: The reward key in `reward.json`; `None`: `reward`, otherwise the only key.
+        folder: Directory with the verifier's output on the host.
+        reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
 
     Raises:
         RewardFileNotFoundError: Neither file exists.
@@ -49,7 +49,7 @@ def _read_bounded(path: Path) -> bytes:
 
 
 def parse_reward_txt(data: bytes) -> dict[str, float]:
-    """Reads the number in a `reward.txt`, under the key `reward`.
+    """Parses the number in a `reward.txt`. Returns it with the key `reward`.
 
     Raises:
         RewardFileEmptyError: The data is empty.
@@ -66,7 +66,7 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
-    """Reads the numbers in a `reward.json`, by key; whole numbers stay ints, booleans become 0.0 and 1.0.
+    """Parses the numbers in a `reward.json`, by key. Integers stay integers, and booleans become 0.0 and 1.0.
 
     Raises:
         RewardFileEmptyError: The data is empty.
@@ -91,7 +91,7 @@ def _is_scored(key: str, value: object) -> bool:
 
 
 def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
-    """Chooses one number of `rewards`: `reward_key` if given, otherwise the key `reward`, otherwise the only key.
+    """Returns the number with the key `reward_key`. Without `reward_key`, uses the key `reward`, or the only key.
 
     Raises:
         VerifierOutputParseError: The choice is ambiguous, or the key is missing.
@@ -110,13 +110,13 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
 
 
 def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
-    """Returns whether a verdict reaches `least` for the key `reward`, or for every named key."""
+    """Returns whether the rewards of a verdict are at least `least`: a number for `reward`, or numbers by key."""
     wanted = least if isinstance(least, Mapping) else {"reward": least}
     return all(verdict.rewards.get(key, -math.inf) >= number for key, number in wanted.items())
 
 
 def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
-    """Computes the mean over the steps of a task, key by key; a key that a step lacks counts as 0 there.
+    """Computes the mean reward over the steps of a task for each key. A missing key counts as 0.
 
     Raises:
         VerifierOutputParseError: The choice of the reward key is ambiguous, or a mean is not finite.

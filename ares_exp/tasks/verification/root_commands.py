@@ -10,15 +10,15 @@ from ares_exp.containers.container import Container, Shell, User
 from ares_exp.errors import ContainerError, EpisodeError, VerifierError
 
 PLAIN_SHELL: Shell = "sh -c"
-"""Reads no profile files: an agent may have edited them."""
+"""A shell that reads no profile files, because an agent may have changed them."""
 CLEAR_TIMEOUT_SEC = 600.0
-"""Bound on the removal of the contents of a few directories, where an agent may have left millions of files."""
+"""Time limit in seconds for emptying directories, in which an agent may have left millions of files."""
 _CLEAR = """\
 is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
-"""Shell functions. What is mounted stays, and is emptied; what cannot be removed (too deep a tree) is moved away."""
+"""Shell functions. `clear` empties mounted directories, and moves away paths that cannot be removed (deep trees)."""
 _RESERVE = """\
 umask 022
 close() { [ -O $1 ] || chown 0:0 $1; }
@@ -32,14 +32,16 @@ clear $folder || exit 1
 if ! mkdir -p $folder 2>/dev/null; then clear $above; mkdir -p $folder; fi &&
 chmod a+rx / $above && chmod 755 $folder
 """
-"""Closes the directory above first: nothing in it can be replaced from then on. Its owner and mode are noted in it."""
+"""Makes root the owner of the parent directory first, so that other users cannot replace entries in it.
+
+The previous owner and mode are written to a file in the parent directory."""
 _RELEASE = """\
 owned=$above/.owner
 [ -f $owned ] && [ ! -L $owned ] || exit 0
 read -r owner mode <$owned && rm -f $owned && chown "$owner" $above && chmod "$mode" $above
 """
 STOP_TIMEOUT_SEC = 30.0
-"""Bound on stopping the processes of a container: they may start others for as long as one of them runs."""
+"""Time limit in seconds for stopping the processes of a container, which may keep starting new processes."""
 _OUR_PROCESSES = Path("/proc/self/ns/pid")
 _STOP = """\
 case $(readlink /proc/self/ns/pid) in "" | "$ours") echo "it shares them with this machine"; exit 1 ;; esac
@@ -63,7 +65,9 @@ while [ $left = yes ]; do
 done 2>/dev/null
 exit 0
 """
-"""Stops all but the first process, the processes that run this script, and their children. Starts none itself."""
+"""Kills all processes except for the first process, the processes that run this script, and their children.
+
+Its loop starts no processes."""
 
 
 async def as_root(
@@ -75,21 +79,21 @@ async def as_root(
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
 ) -> str:
-    """Runs a command that must succeed.
+    """Runs a command as root that must succeed.
 
     Args:
         container: The container.
         command: Command for `sh`.
-        purpose: Purpose of the command, for the error: "Expected to PURPOSE".
-        cwd: Working directory; `None`: the container's own.
-        timeout_sec: Time limit.
+        purpose: Purpose of the command, for the error message "Expected to PURPOSE as root".
+        cwd: Working directory; `None` for the working directory of the container.
+        timeout_sec: Time limit in seconds.
         failure: Class of the error if the command fails.
 
     Returns:
         Output of the command.
 
     Raises:
-        EpisodeError: The command failed; the class is `failure`.
+        EpisodeError: The command failed. The error has the class `failure`.
         ContainerError: The container failed.
     """
     result = await container.exec(command, cwd=cwd, user="root", timeout_sec=timeout_sec, shell=PLAIN_SHELL)
@@ -100,7 +104,7 @@ async def as_root(
 
 
 def fork_hint(output: str) -> str:
-    """Returns a sentence for the output of a shell that cannot start a process; empty for any other output."""
+    """Returns a hint for a shell's output if it reports that no process could be started; otherwise empty."""
     if not re.search(r"\bfork\b", output):
         return ""
     return (
@@ -110,10 +114,10 @@ def fork_hint(output: str) -> str:
 
 
 async def stop_processes(container: Container) -> None:
-    """Kills every process in a container. Shells of this package are opened again when needed.
+    """Kills every process in a container. Shells of this package are opened again if needed.
 
     Raises:
-        VerifierError: Some processes still run, or the container shares its processes with this machine.
+        VerifierError: Some processes are still running, or the container shares its processes with this machine.
         ContainerError: The container failed.
     """
     ours = str(_OUR_PROCESSES.readlink()) if _OUR_PROCESSES.is_symlink() else "none"
@@ -128,9 +132,9 @@ async def stop_processes(container: Container) -> None:
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:
-    """Makes world-writable directories. Existing ones are emptied, whichever user wrote there.
+    """Makes world-writable directories. Existing directories are emptied, regardless of their owners.
 
-    Other files at these paths are replaced. So are files in place of their parent directories, if they block creation.
+    Other files at these paths are replaced. A file at the path of a parent directory is also replaced, if necessary.
 
     Raises:
         ContainerError: The directories could not be made, or the container failed.
@@ -146,9 +150,9 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
 
 
 async def reserve_log_dir(container: Container, folder: str, user: User | None) -> None:
-    """Makes an empty directory that only `user` and root can write to, even if other users wrote there before.
+    """Makes an empty directory that only `user` and root can write to, even if it existed and other users owned it.
 
-    Processes of other users cannot replace it either: its parent belongs to root until `release_log_dir`.
+    Processes of other users cannot replace the directory, because its parent belongs to root until `release_log_dir`.
 
     Raises:
         ContainerError: The directory could not be made, or the container failed.
@@ -168,7 +172,7 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
 
 
 async def release_log_dir(container: Container, folder: str) -> None:
-    """Restores the owner and the mode that the parent of `folder` had before `reserve_log_dir`.
+    """Restores the owner and mode that the parent of `folder` had before `reserve_log_dir`.
 
     Raises:
         ContainerError: The owner or mode could not be restored, or the container failed.
@@ -177,10 +181,12 @@ async def release_log_dir(container: Container, folder: str) -> None:
 
 
 async def empty(container: Container, folder: str) -> bool:
-    """Replaces a directory of the container, or another file at its path, by an empty one. A missing path stays so.
+    """Replaces a directory of the container, or another file at its path, with an empty directory.
+
+    A missing directory is not created.
 
     Returns:
-        Whether the path was anything but an empty directory.
+        Whether the path existed and was not an empty directory.
 
     Raises:
         ContainerError: The directory could not be emptied, or the container failed.

@@ -1,4 +1,4 @@
-"""Preparation of a container before an agent or the oracle starts: health checks, set-up of steps, solutions."""
+"""Preparation of a container before its agent starts: health checks, set-up of steps, and upload of solutions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 
 MAX_HEALTH_CHECK_SEC = 3600.0
-"""Bound on a whole health check: the format has none."""
+"""Time limit of a whole health check, because the format has no such limit."""
 
 _logger = logging.getLogger(__name__)
 
 
 def longest_sec(check: HealthCheck | None) -> float:
-    """Computes the upper bound on the check, in seconds."""
+    """Computes the longest time that a health check can take, in seconds; 0 without a check."""
     if check is None:
         return 0.0
     once = whole_seconds(check.timeout_sec)
@@ -33,12 +33,12 @@ def longest_sec(check: HealthCheck | None) -> float:
 
 
 async def await_health(check: HealthCheck, container: Container, *, user: User | None = None) -> None:
-    """Runs the check until it succeeds. Failures before the end of its start period do not count.
+    """Repeats a health check until it succeeds. Failures during its start period are not counted.
 
     Args:
-        check: The table of task.toml.
-        container: Container of its command.
-        user: User of its command; `None` is the image's user.
+        check: The health check in task.toml.
+        container: Container in which the command runs.
+        user: User of the command; `None` for the image's user.
 
     Raises:
         HealthcheckError: The check failed too often, or its command or the whole check took too long.
@@ -76,18 +76,18 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
 
 
 def whole_seconds(limit: float) -> float | None:
-    """Rounds a time limit down to whole seconds, as the format does. Below 1, and infinity, mean no limit."""
+    """Rounds a time limit down to whole seconds, as Harbor does. Limits below 1 and infinity mean no limit (`None`)."""
     return float(int(limit)) if 1 <= limit < float("inf") else None
 
 
 SETUP_SCRIPT = "setup.sh"
 SETUP_TIMEOUT_SEC = 3600.0
-"""Bound on the script of a step: the format has none."""
+"""Time limit of the set-up script of a step, because the format has no such limit."""
 _SHOWN_OUTPUT_CHARS = 2000
 
 
 def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
-    """Computes the upper bound on `set_up_step`, in seconds."""
+    """Computes the longest time that `set_up_step` can take, in seconds."""
     has_script = (folder / "workdir" / SETUP_SCRIPT).exists()
     return SETUP_TIMEOUT_SEC * has_script + longest_sec(health_check)
 
@@ -95,12 +95,12 @@ def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
 async def set_up_step(
     container: Container, folder: Path, *, user: User | None, health_check: HealthCheck | None
 ) -> None:
-    """Copies `workdir/` to the working directory, runs the `setup.sh` in it, then the step's health check.
+    """Copies `workdir/` of a step to the working directory, runs its `setup.sh`, and then the step's health check.
 
     Args:
         container: The agent's container.
-        folder: `steps/<name>` of the task.
-        user: User of the script: the step's agent user.
+        folder: The directory `steps/<name>` of the task.
+        user: User of the script, which is the step's agent user; `None` for the image's user.
         health_check: The step's health check.
 
     Raises:
@@ -137,7 +137,7 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """Finds the directory of the solution: of the step if it has one, otherwise of the task.
+    """Returns the directory of the solution: the step's solution if it exists, otherwise the task's solution.
 
     Args:
         root: The task directory.
@@ -157,7 +157,7 @@ def find_solution(root: Path, folder: Path) -> Path:
 
 
 async def upload_solution(container: Container, root: Path, folder: Path) -> None:
-    """Uploads the solution to the container, ready to run as `/solution/solve.sh`; see `find_solution`.
+    """Uploads the solution (see `find_solution`) to the container, ready to run as `/solution/solve.sh`.
 
     Raises:
         TaskError: The solution is missing.

@@ -1,4 +1,4 @@
-"""`TimeLimits`: the run's bounds on each phase of an episode."""
+"""`TimeLimits`, the time limits of a run for each phase of an episode."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ares_exp.tasks.task_contract import Stage, Task
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Computes the effective time limits of a task: `min(override or the task's, max) * multiplier`.
+    """Computes the effective time limits of a task: `min(override or the task's limit, maximum) * multiplier`.
 
     Attributes:
-        timeout_multiplier: Multiplier of every limit without its own multiplier.
+        timeout_multiplier: Multiplier of every limit that has no separate multiplier.
         agent_timeout_sec: Override of the task's agent limit; ignored if `None` or 0.
-        agent_timeout_max_sec: Cap on the agent limit before it is multiplied; ignored if `None` or 0.
+        agent_timeout_max_sec: Maximum of the agent limit before it is multiplied; ignored if `None` or 0.
         agent_timeout_multiplier: Multiplier of the agent limit, instead of `timeout_multiplier`.
         verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same for the verifier.
-        environment_build_timeout_multiplier: Multiplier of the limit on building and starting the container.
+        environment_build_timeout_multiplier: Multiplier of the limit for building and starting the container.
 
     Raises:
         ConfigError: A limit is negative, or a multiplier is not positive.
@@ -41,15 +41,15 @@ class TimeLimits:
             _check(field.name, getattr(self, field.name))
 
     def agent(self, stage: Stage | None) -> float | None:
-        """Computes the limit on the agent phase of a stage, or (`None`) of an episode without stages, in seconds.
+        """Computes the time limit of the agent phase in seconds; `None` for no limit.
 
-        `None` is unlimited.
+        `stage` is `None` for an episode of an environment without stages.
         """
         own = stage.agent_timeout_sec if stage is not None else None
         return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
 
     def verifier(self, stage: Stage) -> float | None:
-        """Computes the limit on verification in seconds; `None` is unlimited (`inf` in the task)."""
+        """Computes the time limit of the verification in seconds; `None` for no limit (`inf` in the task)."""
         return self._limit(
             self.verifier_timeout_sec or stage.verifier_timeout_sec,
             self.verifier_timeout_max_sec,
@@ -57,12 +57,12 @@ class TimeLimits:
         )
 
     def start(self, task: Task) -> float:
-        """Computes the limit on building, creating and starting the container in seconds; may be `inf`."""
+        """Computes the time limit for building, creating and starting the container in seconds; may be `inf`."""
         limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
         return math.inf if limit is None else limit
 
     def container_spec(self, task: Task) -> ContainerSpec:
-        """Applies the limits on starting and on the lifetime to the task's specification of the container."""
+        """Returns the specification of the agent's container, with its start limit and its maximum lifetime."""
         start = self.start(task)
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
@@ -71,14 +71,14 @@ class TimeLimits:
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
-        """Applies the limits to the verifier's separate container; `None` if the agent's container is used."""
+        """Returns the specification of the verifier's separate container, with limits; `None` if it has none."""
         if (spec := stage.verifier_spec) is None:
             return None
         start = self.start(task)
         return replace(spec, start_timeout_sec=start, lifetime_sec=_sum((start, self.verifier(stage))))
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Lists every container that the task needs."""
+        """Lists the specifications of all containers that the task needs, with the agent's container first."""
         own = (self.verifier_spec(task, stage) for stage in task.stages)
         return [self.container_spec(task), *(spec for spec in own if spec is not None)]
 
@@ -93,7 +93,7 @@ class TimeLimits:
 
 
 def _sum(limits: Sequence[float | None]) -> float | None:
-    """Adds up limits; `None` if one of them is unlimited."""
+    """Adds up time limits; `None` (no limit) if one of them is `None` or infinite."""
     seconds = [math.inf if limit is None else limit for limit in limits]
     return None if math.inf in seconds else sum(seconds)
 

@@ -1,4 +1,4 @@
-"""Verification: the run of a task's tests in a container, and its reward."""
+"""Verification, which runs the tests of a task in a container and reads the reward."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _logger = logging.getLogger(__name__)
 
 
 async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:
-    """Uploads the tests and runs `test.sh`. The exit code is ignored: only the reward file counts.
+    """Uploads the tests and runs `test.sh`. Its exit code is ignored, because only the reward file counts.
 
     Raises:
         AddTestsDirError: The tests could not be copied into the container.
-        VerifierError: Old reward files could not be removed, or the script not be made executable.
+        VerifierError: Old reward files could not be removed, or the script could not be made executable.
         ContainerError: The container failed.
     """
-    # A command may have left a reward, or a directory in its place.
+    # A command of the agent may have left a reward file, or a directory at its path.
     await as_root(
         container, f"rm -rf {' '.join(map(_in_container, _OURS))}", purpose="remove old rewards", failure=VerifierError
     )
@@ -54,7 +54,7 @@ async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, s
     )
     cwd = await usable_workdir(container, user=user)
     script = f"{TESTS_DIR}/test.sh > {_in_container(TEST_OUTPUT)} 2>&1"
-    # Not a login shell: the agent may have edited the profile files, and they reset variables of the image (PATH).
+    # Not a login shell, because the agent may have changed the profile files, which also reset PATH of the image.
     return await container.exec(script, env=env, user=user, cwd=cwd, shell="bash -c")
 
 
@@ -65,11 +65,11 @@ def _in_container(name: str) -> str:
 async def fetch_verdict(
     container: Container, folder: Path, *, reward_key: str | None, secrets: Sequence[str], run: ExecResult
 ) -> Verdict:
-    """Downloads the verifier's output into `folder`, blanks `secrets` in it, and reads the reward.
+    """Downloads the verifier's output into `folder`, masks `secrets` in it, and reads the reward.
 
     Raises:
         DownloadVerifierDirError: The output could not be copied out of the container.
-        RewardFileNotFoundError: The tests wrote no reward; the message shows the end of their output.
+        RewardFileNotFoundError: The tests wrote no reward. The message shows the end of their output.
         VerifierError: The tests wrote an invalid reward.
     """
     await in_thread(lambda: _forget_rewards(folder))
@@ -90,7 +90,7 @@ async def fetch_verdict(
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
-    """Downloads only the reward, because the tests' output may come from the agent and be too large to copy.
+    """Downloads only the reward, because the verifier's other output may be too large to copy.
 
     Raises:
         DownloadVerifierDirError: The reward could not be copied.
@@ -129,16 +129,16 @@ async def verify(
     reward_key: str | None,
     secrets: Sequence[str] = (),
 ) -> Verdict:
-    """Runs the tests and reads the reward. Sets no time limit: the caller bounds it.
+    """Runs the tests and reads the reward. The caller must enforce a time limit.
 
     Args:
         container: Container of the tests.
         upload: Function that uploads the tests to `/tests`. It does nothing if the image contains them.
-        env: Variables of the test script.
-        user: User of the script; `None` is the image's user.
+        env: Environment variables of the test script.
+        user: User of the script; `None` for the image's user.
         output_dir: Directory on the host for the verifier's files; `None` keeps no files.
-        reward_key: The reward key in `reward.json`, if it is neither `reward` nor the only key.
-        secrets: Values to blank in the kept files.
+        reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
+        secrets: Values to mask in the kept files.
 
     Raises:
         VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
@@ -152,19 +152,19 @@ async def verify(
 
 
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
-    """Finds a directory where a command can run. Without one, no command starts and no reward is written.
+    """Returns a directory in which the test script can start, because the agent may have removed the working directory.
 
     Args:
-        container: Container whose working directory is created, empty, if it is missing.
-        user: User of the command; `None` is the image's user.
+        container: The container. If its working directory is missing, an empty directory is created.
+        user: User of the command; `None` for the image's user.
 
     Returns:
-        `None`: the container's own; `/` if that directory cannot be used, for example because it is a file.
+        `None` for the container's working directory; `/` if it cannot be used, for example because it is a file.
 
     Raises:
         ContainerError: The container failed.
     """
-    if not await _is_usable(container, "root"):  # root first: a backend may open shells of other users there
+    if not await _is_usable(container, "root"):  # root first: some backends open shells there
         async with working_directory("verifier") as nothing:
             try:
                 await container.upload(nothing, ".")  # creates the directory

@@ -22,11 +22,11 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class JsonTrajectoryCollector(EpisodeCollector):
-    """Writes `{output_dir}/{episode_id}.json`, step by step.
+    """Writes each episode to a file `{output_dir}/{episode_id}.json`.
 
-    Each step is in the file as soon as it is recorded (see `episode_file`), so `kill -9` loses no step. When the
-    episode has ended, the file is one JSON document. While episodes are open, the directory has a shared lock, so that
-    readers can distinguish running episodes from lost ones.
+    Each step is written as soon as it is recorded (see `episode_file`), so `kill -9` loses no step. When the episode
+    has ended, the file is one JSON document. While episodes are open, the collector holds a shared lock on the
+    directory, so that readers can distinguish running episodes from lost episodes.
     """
 
     @validate_call
@@ -37,10 +37,10 @@ class JsonTrajectoryCollector(EpisodeCollector):
         compression: Literal["zstd"] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keeps the arguments; creates nothing yet.
+        """Creates the collector, but no files yet.
 
         Args:
-            output_dir: Directory of the files; created when the first episode starts.
+            output_dir: Directory of the files, which is created when the first episode starts.
             compression: `"zstd"` replaces `{episode_id}.json` with `{episode_id}.json.zst` when the episode ends.
             clock: Function that returns epoch seconds.
         """
@@ -57,10 +57,10 @@ class JsonTrajectoryCollector(EpisodeCollector):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> EpisodeHandle:
-        """Opens an episode. Its id must be a valid file name that is new in the directory.
+        """Opens an episode. Its id must be a valid file name, and new in the directory.
 
         Raises:
-            FileExistsError: A file of an episode with this id exists; it is not changed.
+            FileExistsError: A file of an episode with this id exists. It is not changed.
             ValueError: The id is not a valid file name.
         """
         if episode_id is not None and (not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith(".")):
@@ -69,8 +69,8 @@ class JsonTrajectoryCollector(EpisodeCollector):
                 f"got {episode_id!r}."
             )
         if episode_id is not None:
-            path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # an existing JSON file is detected later
-            if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
+            path = f"{self.output_dir}/{episode_id}.json{ZSTD}"  # an existing `.json` file is detected in `_started`
+            if os.path.exists(path):  # noqa: PTH110 - making a Path for each episode is slower
                 raise _taken(episode_id, path)
         try:
             return super().begin_episode(
@@ -91,7 +91,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         except OSError as error:
             if isinstance(error, FileExistsError):
                 raise _taken(handle.episode_id, self._path(handle)) from None
-            handle.unwritten = error  # collecting continues: there may be space again when the episode ends
+            handle.unwritten = error  # collecting continues, because there may be space again when the episode ends
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         line = step_line(handle.episode_id, encoded, first=len(handle.steps) == 1)

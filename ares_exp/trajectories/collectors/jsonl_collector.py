@@ -19,11 +19,11 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 
 class JsonlTrajectoryCollector(EpisodeCollector):
-    """Appends a line to one file at every step. You can read or follow the file (`tail -f`) while it grows."""
+    """Appends a line to one file for every step. You can read or follow the file (`tail -f`) while it grows."""
 
     @validate_call
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Keeps the arguments; creates nothing yet.
+        """Creates the collector, but not the file yet.
 
         Args:
             path: The file. It and its directory are created when the first episode starts.
@@ -38,17 +38,17 @@ class JsonlTrajectoryCollector(EpisodeCollector):
     def _started(self, handle: EpisodeHandle) -> None:
         try:
             self._make_file(handle)
-            # The lock comes first: a process that finds our line must not assume that we have died.
+            # The lock comes first, because a process that finds our line without a lock assumes that we have died.
             self._writing.acquire(self.path, handle.episode_id)
             with self.path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
                 torn = file.read(1) not in (b"", b"\n")  # a crash of the machine may have left half a line
             append_text(self.path, f"{chr(10) if torn else ''}{start_line(handle, shared=True)}")
-        except OSError as error:  # collecting continues: there may be space again when the episode ends
+        except OSError as error:  # collecting continues, because there may be space again when the episode ends
             handle.unwritten = error
 
     def _make_file(self, handle: EpisodeHandle) -> None:
-        """Creates the file if it is missing. A file that was removed loses the lines of the other open episodes."""
+        """Creates the file if it is missing. If it was removed, marks the other open episodes as not written."""
         with self._making:
             if self.path.exists():
                 return

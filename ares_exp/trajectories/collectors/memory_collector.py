@@ -19,10 +19,10 @@ class MemoryTrajectoryCollector(EpisodeCollector):
     def __init__(
         self, *, keep: Annotated[int, Field(ge=1)] | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Creates the empty list of episodes.
+        """Creates a collector without episodes.
 
         Args:
-            keep: Number of episodes to keep; older ones are dropped. `None` keeps all.
+            keep: Number of episodes to keep. Older episodes are dropped. `None` keeps all episodes.
             clock: Function that returns epoch seconds.
         """
         super().__init__(clock=clock)

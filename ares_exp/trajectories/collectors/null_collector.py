@@ -1,4 +1,4 @@
-"""The collector that keeps nothing."""
+"""The collector that stores nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ares_exp.trajectories.records import StepRecord
 
 
 class NullTrajectoryCollector(EpisodeCollector):
-    """Tracks which episodes are open, but keeps neither steps nor files."""
+    """Tracks which episodes are open, but stores neither steps nor files."""
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
         """Drops the step, after checking that an episode is open."""

@@ -1,4 +1,4 @@
-"""Conversion of chat messages, replies and their parts to parts of ATIF steps, and back."""
+"""Conversion between chat messages and parts of ATIF steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ares_exp.llms.chat_messages import arguments_object
 
 OURS = "ares_exp"
-"""The key of what this package adds to the `extra` of a document, step, tool call or result."""
+"""Key of the data that this package adds to the `extra` of a document, step, tool call or result."""
 
 BASH = "bash"
 
@@ -29,12 +29,12 @@ def own(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `item` with `ours` in its `extra`."""
+    """Returns `item` with the data `ours` of this package in its `extra`."""
     return item | {"extra": {OURS: dict(ours)}} if ours else item
 
 
 def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the step of a message of the user or the system, or of a copied reply, without its number."""
+    """Converts a user or system message, or a copied reply of the agent, to a step without a number."""
     role = message.get("role")
     step: dict[str, Any] = {
         "source": {"system": "system", "assistant": "agent"}.get(str(role), "user"),
@@ -48,7 +48,7 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the message of a step. Of an agent's message, only the text is kept."""
+    """Converts a step to a message. Only text and tool calls of an agent step are kept."""
     content = content_from_atif(step["message"])
     if step["source"] != "agent":
         return {"role": step["source"], "content": content}
@@ -57,13 +57,13 @@ def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    """Returns the result of a message: the output of a tool call, or the output of a command as the LLM saw it."""
+    """Converts a message with the output of a tool call or a command to a result. `call_id`: id of the call, if any."""
     source = {} if call_id is None else {"source_call_id": call_id}
     return {**source, "content": content_to_atif(message.get("content"))}
 
 
 def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) -> dict[str, Any]:
-    """Returns the message of a result: a tool message if the LLM made the call, otherwise a user message."""
+    """Converts a result to a message: a tool message if the LLM made the call, otherwise a user message."""
     content = content_from_atif(result.get("content"))
     if (call_id := result.get("source_call_id")) in llm_call_ids:
         return {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -71,18 +71,18 @@ def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) 
 
 
 def reply_message(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a response of the LLM as the message that agents keep in the conversation."""
+    """Converts a response of the LLM to the message that agents append to the conversation."""
     text = "".join(piece["content"] for piece in action["data"] if "content" in piece)
     return _with_calls({"role": "assistant", "content": text}, action_calls(action["data"]))
 
 
 def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of the tool calls among the pieces of a response."""
+    """Returns the id, name and arguments of each tool call among the pieces of a response."""
     return [(piece["id"], piece["name"], piece["arguments"]) for piece in pieces if "arguments" in piece]
 
 
 def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of the tool calls that have the chat-completions form."""
+    """Returns the id, name and arguments of each tool call in chat-completions form. Other calls are skipped."""
     read = []
     for call in calls if isinstance(calls, Sequence) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -94,7 +94,7 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Returns a tool call. Arguments are kept as text if they are not a JSON object in the usual spelling."""
+    """Makes a tool call. The original arguments are added as text unless `json.dumps` gives the same text."""
     call: dict[str, Any] = {
         "tool_call_id": call_id,
         "function_name": name,
@@ -104,7 +104,7 @@ def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of the calls that the LLM made in a step, without calls of the agent."""
+    """Returns the id, name and arguments of each call that the LLM made in a step, without commands of the agent."""
     return [
         (call["tool_call_id"], call["function_name"], _arguments_text(call))
         for call in step.get("tool_calls") or ()
@@ -113,14 +113,14 @@ def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def content_to_atif(content: Any) -> str | list[dict[str, Any]]:
-    """Returns content in ATIF's form. Unsupported parts become text that names them."""
+    """Converts content to ATIF's form. Unsupported parts become text with the type of the part."""
     if isinstance(content, str):
         return content
     return [_part_to_atif(part) for part in content] if isinstance(content, list | tuple) else ""
 
 
 def content_from_atif(content: Any) -> Any:
-    """Returns content in the form of chat messages."""
+    """Converts content to the form of chat messages."""
     if content is None or isinstance(content, str):
         return content or ""
     return [_part_from_atif(part) for part in content]

@@ -1,6 +1,6 @@
-"""The schema of the conversation in documents of the Agent Trajectory Interchange Format (ATIF) 1.0 to 1.8.
+"""The schema of conversations in documents of the Agent Trajectory Interchange Format (ATIF) 1.0 to 1.8.
 
-Only these parts are read; other fields are ignored. `atif_writer` writes documents.
+It contains only the fields that are read. Other fields are ignored. `atif_writer` writes documents.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Extra = dict[str, Any] | None
 
 
 def validate_atif(document: Any) -> None:
-    """Checks the conversation in a parsed document.
+    """Validates the conversation in a parsed document.
 
     Raises:
-        TrajectoryFormatError: A field that is read is missing or invalid; the message names it.
+        TrajectoryFormatError: A required field is missing, or a field is invalid. The message names the field.
     """
     try:
         _Document.model_validate(document)

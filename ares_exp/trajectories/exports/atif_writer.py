@@ -1,22 +1,22 @@
 """Export of trajectories as documents of the Agent Trajectory Interchange Format (ATIF) v1.8.
 
-| here | in the document |
+| in ares_exp | in the document |
 |---|---|
 | `system_prompt` | a system step |
-| a message of the user | a user step, or the result of the command before it, as the LLM saw it |
+| a message of the user | a user step, or the result of the preceding command, as the LLM saw it |
 | a message of a tool | a result of the tool call with its id |
 | an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
 | reasoning | `reasoning_content` of the agent step |
-| an assistant message that is not an action | an agent step with `is_copied_context` and without LLM call |
+| an assistant message that is not an action | an agent step with `is_copied_context` and without an LLM call |
 | a command | a tool call `bash` of the agent step, unless the LLM made tool calls, which are shown instead |
 | `tools` | `agent.tool_definitions` |
 | the response to a sub-agent or a background request | an agent step with its `conversation` in `extra.ares_exp` |
-| a request of another conversation than before | a system step with `extra.context_management` |
+| a request of a different conversation | a system step with `extra.context_management` |
 | a rewritten history | a system step with `extra.context_management`; its observation has the kept messages |
 
-`extra.ares_exp` has more fields: for the document, the fields of `EpisodeTrajectory`, for an agent step, the `record`
-(reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls. The document is an
-export: runs are resumed and replayed from JSON records.
+`extra.ares_exp` has more fields. In the document, these are the fields of `EpisodeTrajectory`. In an agent step, these
+are the `record` (reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls.
+Documents cannot be used to resume or replay a run, which needs the JSON records.
 """
 
 from __future__ import annotations
@@ -78,24 +78,24 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
-    """Makes the document of a trajectory, JSON-ready.
+    """Makes the JSON-ready document of a trajectory.
 
     Returns:
-        The document, and one sentence for each way in which it differs from the trajectory. The list is empty for an
-        agent that only appends to its conversation. The document's `notes` also contain the sentences.
+        The document, and one sentence for each way in which it differs from the trajectory. There are no differences
+        if the agent only appends to its conversation. The document's `notes` also contain the sentences.
     """
     return _AtifWriter(trajectory).write()
 
 
 def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
-    """Writes the file of a document atomically, and returns the sentences of `to_atif`."""
+    """Writes the document of a trajectory to a file, atomically. Returns the sentences of `to_atif`."""
     document, dropped = to_atif(trajectory)
     write_lines(path, _lines(document))
     return dropped
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the text of the document with one line per step, so that people can read it."""
+    """Yields the JSON text of the document with one line per step, for readability."""
     head = {name: value for name, value in document.items() if name != "steps"}
     yield f'{dump_json(head)[:-1]}, "steps": [\n'
     for number, step in enumerate(document["steps"]):
@@ -169,7 +169,7 @@ class _AtifWriter:
         }
 
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Writes the agent step of an action. Returns it and, for a reply, the message that agents keep."""
+        """Writes the agent step of an action. Returns the step and, for an LLM response, its chat message."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
         if record.background_requests:
@@ -185,7 +185,7 @@ class _AtifWriter:
             self._dropped[NO_CHAT] = None
             fields = {"message": dumps(record.action, ensure_ascii=False)}
         if commands and (reply is None or "tool_calls" in fields):
-            ours["commands"] = commands  # commands of the LLM's calls, which would otherwise be shown twice
+            ours["commands"] = commands  # commands that run the LLM's tool calls, which are already in the step
         elif commands:
             fields["tool_calls"] = []
             for number, command in enumerate(commands, 1):
@@ -226,7 +226,7 @@ class _AtifWriter:
     def _appended(
         self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
     ) -> Sequence[Mapping[str, Any]] | None:
-        """Returns the messages after the previous request and its reply; `None` if it does not start with them."""
+        """Returns the messages after the previous request and its reply; `None` if `messages` starts differently."""
         length = len(self._messages)
         if messages[:length] != self._messages:
             return None
@@ -238,7 +238,10 @@ class _AtifWriter:
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Notes that a request does not continue the previous one (another conversation, or a rewritten history)."""
+        """Writes a step for a request that does not continue the previous request.
+
+        `conversation` is the name of the new conversation; `None` if the agent rewrote its history.
+        """
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{text_of(message.get('content'))}" for message in old)
@@ -257,7 +260,7 @@ class _AtifWriter:
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Writes new messages: responses to the calls of `step` become its results, other messages become steps."""
+        """Writes new messages. Outputs of the calls of `step` become its results, and other messages become steps."""
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -270,7 +273,7 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Writes the leading messages that fit as results of `step`, and returns their number."""
+        """Writes the first messages that are outputs of the calls of `step` as its results. Returns their number."""
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
@@ -290,7 +293,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the agent-step fields of a response, and its fields that ATIF lacks; `None` for other actions."""
+    """Returns the fields of a response's agent step, and its fields that ATIF lacks; `None` for other actions."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {
@@ -341,7 +344,7 @@ def _iso_8601(timestamp: float) -> str | None:
 
 
 def _parts_fit(message: Mapping[str, Any]) -> bool:
-    """Returns whether every part of a message's content is text or an image with a web address."""
+    """Returns whether every part of a message's content can be expressed in ATIF: a text, or an image with a URL."""
     content = message.get("content")
     if not isinstance(content, FrozenList):
         return True

@@ -1,4 +1,4 @@
-"""The selection of a run's episodes for an export, which are loaded one at a time."""
+"""The selection of episodes for an export, which loads one episode at a time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 @dataclass(slots=True)
 class ExportedEpisodes:
-    """Iterates once over the selected episodes of `run`. Only one episode is in memory at a time.
+    """An iterable of the selected episodes of `run`, for one iteration. Only one episode is in memory at a time.
 
-    An episode of a killed run has its complete steps and the outcome `lost`. An unreadable file is recorded in
-    `problems`, and iteration continues.
+    An interrupted episode of a killed run has its complete steps and the outcome `lost`. An unreadable file is recorded
+    in `problems`, and the iteration continues.
 
     Attributes:
         run: A run directory, a folder of runs, or a file of episodes.
-        tasks: Names of tasks, or patterns such as `fix-*`; empty for all.
-        outcomes: Names of outcomes; empty for all.
-        min_reward, max_reward: Bounds of the total reward, inclusive; `None` for no bound. An episode without a reward
-            is outside of any bound.
-        oracle: Whether episodes with responses of the oracle are included.
+        tasks: Names of tasks, or patterns such as `fix-*`; empty for all tasks.
+        outcomes: Names of outcomes; empty for all outcomes.
+        min_reward, max_reward: Inclusive bounds on the total reward; `None` for no bound. With a bound, episodes
+            without a reward are excluded.
+        oracle: Whether episodes with responses of `policy=oracle` are included.
         count: Number of episodes yielded so far.
-        left_out: Number of other episodes by the reason, as in `{"episodes without a reward": 3}`.
+        left_out: Number of excluded episodes by reason, as in `{"episodes without a reward": 3}`.
         problems: One sentence for each unreadable file or record, with the file and the position.
     """
 
@@ -73,7 +73,7 @@ class ExportedEpisodes:
             self.left_out[f"episodes {reason}"] += 1
 
     def _why_not(self, episode: StoredEpisode) -> str | None:
-        """Returns why an episode is excluded, as words to follow "3 episodes"; `None` if it is included."""
+        """Returns the reason that an episode is excluded, phrased to follow "3 episodes"; `None` if it is included."""
         reward = episode.total_reward
         if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
             return "of other tasks"

@@ -1,15 +1,15 @@
-"""The Parquet file of episodes: a table for queries with one row per step, compressed with zstd.
+"""The Parquet export of episodes, a table for queries with one row per step, compressed with zstd.
 
-It needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (its `reset()` failed) has
-one row whose step columns are null. The rows of an episode follow each other, in order.
+It needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (because its `reset()`
+failed) has one row whose step columns are null. The rows of an episode are consecutive and in order.
 
 | columns of the episode, repeated in each row | |
 |---|---|
 | `episode_id`, `task_name`, `outcome`, `truncated` | as in `EpisodeTrajectory` |
-| `total_reward` | null if the episode has none |
+| `total_reward` | null if the episode has no reward |
 | `rewards` | a map of the verifier's and the scorers' rewards by name; may be empty |
 | `start_time`, `end_time` | epoch seconds |
-| `num_steps` | number of its records, FIRST included |
+| `num_steps` | number of records, including FIRST |
 | `error_type`, `error_message` | null if there was no error |
 | `metadata` | JSON text |
 
@@ -17,19 +17,19 @@ one row whose step columns are null. The rows of an episode follow each other, i
 |---|---|
 | `step_index`, `step_type`, `reward`, `discount`, `timestamp` | as in `StepRecord` |
 | `returns_to_go` | rewards from this step on, undiscounted; null on FIRST, and if the episode has no reward |
-| `policy_sec`, `environment_sec`, `container_sec` | wall seconds |
-| `conversation` | the conversation of the response that led here; null on FIRST |
+| `policy_sec`, `environment_sec`, `container_sec` | seconds of wall-clock time |
+| `conversation` | the conversation of the response that led to this step; null on FIRST |
 | `request_conversation` | the conversation of the pending request; null on LAST |
-| `model`, `policy_version`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | of the response |
-| `cached_tokens`, `reasoning_tokens` | parts of the prompt's and of the generated tokens; null if not known |
+| `model`, `policy_version`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | fields of the response |
+| `cached_tokens`, `reasoning_tokens` | parts of the prompt tokens and of the generated tokens; null if unknown |
 | `response` | the text of the response |
-| `reasoning` | its readable reasoning; null if it has none |
-| `tool_calls` | its tool calls: `id`, `name`, `arguments` (JSON text as the model wrote it) |
-| `completion_token_ids`, `logprobs` | null if the engine did not give them |
-| `messages_added` | the messages of this request that no earlier request of the episode had, JSON text |
+| `reasoning` | the readable reasoning of the response; null without reasoning |
+| `tool_calls` | the tool calls of the response: `id`, `name`, `arguments` (JSON text as the model wrote it) |
+| `completion_token_ids`, `logprobs` | null if the policy did not return them |
+| `messages_added` | the messages of this request that were not in an earlier request of the episode, as JSON text |
 | `commands` | commands of the agent in the container: `command`, `exit_code`, `duration_sec`, `timed_out` |
 
-The columns of the response are null for an action that is not a response.
+The columns of the response are null for an action that is not an LLM response.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PARQUET_SUFFIX = ".parquet"
 
 
 def write_parquet(path: Path, episodes: Iterable[EpisodeTrajectory]) -> None:
-    """Writes a file atomically. Only one episode is in memory at a time.
+    """Writes episodes to a Parquet file, atomically. Only one episode is in memory at a time.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -69,9 +69,9 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
     """Writes rows to a Parquet file atomically, without secrets.
 
     Args:
-        path: The file; its directory must exist.
-        columns: Returns the Arrow type of each column by its name.
-        batches: The rows. Only one batch is in memory at a time.
+        path: The file, whose directory must exist.
+        columns: Function that gets the module pyarrow and returns the Arrow type of each column by name.
+        batches: The rows in batches. Only one batch is in memory at a time.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -83,7 +83,7 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
     except ImportError:
         raise ConfigError("Parquet files need the package pyarrow: `pip install 'ares-exp[parquet]'`.") from None
     schema = pyarrow.schema(list(columns(pyarrow).items()))
-    # Without the stored schema, readers get a text column as text, whether it was written as a dictionary or not.
+    # Without the stored Arrow schema, readers get plain text columns, even if they were written as dictionaries.
     with (
         atomic_file(path) as file,
         ParquetWriter(file, schema, compression="zstd", write_page_checksum=True, store_schema=False) as writer,
@@ -100,7 +100,7 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
 
 
 def _storable(value: Any) -> Any:
-    """Returns texts as valid UTF-8 without secrets: half a surrogate pair becomes its escape."""
+    """Masks secrets in all texts of a value, and replaces lone surrogates with escapes, so that UTF-8 is valid."""
     if isinstance(value, str):
         return mask_known_secrets(value.encode(errors="backslashreplace").decode())
     if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def _storable(value: Any) -> Any:
 
 def _columns(pa: Any) -> dict[str, Any]:
     text, integer, number = pa.string(), pa.int64(), pa.float64()
-    repeated = pa.dictionary(pa.int32(), text)  # in memory once, however many rows have it
+    repeated = pa.dictionary(pa.int32(), text)  # a repeated value is only once in memory
     tool_call = pa.struct([("id", text), ("name", text), ("arguments", text)])
     command = pa.struct(
         [("command", text), ("exit_code", integer), ("duration_sec", number), ("timed_out", pa.bool_())]

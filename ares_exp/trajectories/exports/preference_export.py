@@ -1,4 +1,4 @@
-"""Rows for preference training (such as DPO), made of attempts at one task with different rewards.
+"""Rows for preference training (such as DPO), made from attempts at a task with different rewards.
 
 ```
 rows, report = preference_rows(load("outputs/first").trajectories(), min_margin=0.5)
@@ -7,9 +7,9 @@ for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [..
 report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
-An attempt is the conversation with which an episode ended: its last main conversation, if it has one. The prompt of a
-pair is the longest start of both attempts that ends before a response of the model. `chosen` and `rejected` are the
-rest of the better and of the worse attempt.
+An attempt is represented by the last conversation of its episode: the last main conversation, if it has one. The prompt
+of a pair is the longest common start of both attempts that ends before a response of the model. `chosen` and `rejected`
+are the rest of the better and the worse attempt.
 """
 
 from __future__ import annotations
@@ -50,19 +50,18 @@ def preference_rows(
     """Makes rows for preference training.
 
     Args:
-        trajectories: The episodes. All are read before the first row is made, and their conversations are kept in
-            memory. Episodes without a reward are left out.
-        min_margin: Least difference between the rewards of a pair. Equal rewards never make a pair.
-        pairs_per_task: Largest number of pairs of one task. Pairs of its best and worst attempts come first.
+        trajectories: The episodes. All episodes are read before the first row is made, and their conversations are kept
+            in memory. Episodes without a reward are left out.
+        min_margin: Minimum difference between the rewards of a pair. Equal rewards never make a pair.
+        pairs_per_task: Maximum number of pairs per task. Pairs of the best and worst attempts come first.
         tool_arguments: See `training_conversations.conversations`.
         reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
 
     Returns:
-        The rows, JSON-ready and sorted by task, reward and id, and a report. The report is complete when all rows have
-        been read.
+        The rows, JSON-ready and sorted by task, reward and id, and a report, which is complete after the last row.
 
     Raises:
-        ValueError: `min_margin` is negative, or `pairs_per_task` below 1.
+        ValueError: `min_margin` is negative, or `pairs_per_task` is below 1.
     """
     if not min_margin >= 0:
         raise ValueError(f"Expected a margin of at least 0, got {min_margin!r}.")
@@ -91,7 +90,7 @@ def preference_rows(
 
 
 def _last(talked: Iterable[Conversation]) -> Conversation | None:
-    """Returns the last version of the main conversation or, without a main one, the last conversation."""
+    """Returns the last version of the main conversation or, if none is the main conversation, the last conversation."""
     last: Conversation | None = None
     for conversation in talked:
         if conversation.conversation == MAIN_CONVERSATION or last is None or last.conversation != MAIN_CONVERSATION:
@@ -136,7 +135,7 @@ def _differ(better: _Attempt, worse: _Attempt, min_margin: float) -> bool:
 
 
 def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] | str:
-    """Returns the row, or the reason why it is missing, as words to follow "3 pairs"."""
+    """Returns the row of a pair, or the reason that no row can be made, phrased to follow "3 pairs"."""
     if better.tools != worse.tools:
         return "of attempts with different tools"
     chosen: Sequence[Any] = better.messages

@@ -1,4 +1,4 @@
-"""Rows for supervised training, made of the conversations of good episodes.
+"""Rows for supervised training, made from the conversations of good episodes.
 
 ```
 rows, report = sft_rows(load("outputs/first", min_reward=1.0).trajectories())
@@ -7,9 +7,10 @@ for row in rows:  # {"messages": [...], "tools": [...], "episode_id": …, "task
 report.sentences()          # skipped episodes and steps, with reasons
 ```
 
-One row is a whole conversation whose last message comes from the model. A conversation at which a longer one of the
-same episode starts is part of the longer row. So an agent that only appends gives one row, and an agent that rewrites
-its history gives one row for every version. Repeated conversations, also in another episode, give no second row.
+A row is a whole conversation whose last message comes from the model. If a longer conversation of the same episode
+starts with a shorter one, only the longer conversation becomes a row. Therefore, an agent that only appends messages
+gives one row, and an agent that rewrites its history gives one row for each version. A conversation that occurs several
+times, also in different episodes, gives only one row.
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ def sft_rows(
     """Makes rows for supervised training.
 
     Args:
-        trajectories: The episodes, read one after the other. Episodes without a reward are left out.
+        trajectories: The episodes, which are read one at a time. Episodes without a reward are left out.
         tool_arguments: See `training_conversations.conversations`.
         reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
 
     Returns:
-        The rows, JSON-ready and in the order of the episodes, and a report. The report is complete when all rows have
-        been read.
+        The rows, JSON-ready and in the order of the episodes, and a report, which is complete after the last row.
     """
     report = ExportReport()
     return _rows(trajectories, tool_arguments, reasoning, report), report
@@ -86,7 +86,7 @@ def _rows(
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
-    """Returns the conversations that no longer conversation starts with."""
+    """Returns the conversations that are not the start of a longer conversation."""
     tree = ConversationWriter()
     by_node: dict[int, Conversation] = {}
     parents: set[int] = set()

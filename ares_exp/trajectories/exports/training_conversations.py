@@ -1,9 +1,9 @@
-"""Conversations in the form that trainers read, for the exports for supervised and for preference training.
+"""Conversations in the form that trainers read, for the exports for supervised and preference training.
 
-A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. All
-have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`) that chat templates of TRL and similar
-trainers take (https://huggingface.co/docs/trl/dataset_formats). Text in parts is joined, and a missing content is "",
-because a column of a data set must have one type.
+A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. Its
+messages have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`), which chat templates of TRL
+and similar trainers accept (https://huggingface.co/docs/trl/dataset_formats). Texts in parts are joined, and a missing
+content becomes "", because a column of a data set must have one type.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from ares_exp.trajectories.records import EpisodeTrajectory, conversation_of
 
 ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
-"""How replies have the model's reasoning: in the field `reasoning_content`, as the chat templates of most reasoning
-models read it, or in the text before the rest of it, between `<think>` and `</think>`."""
+"""Where replies contain the model's reasoning.
+
+`field` is the field `reasoning_content`, which the chat templates of most reasoning models read. `think` is the start
+of the text, between `<think>` and `</think>`."""
 
 
 @dataclass(slots=True)
 class ExportReport:
-    """Counts of an export; complete when all rows have been read.
+    """The counts of an export, which are complete after the last row.
 
     Attributes:
         episodes: Number of episodes.
@@ -42,7 +44,7 @@ class ExportReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentences(self) -> list[str]:
-        """Returns the counts in sentences."""
+        """Describes the counts in sentences."""
         counted = f"{count_of(self.rows, 'row')} from {count_of(self.episodes, 'episode')}."
         return [counted, *left_out_sentences(self.left_out)]
 
@@ -63,7 +65,7 @@ class Conversation:
 
     Attributes:
         tools: Definitions of the tools that the model could call; empty for none.
-        messages: Messages from the system prompt to the reply. They never change, and equal ones are shared.
+        messages: Messages from the system prompt to the reply. They are immutable, and equal messages are one object.
         conversation: `main`, or the name of the conversation of a sub-agent or a background request.
     """
 
@@ -79,14 +81,14 @@ def conversations(
     tool_arguments: ToolArguments,
     reasoning: Reasoning | None = None,
 ) -> Iterator[Conversation]:
-    """Yields the conversations of an episode, one for each reply; `report` counts the unreadable ones.
+    """Yields the conversations of an episode, one for each reply.
 
     Args:
         trajectory: The episode.
-        report: Counter of the steps that are left out.
-        tool_arguments: Whether the arguments of tool calls are JSON text, as in the chat-completions form, or objects,
-            as some chat templates expect them.
-        reasoning: Form of the model's reasoning in replies, including replies in the history; `None` leaves it out.
+        report: Report that counts the steps that are left out.
+        tool_arguments: Form of the arguments of tool calls: JSON text, as in the chat-completions form, or objects,
+            which some chat templates expect.
+        reasoning: Form of the model's reasoning in all replies, including the history; `None` leaves it out.
     """
     reader = _ChatReader(tool_arguments, reasoning)
     for asked, answered in zip(trajectory.steps, trajectory.steps[1:], strict=False):
@@ -104,7 +106,7 @@ def conversations(
 
 
 class _ChatReader:
-    """Converts requests and replies of one episode to chat messages, each message once."""
+    """Converts requests and replies of one episode to chat messages. Each message is converted only once."""
 
     def __init__(self, tool_arguments: ToolArguments, reasoning: Reasoning | None) -> None:
         self._objects = tool_arguments == "object"
@@ -144,7 +146,7 @@ class _ChatReader:
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
 
     def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
-        """Returns a reply with its reasoning, and adds the reasoning to this reply in later requests."""
+        """Returns a reply with its reasoning, and remembers the reasoning for this reply in later requests."""
         if self._reasoning is None:
             return reply
         self._known.add_message(reply, thinking)
@@ -179,7 +181,7 @@ class _ChatReader:
 
 
 def action_thinking(action: Any) -> list[ThinkingData]:
-    """Returns the reasoning of a recorded action; empty if it does not have our form."""
+    """Returns the reasoning of a recorded action; empty for actions that are not LLM responses."""
     pieces = action.get("data") if isinstance(action, Mapping) else None
     found = [piece for piece in pieces if "thinking" in piece] if _are_mappings(pieces) else []
     return [
@@ -194,7 +196,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Returns content that consists only of text as one string; other content is frozen."""
+    """Joins content that consists only of texts to one string. Other content is returned frozen."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

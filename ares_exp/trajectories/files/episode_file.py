@@ -1,9 +1,9 @@
-"""The files of episodes (schema version 3): JSON files of one episode, and JSON Lines files of any number.
+"""The files of episodes (schema version 3): JSON files with one episode, and JSON Lines files with any number.
 
-Both consist of the same records. `start` is written when the episode starts, `step` for each step, `end` when the
-episode has ended. A record is one line, so that a file can be read while it grows and after its process was killed.
+Both consist of the same records: `start` when the episode starts, `step` for each step, and `end` when the episode has
+ended. A record is one line, so that a file can be read while it grows, and after its process was killed.
 
-A JSON file is one JSON object when its last line is written:
+With its last line, a JSON file becomes one JSON object:
 
 ```
 {"schema_version": 3, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
@@ -13,10 +13,10 @@ A JSON file is one JSON object when its last line is written:
 ```
 
 Each line of a JSON Lines file is a JSON object with the `type` of the record and the `episode_id`. Lines of different
-episodes may be mixed. A `start` with the id of an episode without an end starts that episode again. Empty lines are
-ignored: a writer that finds the last line without its end, torn or just being written by another thread, ends it first.
+episodes may be mixed. A second `start` of an episode without an end starts that episode again. Empty lines are ignored.
+They occur because a writer that finds an incomplete last line adds a line end first.
 
-A step is encoded as `step_encoding` describes; the other fields are the fields of `EpisodeTrajectory`. An episode
+`step_encoding` describes the encoding of a step. The other fields are the fields of `EpisodeTrajectory`. An episode
 without an end has its complete steps and the outcome `lost`, unless its LAST step was recorded.
 """
 
@@ -46,9 +46,9 @@ SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 """Ends of the names of JSON Lines files."""
 STEPS = '"steps": ['
 MAX_PROBLEMS = 10
-"""Maximum number of problems of one file that are described. Others are counted: it may be a file of another kind."""
+"""Maximum number of problems of one file that are described. Further problems are only counted."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""The start of a step in a JSON Lines file of this package. Lines of other writers are parsed."""
+"""The start of a step in a JSON Lines file that this package wrote. It gives the episode without parsing the line."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
@@ -56,7 +56,7 @@ def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = Fal
 
     Args:
         started: The episode.
-        shared: Whether the line is for a JSON Lines file. It is the same argument of the following functions.
+        shared: Whether the line is for a JSON Lines file, as in the following functions.
     """
     fields = {"schema_version": SCHEMA_VERSION}
     fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
@@ -69,7 +69,7 @@ def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, share
 
 
 def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the line that ends an episode; `unfinished_step` and `rewards` are in it only if there are any."""
+    """Returns the line that ends an episode. `unfinished_step` and `rewards` are left out if they are empty."""
     names = ("end_time", "total_reward", "num_steps", "truncated", "outcome")
     fields: dict[str, Any] = {name: getattr(trajectory, name) for name in names}
     fields["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
@@ -98,10 +98,10 @@ class FoundEpisode:
     """An episode in a file.
 
     Attributes:
-        head: The fields of its first line.
-        offsets: Positions of its lines, in bytes of the uncompressed text.
-        steps: Its complete steps, if they were read.
-        ended: The episode. It lacks its steps if these were not read. `None` for an episode without an end.
+        head: Fields of the episode's first line.
+        offsets: Offsets of the episode's lines, in bytes of the uncompressed text.
+        steps: Complete steps of the episode, if they were read.
+        ended: The episode, without steps if these were not read; `None` for an episode without an end.
     """
 
     head: Mapping[str, Any]
@@ -117,7 +117,7 @@ class FoundEpisode:
         return self.ended or _lost(self.head, self.steps)
 
     def take(self, kind: str, text: str, *, with_steps: bool) -> None:
-        """Adds a record. Later ones are ignored after a broken one. Raises one of `BROKEN` for a broken record."""
+        """Adds a record. After an invalid record, which raises one of `BROKEN`, later records are ignored."""
         if self._is_broken:
             return
         try:
@@ -136,7 +136,7 @@ class FoundEpisode:
 
 
 def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
-    """Makes an episode of its start. Raises `ValueError` if `head` is invalid."""
+    """Makes the trajectory of an episode without an end. Raises `ValueError` if `head` is invalid."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
     error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
@@ -164,13 +164,13 @@ def read_episodes(path: Path, *, problems: list[str] | None = None) -> Iterator[
 
     Args:
         path: The file.
-        problems: Takes a sentence for each broken record. Reading continues, and the broken episode has its complete
-            steps and the outcome `lost`. By default the first broken record is raised.
+        problems: List to which a sentence for each invalid record is added. Reading then continues, and the episode has
+            its complete steps and the outcome `lost`. If it is `None`, the first invalid record raises an error.
 
     Raises:
-        TrajectoryFormatError: The file cannot be read, or a record is broken and there is no `problems`. The message
+        TrajectoryFormatError: The file cannot be read, or a record is invalid and `problems` is `None`. The message
             names the file and the position.
-        TrajectoryVersionError: The file has another schema version and there is no `problems`.
+        TrajectoryVersionError: The file has another schema version, and `problems` is `None`.
     """
     for found in find_episodes(path, problems=problems):
         yield found.trajectory
@@ -185,7 +185,7 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file as `read_episodes` does. Episodes that have ended lack their steps."""
+    """Yields the episodes of a file, in the order of `read_episodes`. Episodes that have ended lack their steps."""
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
@@ -195,7 +195,7 @@ def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[F
 
 
 def _header_of_ends(path: Path) -> FoundEpisode | None:
-    """Reads the first and the last line of a JSON file; `None` if they do not suffice."""
+    """Reads an episode without steps from the first and the last line of a JSON file; `None` if they do not suffice."""
     try:
         first, last = first_and_last_line(path)
         if not _is_head(first.text) or not last.text.startswith("]"):
@@ -215,7 +215,7 @@ def find_episodes(
     Args:
         path: The file.
         problems: See `read_episodes`.
-        offsets: Positions of the lines to read. By default all are read.
+        offsets: Offsets of the lines to read. By default, all lines are read.
         with_steps: Whether steps are decoded.
     """
     episodes: dict[str, FoundEpisode] = {}
@@ -242,13 +242,13 @@ def find_episodes(
                     elif line.text != "\n":
                         yield from _take(line, path, episodes, with_steps=with_steps)
                 except BROKEN as error:
-                    if line.text.endswith("\n") or not line.offset:  # otherwise it is incomplete
+                    if line.text.endswith("\n") or not line.offset:  # otherwise, the line is incomplete
                         report(error, f" {line.place}")
     except OSError as error:
         raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
     except TrajectoryFormatError:
         raise
-    except ValueError as error:  # reading lines failed: nothing more can be read
+    except ValueError as error:  # a line cannot be read, and neither can the lines after it
         report(error, "")
     if problems is not None and count > MAX_PROBLEMS:
         problems.append(f"{path}: {count - MAX_PROBLEMS} more lines are broken.")
@@ -256,7 +256,7 @@ def find_episodes(
 
 
 def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_steps: bool) -> Iterator[FoundEpisode]:
-    """Applies one line; yields the episode that it ended, if it did. Raises one of `BROKEN` for a broken line."""
+    """Applies one line to `episodes`, and yields the episode that it ends. An invalid line raises one of `BROKEN`."""
     kind, episode_id, text = (_records_of_jsonl if is_shared(path) else _records_of_json)(line)
     if kind == "start":
         episodes[episode_id] = FoundEpisode(_head(text))
@@ -272,9 +272,9 @@ def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_ste
 
 
 def end_lost_episodes(path: Path) -> None:
-    """Ends the episodes of a file that a dead process left, with the outcome `lost`. Blocking.
+    """Writes the missing ends of episodes whose process died, with the outcome `lost`. Blocking.
 
-    A file with a broken record stays as it is. Nothing else may write to the file meanwhile.
+    A file with an invalid record is not changed. No other process may write to the file during the call.
 
     Raises:
         TrajectoryFormatError: The file cannot be read.
@@ -295,7 +295,7 @@ def end_lost_episodes(path: Path) -> None:
 
 
 def _records_of_json(line: Line) -> tuple[str, str, str]:
-    """Returns the type of a record of a JSON file, no id, and its JSON."""
+    """Returns the type of a record of a JSON file, an empty id, and the JSON text of the record."""
     if not line.offset:
         return "start", "", f"{line.text.rstrip()}]}}"
     if line.text.startswith("]"):
@@ -304,7 +304,7 @@ def _records_of_json(line: Line) -> tuple[str, str, str]:
 
 
 def _records_of_jsonl(line: Line) -> tuple[str, str, str]:
-    """Returns the type of a record of a JSON Lines file, the id of its episode, and its JSON."""
+    """Returns the type of a record of a JSON Lines file, the id of its episode, and the JSON text of the record."""
     if step := _STEP.match(line.text):
         return "step", json.loads(step[1]), line.text
     data = _object(json.loads(line.text))
@@ -319,7 +319,7 @@ def _is_head(first_line: str) -> bool:
 
 
 def _head(text: str) -> dict[str, Any]:
-    """Reads the record that opens an episode. Raises one of `BROKEN` if it is broken."""
+    """Parses and validates the record that opens an episode. Raises one of `BROKEN` if it is invalid."""
     head = _object(json.loads(text))
     check_version(head.get("schema_version"))
     _lost(head, [])
@@ -352,7 +352,7 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
 
 
 def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
-    """Makes an episode of its fields and its steps.
+    """Makes an episode from its fields and its steps.
 
     Args:
         data: The fields in their JSON form.

@@ -1,4 +1,4 @@
-"""Files of lines, optionally compressed. They are read within bounds and written atomically."""
+"""Text files of lines, optionally compressed. They are read with size limits, and written atomically."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
 MAX_LINE_BYTES = 256 * 1024**2
 TAIL_BYTES = 4096
-"""How much of a file's end is read at first to find its last line; four times as much if that was not enough."""
+"""Number of bytes at the end of a file that are first read to find the last line. Each retry reads four times more."""
 
 
 class Line(NamedTuple):
     """One line of a file.
 
     Attributes:
-        offset: Position of its start, in bytes of the uncompressed text.
-        number: Number from 1; 0 if it is not known.
-        text: Text with its line end, if it has one.
+        offset: Start of the line, in bytes of the uncompressed text.
+        number: Number of the line, from 1; 0 if it is unknown.
+        text: Text of the line, including the line end, if any.
     """
 
     offset: int
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Position of its start, in words."""
+        """Start of the line, in words."""
         return _place(self.offset, self.number)
 
 
@@ -50,24 +50,24 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
     Args:
         path: The file.
-        offsets: Start positions of the wanted lines, in order; other lines are skipped. By default all are read.
+        offsets: Offsets of the lines to read, in order. By default, all lines are read.
 
     Raises:
         OSError: The file cannot be read or decompressed.
-        ValueError: While reading: a line is not UTF-8, a compressed file was cut off, or a bound is exceeded
-            (`TextTooLongError`).
+        ValueError: A line is not UTF-8, a compressed file is incomplete, or a size limit is exceeded
+            (`TextTooLongError`). Raised by the yielded iterator.
     """
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
             yield _lines(file)
-        elif path.suffix == ZSTD:  # the middle cannot be reached without reading the start
+        elif path.suffix == ZSTD:  # a compressed file can only be read from its start
             yield _selected(_lines(file), offsets)
         else:
             yield (_line_at(file, offset) for offset in offsets)
 
 
 def first_and_last_line(path: Path) -> tuple[Line, Line]:
-    """Reads the first and the last line of a file, and skips the lines between them.
+    """Reads the first and the last line of a file, without keeping the lines between them.
 
     Raises:
         OSError, ValueError: See `read_lines`.
@@ -83,10 +83,10 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """Reads the rest of a file in one piece.
+    """Reads the remaining lines of a file as one text.
 
     Raises:
-        OSError, ValueError: See `read_lines`. The rest may not be longer than the bound on one line.
+        OSError, ValueError: See `read_lines`. The text may not exceed the size limit of a line.
     """
     texts, length = [], 0
     for line in lines:
@@ -132,7 +132,7 @@ def _selected(lines: Iterator[Line], offsets: Sequence[int]) -> Iterator[Line]:
 
 
 def _last_line_starts(file: IO[bytes], *, after: int) -> int | None:
-    """Returns the offset of the last line that starts at `after` or later; `None` without one."""
+    """Returns the offset of the last line, if it starts at `after` or later; otherwise `None`."""
     size = file.seek(0, os.SEEK_END)
     if size <= after:
         return None
@@ -179,13 +179,13 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
-    """Writes a file atomically; files named `….zst` are compressed. See `atomic_file`."""
+    """Writes a file atomically (see `atomic_file`). Files named `….zst` are compressed."""
     with atomic_file(path, sync=sync) as file:
         if path.suffix == ZSTD:
             from ares_exp.containers.filesystem.zstd import zstd
 
             with zstd.ZstdFile(file, "w", level=9) as stream:
-                stream.write(b"")  # makes a frame even if there are no lines
+                stream.write(b"")  # makes a valid file even without lines
                 for line in lines:
                     stream.write(line.encode())
         else:
@@ -193,11 +193,11 @@ def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
 
 
 ASKING_LIMIT_SEC = 1.0
-"""How long a writer waits for those who ask whether there is one; then it writes without the lock."""
+"""Seconds that a writer waits while other processes check for a writer. Then it writes without the lock."""
 
 
 class WriterLock:
-    """A lock on a file or directory, held while any number of writers write there."""
+    """A shared lock on a file or directory, which is held while at least one writer writes there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -205,7 +205,7 @@ class WriterLock:
         self._descriptor: int | None = None
 
     def acquire(self, path: Path, holder: str) -> None:
-        """Holds the lock on `path` until every holder has released it. Raises `OSError` if `path` is missing."""
+        """Adds a holder of the lock on `path`. Raises `OSError` if `path` is missing."""
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -214,7 +214,7 @@ class WriterLock:
             self._holders.add(holder)
 
     def release(self, holder: str) -> None:
-        """Releases the lock if this was the last holder. Does nothing for an unknown holder."""
+        """Removes a holder, and releases the lock if it was the last one. Does nothing for an unknown holder."""
         with self._lock:
             self._holders.discard(holder)
             if not self._holders and self._descriptor is not None:
@@ -231,14 +231,14 @@ def _share(descriptor: int) -> None:
             if time.monotonic() > give_up:
                 return
             time.sleep(0.0005)
-        except OSError:  # a file system without such locks: there, `has_writer` assumes a live writer
+        except OSError:  # the file system has no such locks, so `has_writer` always returns true there
             return
         else:
             return
 
 
 def has_writer(path: Path) -> bool:
-    """Returns whether a living process writes at `path`. Raises `OSError` if `path` is missing."""
+    """Returns whether a process holds a `WriterLock` on `path`. Raises `OSError` if `path` is missing."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if not _is_held(descriptor):

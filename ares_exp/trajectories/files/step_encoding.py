@@ -1,17 +1,18 @@
-"""The encoding of a step: its record, without data that the file already contains.
+"""The encoding of steps, which leaves out data that earlier steps of the file contain.
 
-An encoded step is a JSON object with the fields of `StepRecord`, without fields at their default. These differ:
+An encoded step is a JSON object with the fields of `StepRecord`, without fields that have their default value. Some
+fields have another form:
 
-- `observation`, if it is a request, has the number `conversation` instead of `messages`, and the number `settings`
-  instead of the other fields except `metadata`. Settings are stored once, as the agent rarely changes them.
-- `action`: a text piece that equals the content of a message has the number of the message, `{"content_of": 7}`,
-  instead of the text. `prompt_token_ids` that start with the tokens (prompt and completion) of an earlier step's
-  action are `{"step": 3, "keep": 120, "add": […]}`.
-- `adds` has the new entries of this step: `messages` and `nodes` (see `ConversationWriter`; a request's
-  `conversation` is a node, -1 the empty one) and `settings`. Each is appended to the entries of earlier steps.
+- `observation`: in a request, the number `conversation` replaces `messages`, and the number `settings` replaces all
+  other fields except `metadata`. Settings are stored once, because agents rarely change them.
+- `action`: a text that equals the content of a message is replaced with the number of the message, as in
+  `{"content_of": 7}`. If `prompt_token_ids` start with the tokens (prompt and completion) of an earlier step's action,
+  they are `{"step": 3, "keep": 120, "add": […]}`.
+- `adds`: the new `messages`, `nodes` and `settings` of this step, which are appended to the entries of earlier steps.
+  The `conversation` of a request is the number of a node, or -1 if it is empty (see `ConversationWriter`).
 - An observation or action that could be mistaken for one of these forms is `{"verbatim": …}`.
 
-A step can be read after all steps before it have been read.
+To read a step, all earlier steps must have been read.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.trajectories.records import StepRecord, command_to_dict
 
 EMPTY = -1
-"""The node of the conversation without a message, and the parent of first messages."""
+"""The node of the empty conversation, which is the parent of first messages."""
 
 MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
-"""Bound on the messages of all conversations of one file, repetitions counted, when it is read."""
+"""Limit on the messages of all conversations of a file when it is read. Repeated messages count each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The additions that a conversation needs.
+    """The node of a conversation, and the new entries that it needs.
 
     Attributes:
-        node: The conversation.
-        messages: The same conversation, made of the messages of the table: equal messages are the same object.
-        new_messages: Messages not seen before, to be appended to the table.
-        new_nodes: `(parent, index of the message)` pairs, to be appended to the nodes.
+        node: The node of the conversation.
+        messages: The conversation, made from the messages of the table, so that equal messages are the same object.
+        new_messages: New messages, to be appended to the table.
+        new_nodes: New nodes, as pairs of the parent and the index of the message, to be appended to the nodes.
     """
 
     node: int
@@ -52,11 +53,12 @@ class Added:
 
 
 class ConversationWriter:
-    """Converts conversations to nodes, one after the other.
+    """Converts conversations to nodes of a tree.
 
-    Each request of an episode repeats the conversation so far, usually with a few more messages. Therefore every
-    distinct message is stored once, in a table. A node is one message after the conversation of its parent. The size of
-    a trajectory then grows linearly with its length, also if the agent has several conversations or drops old messages.
+    Each request of an episode repeats the conversation so far, usually with a few more messages. Therefore, every
+    distinct message is stored once, in a table. A node stands for the conversation of its parent, followed by one
+    message. The size of a trajectory then grows linearly with its length, even if the agent has several conversations
+    or drops old messages.
     """
 
     def __init__(self) -> None:
@@ -70,7 +72,7 @@ class ConversationWriter:
         self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
-        """Returns the node of `conversation`, whose messages must never change."""
+        """Adds a conversation, whose messages must never change, and returns its node."""
         shared = self._shared_with_previous(conversation)
         self._given = conversation
         if shared == len(self._previous) and shared == len(conversation):
@@ -97,9 +99,9 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """Counts the messages that `conversation` shares with the start of the previous one."""
+        """Returns the number of messages with which both `conversation` and the previous conversation start."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
-            return len(self._given)  # most agents only ever append to one list
+            return len(self._given)  # the fast path for agents that only append to a list
         count = 0
         for given, old, index, new in zip(self._given, self._previous, self._indices, conversation, strict=False):
             # Plain equality would treat True as 1. Messages that contain only strings do not have this problem.
@@ -119,7 +121,7 @@ class ConversationReader:
         self._repeated = 0
 
     def extend(self, messages: Sequence[Mapping[str, Any]], nodes: Sequence[Sequence[int]]) -> None:
-        """Takes the additions of a step.
+        """Adds the new messages and nodes of a step.
 
         Raises:
             TypeError, ValueError: The additions do not have the form that `ConversationWriter` writes.
@@ -139,7 +141,7 @@ class ConversationReader:
         """Returns the messages of `node`.
 
         Raises:
-            TypeError, ValueError: The node does not exist, or the conversations of the file are absurdly long.
+            TypeError, ValueError: The node does not exist, or `MAX_REPEATED_MESSAGES` is exceeded.
         """
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
@@ -159,7 +161,7 @@ MIN_SHARED_CHARS = 32
 MIN_SHARED_TOKENS = 16
 REMEMBERED_TOKEN_LISTS = 4
 MAX_REPEATED_TOKENS = 200_000_000
-"""Bound on the token ids of all prompts of one file, repetitions counted, when it is read."""
+"""Limit on the token ids of all prompts of a file when it is read. Repeated ids count each time."""
 
 
 class StepEncoder:
@@ -173,7 +175,11 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """Encodes a record. Also returns the record itself, whose messages are shared with earlier records."""
+        """Encodes a record.
+
+        Returns:
+            The record, whose messages are shared with earlier records, and the encoded step.
+        """
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
@@ -195,8 +201,8 @@ class StepEncoder:
         """Encodes the observation and the action of the next step.
 
         Returns:
-            The observation with its messages shared with earlier ones, and a dict with `observation`, `action` and
-            optionally `adds`.
+            The observation, whose messages are shared with earlier observations, and a dict with `observation`,
+            `action` and optionally `adds`.
         """
         adds: dict[str, Any] = {}
         shared, packed = self._pack_observation(observation, adds)
@@ -342,7 +348,7 @@ def _are_ids(tokens: Any) -> bool:
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """Counts the tokens that two lists share at their starts, by bisection: comparing slices is fast."""
+    """Returns the number of equal tokens at the start of two lists. Bisects, because comparing slices is fast."""
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2
