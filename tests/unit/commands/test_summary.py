@@ -193,7 +193,7 @@ def test_named_rewards_are_columns(tmp_path: Path) -> None:
     many = replace(_result("a", 1.0), rewards={"reward": 1.0} | {f"r{n}": 0.5 for n in range(6)})
     assert "episodes.jsonl has 2 more named rewards" in _render(RunSummary(1, (many,)), tmp_path)
     rare = replace(_result("a", 1.0), rewards={"style": 1.0})
-    assert "named" not in _render(RunSummary(3, (rare, _result("b", 1.0), _result("c", 1.0))), tmp_path)
+    assert "named rewards" not in _render(RunSummary(3, (rare, _result("b", 1.0), _result("c", 1.0))), tmp_path)
 
 
 def test_equal_reasons_are_shown_once(tmp_path: Path) -> None:

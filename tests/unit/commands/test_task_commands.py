@@ -56,7 +56,7 @@ def test_problems_of_container_agent_and_oracle_are_listed(tasks: Path) -> None:
     found = {one.name: one.problem or "" for one in with_problems(find_candidates([tasks]), config)}
     assert "expected the task's solution, found no file. Write one" in found["a"]
     assert "container=docker" in found["b"]
-    assert "this agent cannot use" in found["c"]
+    assert "this agent does not support" in found["c"]
     assert found["d"] == ""
 
 

@@ -58,7 +58,7 @@ def test_agent_instead_of_its_factory_is_explained(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lone_agent.py").write_text("class Lone:\n    def __init__(self, container, llm_client, n=1): ...\n")
     agent = option_defaults("agent", "lone_agent.Lone") | {"_target_": "lone_agent.Lone"}
-    with pytest.raises(ConfigError, match=r"got lone_agent\.Lone, which is an agent itself.* `_partial_: true`"):
+    with pytest.raises(ConfigError, match=r"got lone_agent\.Lone, which is an agent:.* `_partial_: true`"):
         instantiate_group(OmegaConf.create({"agent": agent}), "agent")
     made = instantiate_group(OmegaConf.create({"agent": {"_target_": "lone_agent.Lone", "_partial_": True}}), "agent")
     assert type(made(container=None, llm_client=None)).__name__ == "Lone"

@@ -364,7 +364,7 @@ class Mute:
     ("words", "error", "message"),
     [
         (b"unable to find user x\r\n", ContainerError, "as x: unable to find user x"),
-        (b"", ContainerError, "at once"),
+        (b"", ContainerError, "ended immediately"),
     ],
 )
 async def test_shell_that_cannot_be_opened_is_an_error(words: bytes, error: type[Exception], message: str) -> None:
