@@ -126,7 +126,7 @@ def _check(arguments: argparse.Namespace) -> None:
             )
     if suffixes and not out.name.endswith(suffixes):
         raise UserError(
-            f"Expected OUT to be a file of {name}, whose name ends with {' or '.join(suffixes)}, got {out}."
+            f"Expected OUT to be a {name} file, with a name that ends in {' or '.join(suffixes)}, got {out}."
         )
     if out.exists() and not arguments.force:
         remedy = "`--force` overwrites it." if suffixes else "Use another name, or remove it."
@@ -210,7 +210,7 @@ def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
 
     folder, name = arguments.out.parent, arguments.out.name
     if not is_file_name(name):
-        raise UserError(f"Expected the name of a job to be letters, digits and ._-, got {name!r:.80}.")
+        raise UserError(f"Expected a job name of letters, digits and `._-`, got {name!r:.80}.")
     job = read_job(arguments.run)
     if not job.results:
         return 0, ["0 trials.", "No attempt has a result yet."]

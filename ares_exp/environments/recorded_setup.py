@@ -109,7 +109,7 @@ class EpisodeFacts:
         try:
             return pydantic.TypeAdapter(EpisodeLimits).validate_python(self._data.get("limits") or {})
         except (ValueError, ConfigError) as error:
-            raise SnapshotMetadataError(f"{self._where}: `limits` make none: {error}.") from None
+            raise SnapshotMetadataError(f"{self._where}: `limits` is not a valid set of limits: {error}.") from None
 
 
 def recorded_setup(
@@ -198,7 +198,7 @@ def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mappi
         return factory(**options)
     except (TypeError, ValueError, ConfigError) as error:
         raise SnapshotMetadataError(
-            f"{snapshot.snapshot_dir}: the recorded options make no {name_of(factory)}: {error}. Give `{argument}`."
+            f"{snapshot.snapshot_dir}: cannot create {name_of(factory)} from the recorded options: {error}. Pass `{argument}`."
         ) from None
 
 

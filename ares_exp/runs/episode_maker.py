@@ -259,7 +259,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             try:
                 found = SnapshotStore(store).nearest(planned.earlier.episode_id, last)
             except SnapshotError as error:
-                logger.warning("Episode %s runs again from its start: %s", planned.episode_id, error)
+                logger.warning("Restarting episode %s from the beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
                 episode.from_snapshot = max(0, found.step_count - first)

@@ -100,7 +100,7 @@ class SnapshotStore:
                     temporary.rename(target)
                 except OSError:
                     if os.path.lexists(target):
-                        raise SnapshotError(f"Expected a new id, but there is {target} already.") from None
+                        raise SnapshotError(f"Expected a new id, but {target} already exists.") from None
                     raise
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -152,8 +152,8 @@ class FileTransfer:
         if received != size:
             raise TransferError(
                 f"Expected {size} bytes in {path} of the sandbox, got "
-                f"{'more' if received > size else received}. A process in the sandbox changes the file, or has "
-                "replaced programs that read it."
+                f"{'more' if received > size else received}. A process in the sandbox may be changing the file, or "
+                "may have replaced the programs that read it."
             )
 
     def _new_path(self) -> str:

@@ -378,7 +378,9 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
             f"{spec.name}: container={backend} has no GPUs, and the task needs {spec.gpus}. Leave this task out."
         )
     if spec.compose_file is not None:
-        raise UnsupportedTaskError(f"{spec.compose_file}: container={backend} runs no compose files. {_REMEDY}")
+        raise UnsupportedTaskError(
+            f"{spec.compose_file}: container={backend} does not support compose files. {_REMEDY}"
+        )
     context = spec.context_dir
     if context is not None and (context / "Dockerfile").is_file():
         refusal = f"container={backend} applies a Dockerfile to the host's root and cannot do {{}}. {_REMEDY}"

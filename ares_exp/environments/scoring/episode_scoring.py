@@ -64,7 +64,9 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
         async with asyncio.timeout(AGENT_FILES_SEC), redacted(folder, ()):
             await container.download(files_dir, folder)
     except (TransferError, TimeoutError) as error:
-        _logger.warning("What the agent left in %s was not kept: %s", files_dir, error or "it took too long")
+        _logger.warning(
+            "The files that the agent left in %s were not saved: %s", files_dir, error or "it took too long"
+        )
 
 
 class Scoring:

@@ -115,8 +115,8 @@ class ListedTasks:
     def _load_local(self, path: Path, reward_key: str | None) -> HarborTask:
         if not path.is_dir():
             raise TaskError(
-                f"{path}: expected a task, found no such directory. Paths of a registry are relative to the current "
-                "directory."
+                f"{path}: expected a task directory, which does not exist. Paths in a registry are relative to the "
+                "current directory."
             )
         return load_task(path, reward_key=reward_key, links_within=self._links_within)
 

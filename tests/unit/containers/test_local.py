@@ -212,7 +212,9 @@ def test_unsupported_specs_are_refused(tmp_path: Path) -> None:
         check(ContainerSpec(name="t", context_dir=tmp_path))
     (tmp_path / "Dockerfile").write_text("FROM x\n")
     check(ContainerSpec(name="t", docker_image="debian", context_dir=tmp_path))
-    with pytest.raises(UnsupportedTaskError, match=r"docker-compose\.yaml: container=local runs no compose files"):
+    with pytest.raises(
+        UnsupportedTaskError, match=r"docker-compose\.yaml: container=local does not support compose files"
+    ):
         check(ContainerSpec(name="t", context_dir=tmp_path, compose_file=tmp_path / "docker-compose.yaml"))
 
 

@@ -221,7 +221,11 @@ async def test_names_in_files_are_not_imported(snapshot: Path) -> None:
 
 async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
     edit(snapshot, lambda data: data["container"].update(options={"pids_limit": 1}))
-    await refused(snapshot, SnapshotMetadataError, r"(?s)recorded options make no LocalContainerFactory.*pids_limit")
+    await refused(
+        snapshot,
+        SnapshotMetadataError,
+        r"(?s)cannot create LocalContainerFactory from the recorded options.*pids_limit",
+    )
 
 
 async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore: Restore) -> None:

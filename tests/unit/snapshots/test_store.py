@@ -40,7 +40,7 @@ def test_opening_a_store_creates_no_files(store: SnapshotStore) -> None:
 
 def test_existing_id_is_refused(store: SnapshotStore) -> None:
     first = add(store, "one", step=1)
-    with pytest.raises(SnapshotError, match=f"Expected a new id, but there is {store.path}/one already"):
+    with pytest.raises(SnapshotError, match=f"Expected a new id, but {store.path}/one already exists"):
         add(store, "one", step=2)
     assert store.get("one") == first
 

@@ -235,7 +235,7 @@ def _parse(text: str) -> dict[str, Any]:
 
     found = yaml.safe_load(text)
     if not isinstance(found, dict) or not isinstance(found.get("services"), dict):
-        raise ContainerStartError("Expected a compose file from the compose program, got something else.")
+        raise ContainerStartError("The output of the compose program is not a valid compose file.")
     return found
 
 

@@ -110,9 +110,7 @@ def test_registry_may_list_local_and_git_tasks(
     assert {name: origin.git_commit for name, origin in source.origins.items()} == {"a": first, "b": second}
     assert source.tasks[1].describe()["origin"] is None
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        TaskError, match=r"c: .*local/c: expected a task, found no such directory\. Paths of a registry"
-    ):
+    with pytest.raises(TaskError, match=r"c: .*local/c: expected a task directory, which does not exist\. Paths in"):
         load(registry="registry.json", dataset="bench")
     assert names(load(registry="registry.json", dataset="bench", exclude="c")) == ["a", "b"]
 
