@@ -198,7 +198,8 @@ def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mappi
         return factory(**options)
     except (TypeError, ValueError, ConfigError) as error:
         raise SnapshotMetadataError(
-            f"{snapshot.snapshot_dir}: cannot create {name_of(factory)} from the recorded options: {error}. Pass `{argument}`."
+            f"{snapshot.snapshot_dir}: cannot create {name_of(factory)} from the recorded options: {error}. "
+            f"Pass `{argument}`."
         ) from None
 
 

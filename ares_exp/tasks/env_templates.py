@@ -48,7 +48,8 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
         except KeyError as error:
             name = error.args[0]
             raise TaskError(
-                f"{where} {key}: the host variable {name!r} is not set. Set it before the run, or give the template a default: ${{{name}:-…}}."
+                f"{where} {key}: the host variable {name!r} is not set. Set it before the run, or give "
+                f"the template a default: ${{{name}:-…}}."
             ) from None
     return resolved
 

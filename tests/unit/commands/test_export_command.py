@@ -217,7 +217,7 @@ def test_existing_files_are_overwritten_only_with_force(run: Path, capsys: pytes
     ("arguments", "message"),
     [
         (["out", "parquet"], "Expected OUT to be a parquet file, with a name that ends in .parquet, got"),
-        (["out.csv", "sft"], "ends with .jsonl or .jsonl.zst, got"),
+        (["out.csv", "sft"], "ends in .jsonl or .jsonl.zst, got"),
         (["out.jsonl", "jsonl", "--oracle"], "Expected `--oracle` only with `--to sft, preference`, got `--to jsonl`."),
         (["out.jsonl", "sft", "--temperature=1"], "Expected `--temperature` only with `--to tokens`, got `--to sft`."),
         (["out", "harbor", "--task=x"], "got `--to harbor`."),
