@@ -205,10 +205,7 @@ CASES: list[Case] = [
     Episode(
         id="1.12 healthy in the end",
         says="A check that succeeds within its retries lets the agent start, at once.",
-        files={
-            "task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=3),
-            "tests/test.sh": SHOWS_TRIES,
-        },
+        files={"task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=3), "tests/test.sh": SHOWS_TRIES},
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
     ),
     Episode(

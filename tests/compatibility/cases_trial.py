@@ -306,8 +306,6 @@ CASES: list[Case] = [
         expected={"reward": 1},
     ),
     Directory(
-        id="2.2 a broken prior context loads",
-        says="It is no matter of validity.",
-        files={"trajectory.json": "["},
+        id="2.2 a broken prior context loads", says="It is no matter of validity.", files={"trajectory.json": "["}
     ),
 ]

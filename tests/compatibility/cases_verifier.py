@@ -109,12 +109,7 @@ CASES: list[Case] = [
     Episode(
         id="1.13 a separate verifier with tests/Dockerfile",
         says="Its image owns /tests: nothing is uploaded to it, and nothing from environment/.",
-        files={
-            "task.toml": SEPARATE,
-            "tests/test.sh": LOOKS,
-            "tests/data": "x",
-            "tests/Dockerfile": BRINGS_TESTS,
-        },
+        files={"task.toml": SEPARATE, "tests/test.sh": LOOKS, "tests/data": "x", "tests/Dockerfile": BRINGS_TESTS},
         agent=["touch /answer"],
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "logs/artifacts of-the-verifier"}},
     ),
@@ -167,11 +162,7 @@ CASES: list[Case] = [
         files={"task.toml": "artifacts = ['/out', {source = '/app/r.txt', destination = 'report/final.txt'}]\n"},
         agent=["mkdir /out; echo x > /out/x; echo y > /logs/artifacts/y; echo r > /app/r.txt"],
         expected={
-            "files": {
-                "artifacts/logs/artifacts/y": "y",
-                "artifacts/out/x": "x",
-                "artifacts/report/final.txt": "r",
-            },
+            "files": {"artifacts/logs/artifacts/y": "y", "artifacts/out/x": "x", "artifacts/report/final.txt": "r"},
             "manifest": [
                 ("/logs/artifacts", "artifacts/logs/artifacts", "directory", "ok"),
                 ("/out", "artifacts/out", "directory", "ok"),

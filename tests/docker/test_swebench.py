@@ -11,14 +11,7 @@ import pytest
 
 from ares_exp.config.overrides import listed
 from tests.conftest import Cli
-from tests.swebench_rows import (
-    SUBMIT,
-    git,
-    make_row,
-    put_harness_on_path,
-    reply,
-    write_rows,
-)
+from tests.swebench_rows import SUBMIT, git, make_row, put_harness_on_path, reply, write_rows
 
 pytestmark = pytest.mark.docker
 

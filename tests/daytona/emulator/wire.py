@@ -60,12 +60,7 @@ class Refusal(Exception):
 
     def response(self, request: web.Request) -> web.Response:
         """In the form of the API, or with a code in the form of the daemon in the sandbox."""
-        body = {
-            "statusCode": self.status,
-            "message": self.message,
-            "timestamp": now_text(),
-            "path": request.path_qs,
-        }
+        body = {"statusCode": self.status, "message": self.message, "timestamp": now_text(), "path": request.path_qs}
         if self.code is None:
             body["error"] = HTTPStatus(self.status).phrase
         else:

@@ -362,10 +362,7 @@ class Mute:
 
 @pytest.mark.parametrize(
     ("words", "error", "message"),
-    [
-        (b"unable to find user x\r\n", ContainerError, "as x: unable to find user x"),
-        (b"", ContainerError, "at once"),
-    ],
+    [(b"unable to find user x\r\n", ContainerError, "as x: unable to find user x"), (b"", ContainerError, "at once")],
 )
 async def test_shell_that_cannot_be_opened_is_an_error(words: bytes, error: type[Exception], message: str) -> None:
     stream = Mute(words)

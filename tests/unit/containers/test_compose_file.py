@@ -167,10 +167,7 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
         ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
         ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
-        (
-            "deploy: {resources: {limits: {pids: 1000}}}",
-            f"services.web.deploy.resources.limits.pids (1000, {PIDS}",
-        ),
+        ("deploy: {resources: {limits: {pids: 1000}}}", f"services.web.deploy.resources.limits.pids (1000, {PIDS}"),
         ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
         ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
         ("mem_limit: 1073741824", f"services.web.mem_limit (1073741824, {MEMORY}"),
@@ -184,10 +181,7 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
         ("memswap_limit: -1", f"services.web.memswap_limit (-1, {MEMORY}"),
         ("mem_reservation: 2g", f"services.web.mem_reservation ('2g', {MEMORY}"),
-        (
-            "deploy: {resources: {limits: {memory: 1G}}}",
-            f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}",
-        ),
+        ("deploy: {resources: {limits: {memory: 1G}}}", f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}"),
         (
             "deploy: {resources: {reservations: {memory: 1G}}}",
             f"services.web.deploy.resources.reservations.memory ('1G', {MEMORY}",

@@ -23,10 +23,7 @@ from tests.unit.containers.local_containers import local_container, needs_local
 pytestmark = [
     needs_local,
     pytest.mark.root,
-    pytest.mark.skipif(
-        sys.platform != "linux" or not usable_cgroup_paths(),
-        reason="root cannot create cgroups here",
-    ),
+    pytest.mark.skipif(sys.platform != "linux" or not usable_cgroup_paths(), reason="root cannot create cgroups here"),
 ]
 
 RUNNER = """

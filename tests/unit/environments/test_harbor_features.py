@@ -158,7 +158,7 @@ async def test_artifacts_reach_a_separate_verifier(make_environment: Any, make: 
     assert (await env.step(SUBMIT)).reward == 1.0
     manifest = json.loads((tmp_path / "out" / "artifacts" / "manifest.json").read_text())
     assert [(entry["destination"], entry["status"]) for entry in manifest] == [
-        *(("artifacts/logs/artifacts", "ok"), ("artifacts/answer", "ok")),
+        *(("artifacts/logs/artifacts", "ok"), ("artifacts/answer", "ok"))
     ]
     assert (tmp_path / "out" / "artifacts" / "logs" / "artifacts" / "copy").read_text() == "42\n"
 

@@ -239,8 +239,7 @@ async def test_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> Non
 
 
 @pytest.mark.parametrize(
-    ("listed", "is_known"),
-    [(["a", "b"], False), (["m"], True), (["models/m:latest"], True), ([], True)],
+    ("listed", "is_known"), [(["a", "b"], False), (["m"], True), (["models/m:latest"], True), ([], True)]
 )
 async def test_preflight_warns_of_unlisted_model(
     endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture, listed: list[str], is_known: bool

@@ -236,10 +236,7 @@ def test_links_must_point_inside_the_task(make_task: MakeTask, tmp_path: Path, f
 
 def test_warnings_name_the_task(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="colour = 1", files={"instruction.md": "# canary\n \n"}))
-    assert task.warnings == (
-        "a-task: task.toml: unknown key colour is ignored",
-        "a-task: instruction.md is empty",
-    )
+    assert task.warnings == ("a-task: task.toml: unknown key colour is ignored", "a-task: instruction.md is empty")
 
 
 def test_description_contains_the_metadata(make_task: MakeTask) -> None:
@@ -343,10 +340,7 @@ def test_exported_conversation_is_read(tmp_path: Path) -> None:
 
     asked = serialize_llm_request(LLMRequest([TOLD[0]], system_prompt="You operate a shell."))
     response = serialize_llm_response(LLMResponse.from_text("There are 42."))
-    steps = (
-        StepRecord(0, "FIRST", asked, None, None, None, 1.0),
-        StepRecord(1, "LAST", None, response, 1.0, 0.0, 2.0),
-    )
+    steps = (StepRecord(0, "FIRST", asked, None, None, None, 1.0), StepRecord(1, "LAST", None, response, 1.0, 0.0, 2.0))
     trajectory = EpisodeTrajectory(
         episode_id="e", task_name="t", steps=steps, start_time=1.0, end_time=2.0, total_reward=1.0, num_steps=1,
         truncated=False, outcome=Outcome.COMPLETED, metadata={},

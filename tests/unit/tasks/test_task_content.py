@@ -85,7 +85,7 @@ async def test_uploads_are_copied_only_with_exclusions(make_task: MakeTask) -> N
         assert folder == root / "solution"
     async with uploadable(root, root / "tests") as folder:
         assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")) == [
-            *("sub", "sub/link", "sub/y", "test.sh"),
+            *("sub", "sub/link", "sub/y", "test.sh")
         ]
         assert (folder / "sub" / "link").readlink() == Path("y")
         assert (folder / "test.sh").stat().st_mode & 0o777 == 0o750

@@ -256,12 +256,7 @@ class Versioned(Policy):
 
 class TestPolicies(PolicyContract):
     @pytest.fixture(
-        params=[
-            OraclePolicy,
-            lambda: ScriptedPolicy(replies={"contract": ["one", "two"]}),
-            lambda: fine,
-            Versioned,
-        ],
+        params=[OraclePolicy, lambda: ScriptedPolicy(replies={"contract": ["one", "two"]}), lambda: fine, Versioned],
         ids=["oracle", "scripted", "function", "updatable"],
     )
     def policy(self, request: pytest.FixtureRequest) -> LLMClient:

@@ -213,10 +213,7 @@ def record(directory: Path, records: list[StepRecord], **more: object) -> Episod
     return collector.end_episode(**more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"),
-    [(length, 1.0 if length == 3 else None) for length in range(4)],
-)
+@pytest.mark.parametrize(("length", "expected"), [(length, 1.0 if length == 3 else None) for length in range(4)])
 def test_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
     assert record(tmp_path, list(chat(length=3).steps[:length])).total_reward == expected
 

@@ -101,12 +101,7 @@ def make_awkward(new: Path, *, owners: bool = IS_ROOT) -> None:
     (new / "attributes").write_text("x")
     os.setxattr(new / "attributes", "user.note", b"\x00\x01bin\xff")
     os.setxattr(new / "elsewhere", "user.empty", b"")
-    for name, mode in (
-        ("suid", 0o4755),
-        ("none", 0 if owners else 0o400),
-        ("sticky", 0o1777),
-        ("read-only", 0o555),
-    ):
+    for name, mode in (("suid", 0o4755), ("none", 0 if owners else 0o400), ("sticky", 0o1777), ("read-only", 0o555)):
         if name in ("suid", "none"):
             (new / name).write_text(name)
         else:
