@@ -20,13 +20,7 @@ from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import PortForwardingError, UnsupportedTaskError
-from ares_exp.testing.forwarded_port_contract import (
-    ForwardedPortContract,
-    RelayedForwardedPortContract,
-    Server,
-    echo,
-    greet,
-)
+from ares_exp.testing import forwarded_port_contract
 from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose
 from tests.docker.engine_forwarder import forwarded_engine
 from tests.killed_forwarded_port import killed_forwarded_port
@@ -36,7 +30,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @pytest.mark.root
-class TestDockerForwardedPorts(ForwardedPortContract):
+class TestDockerForwardedPorts(forwarded_port_contract.ForwardedPortContract):
     by_night = frozenset(
         {
             "test_excess_connection_waits_or_is_refused",
@@ -59,7 +53,7 @@ class TestDockerForwardedPorts(ForwardedPortContract):
         return ContainerSpec("forwarded_ports", docker_image="debian:bookworm-slim", network=NO_NETWORK)
 
 
-class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
+class TestRelayedDockerForwardedPorts(forwarded_port_contract.RelayedForwardedPortContract):
     """An engine elsewhere: its containers have no address here, and an image of Debian has perl."""
 
     by_night = frozenset(
@@ -97,7 +91,7 @@ async def test_relay_uses_an_available_interpreter(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
 ) -> None:
     """One with Python, one with Node alone, one with nothing, which is refused by name."""
-    forwarded_ports, mounts = ForwardedPortContract(), ()
+    forwarded_ports, mounts = forwarded_port_contract.ForwardedPortContract(), ()
     if program == "node":
         if (node := shutil.which("node")) is None:
             pytest.skip("this machine has no node")
@@ -113,10 +107,10 @@ async def test_relay_uses_an_available_interpreter(
             await box.exec("rm -f /usr/bin/perl*")
             if program == "none":
                 with pytest.raises(PortForwardingError, match=r"none of python3, perl and node.*or run as root"):
-                    await forwarded_ports.open(box, Server(echo))
+                    await forwarded_ports.open(box, forwarded_port_contract.Server(forwarded_port_contract.echo))
                 return
             async with forwarded_ports.opened(box) as (port, _):
-                assert await forwarded_ports.run(box, greet(port)) == "hello\n"
+                assert await forwarded_ports.run(box, forwarded_port_contract.greet(port)) == "hello\n"
 
 
 @pytest.fixture
@@ -219,10 +213,10 @@ def test_compose_on_a_remote_engine_rejects_mounts(
 async def test_only_main_has_ports_and_mounts(tmp_path: Path, tool: Mount) -> None:
     """Only `main` has the forwarded port and the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
-    forwarded_ports = ForwardedPortContract()
+    forwarded_ports = forwarded_port_contract.ForwardedPortContract()
     spec = compose_spec(tmp_path, services, network=NO_NETWORK, mounts=(tool,))
     async with DockerContainerFactory()(spec) as box, forwarded_ports.opened(box) as (port, _):
-        assert await forwarded_ports.run(box, greet(port)) == "hello\n"
+        assert await forwarded_ports.run(box, forwarded_port_contract.greet(port)) == "hello\n"
         assert await forwarded_ports.run(box, "/opt/ares_exp/tool/bin/run") == "ran\n"
         other = box.service("other")  # type: ignore[attr-defined]
         elsewhere = await other.exec(f"bash -c 'exec 3<>/dev/tcp/main/{port}'; ls /opt/ares_exp")

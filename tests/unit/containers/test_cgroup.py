@@ -10,17 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.cgroup import (
-    RECORD,
-    Limits,
-    candidates,
-    find_groups,
-    groups_of,
-    lack_of_memory,
-    lack_of_processes,
-    oom_kills,
-    remove_groups,
-)
+from ares_exp.containers.local import cgroup
 
 ALL = "cpu memory pids"
 
@@ -49,7 +39,7 @@ class Tree:
             file.write(line)
 
     def found(self, controller: str) -> list[tuple[Path, bool]]:
-        places = candidates(controller, self.process)  # type: ignore[arg-type]
+        places = cgroup.candidates(controller, self.process)  # type: ignore[arg-type]
         return [(place.directory, place.unified) for place in places]
 
 
@@ -118,13 +108,13 @@ def test_ares_exp_groups_are_found_in_whole_hierarchy(tree: Tree) -> None:
     ours = [pids / "ares_exp-box-1", pids / "jobs/8/deep/ares_exp-box-2", unified / "ares_exp-probe-3"]
     for path in (*ours, pids / "jobs/7/container", cpuset / "ares_exp-box-4"):
         path.mkdir(parents=True)
-    assert sorted(find_groups(tree.process)) == sorted(ours)
+    assert sorted(cgroup.find_groups(tree.process)) == sorted(ours)
     (tree.process / "cgroup").unlink()
-    assert list(find_groups(tree.process)) == []
+    assert list(cgroup.find_groups(tree.process)) == []
 
 
 def test_files_of_version_2() -> None:
-    assert Limits(cpus=1.5, memory_mb=64, pids=100).settings(unified=True) == {
+    assert cgroup.Limits(cpus=1.5, memory_mb=64, pids=100).settings(unified=True) == {
         "cpu": {"cpu.max": "150000 100000"},
         "memory": {"memory.max": "67108864", "memory.swap.max": "0"},
         "pids": {"pids.max": "100"},
@@ -132,7 +122,7 @@ def test_files_of_version_2() -> None:
 
 
 def test_files_of_version_1() -> None:
-    assert Limits(cpus=0.001, memory_mb=64, pids=100).settings(unified=False) == {
+    assert cgroup.Limits(cpus=0.001, memory_mb=64, pids=100).settings(unified=False) == {
         "cpu": {"cpu.cfs_quota_us": "1000", "cpu.cfs_period_us": "100000"},
         "memory": {"memory.limit_in_bytes": "67108864", "memory.memsw.limit_in_bytes": "67108864"},
         "pids": {"pids.max": "100"},
@@ -140,25 +130,25 @@ def test_files_of_version_1() -> None:
 
 
 def test_unlimited_container_needs_no_groups() -> None:
-    assert Limits().settings(unified=True) == Limits().settings(unified=False) == {}
+    assert cgroup.Limits().settings(unified=True) == cgroup.Limits().settings(unified=False) == {}
 
 
 def test_recorded_groups_are_counted_and_removed(tmp_path: Path) -> None:
     directory, container = tmp_path / "box-1", tmp_path / "sys" / "box-1"
     directory.mkdir()
     container.mkdir(parents=True)
-    (directory / RECORD).write_text(f"{container}\n")
+    (directory / cgroup.RECORD).write_text(f"{container}\n")
     (container / "memory.events").write_text("low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
-    assert oom_kills(directory) == 2
+    assert cgroup.oom_kills(directory) == 2
     killed = "was used up, and the kernel killed 2 of its processes"
-    assert lack_of_memory(directory, holds_files=True) == f"its memory, which holds its files too, {killed}"
-    assert lack_of_memory(directory, holds_files=False) == f"its memory {killed}"
-    assert lack_of_processes(directory) == ""
+    assert cgroup.lack_of_memory(directory, holds_files=True) == f"its memory, which holds its files too, {killed}"
+    assert cgroup.lack_of_memory(directory, holds_files=False) == f"its memory {killed}"
+    assert cgroup.lack_of_processes(directory) == ""
     (container / "memory.events").unlink()
-    assert lack_of_memory(directory, holds_files=True) == ""
-    assert remove_groups(directory)
+    assert cgroup.lack_of_memory(directory, holds_files=True) == ""
+    assert cgroup.remove_groups(directory)
     assert not container.exists()
-    assert remove_groups(directory)
+    assert cgroup.remove_groups(directory)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +164,11 @@ def test_recorded_groups_are_counted_and_removed(tmp_path: Path) -> None:
 def test_process_limit_is_diagnosed(tmp_path: Path, count: str, limit: str, refused: int, lacking: bool) -> None:
     container = tmp_path / "box-1"
     container.mkdir()
-    (container / RECORD).write_text(f"{container}\n")
+    (container / cgroup.RECORD).write_text(f"{container}\n")
     (container / "pids.current").write_text(f"{count}\n")
     (container / "pids.max").write_text(f"{limit}\n")
     (container / "pids.events").write_text(f"max {refused}\n")
-    assert ("limit of 64 processes" in lack_of_processes(container)) == lacking
+    assert ("limit of 64 processes" in cgroup.lack_of_processes(container)) == lacking
 
 
 def test_groups_of_another_name_are_kept(tmp_path: Path) -> None:
@@ -186,7 +176,7 @@ def test_groups_of_another_name_are_kept(tmp_path: Path) -> None:
     other.mkdir(parents=True)
     directory = tmp_path / "box-1"
     directory.mkdir()
-    (directory / RECORD).write_text(f"{other}\n")
-    assert groups_of(directory) == []
-    assert remove_groups(directory)
+    (directory / cgroup.RECORD).write_text(f"{other}\n")
+    assert cgroup.groups_of(directory) == []
+    assert cgroup.remove_groups(directory)
     assert other.exists()

@@ -9,19 +9,11 @@ from typing import Any
 
 import pytest
 
+from ares_exp import errors
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.containers.activity import Activity
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.hosted_container import HostedContainer
-from ares_exp.errors import (
-    AgentError,
-    HealthcheckError,
-    NoRequestError,
-    PortForwardingError,
-    StepSetupError,
-    VerifierError,
-    VerifierTimeoutError,
-)
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.verification.time_limits import TimeLimits
@@ -128,7 +120,7 @@ async def test_agent_without_set_context_is_refused(make_environment: Any, make:
         await llm(ask())
 
     env = make_environment(make("", **{"trajectory.json": CONVERSATION}), agent=agent_of(asks))
-    with pytest.raises(AgentError, match=r"has no set_context\(\)"):
+    with pytest.raises(errors.AgentError, match=r"has no set_context\(\)"):
         await env.reset()
     assert not running_boxes()
 
@@ -188,7 +180,7 @@ async def test_ignored_files_are_not_uploaded(make_environment: Any, make: Make)
 
 async def test_failed_health_check_stops_the_container(make_environment: Any, make: Make) -> None:
     env = make_environment(make("[environment.healthcheck]\ncommand = 'exit 1'\nretries = 1\n"))
-    with pytest.raises(HealthcheckError):
+    with pytest.raises(errors.HealthcheckError):
         await env.reset()
     assert not running_boxes()
 
@@ -197,7 +189,7 @@ async def test_failing_step_script_stops_the_episode(make_environment: Any, make
     files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
     env = make_environment(make(STEPS, **files, **{"steps/two/workdir/setup.sh": "exit 5"}))
     await env.reset()
-    with pytest.raises(StepSetupError, match="step 'two' gave exit code 5"):
+    with pytest.raises(errors.StepSetupError, match="step 'two' gave exit code 5"):
         await env.step(SUBMIT)
     assert not running_boxes()
 
@@ -219,7 +211,7 @@ async def test_agent_opens_a_forwarded_port(make_environment: Any) -> None:
 
 
 async def test_deterministic_agent_cannot_open_ports(make_environment: Any) -> None:
-    with pytest.raises(AgentError, match=r"not in the journal.*deterministic = False"):
+    with pytest.raises(errors.AgentError, match=r"not in the journal.*deterministic = False"):
         await make_environment(agent=agent_of(opens)).reset()
 
 
@@ -227,7 +219,7 @@ async def test_container_without_forwarded_ports_is_refused() -> None:
     runtime = AgentRuntime(None, on_llm=lambda _: None, on_change=lambda: None)
     plain: Any = RehearsalContainer()
     hosted = HostedContainer(plain, runtime, user=None, shell=None, env={}, limit_commands=True, activity=Activity())
-    with pytest.raises(PortForwardingError, match=r"RehearsalContainer.*Use container=local"):
+    with pytest.raises(errors.PortForwardingError, match=r"RehearsalContainer.*Use container=local"):
         await hosted.forward_port(Server(echo))
 
 
@@ -336,7 +328,7 @@ async def test_unverified_last_stage_gives_no_reward(
 async def test_failing_verifier_stops_the_container(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": "#!/bin/sh\ntrue\n"}))
     await env.reset()
-    with pytest.raises(VerifierError):
+    with pytest.raises(errors.VerifierError):
         await env.step(SUBMIT)
     assert not env.report().has_container
 
@@ -358,7 +350,7 @@ async def test_every_agent_must_make_a_request(make_environment: Any, make_steps
 
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": PASSES}), agent=factory)
     await env.reset()
-    with pytest.raises(NoRequestError):
+    with pytest.raises(errors.NoRequestError):
         await env.step(SUBMIT)
 
 
@@ -384,5 +376,5 @@ async def test_separate_verifier_has_a_time_limit(make_environment: Any, make_ta
         limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5)),
     )
     await env.reset()
-    with pytest.raises(VerifierTimeoutError):
+    with pytest.raises(errors.VerifierTimeoutError):
         await env.step(SUBMIT)

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
+from ares_exp import errors
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.environments import exporting
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import (
-    EpisodeStateError,
-    SnapshotBusyError,
-    SnapshotError,
-    SnapshotTimingError,
-    SnapshotUnsupportedError,
-)
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -239,7 +233,7 @@ async def test_export_reports_commands_that_do_not_end(
     factory = agent_of(busy)
     env = make_environment(agent=factory)
     await env.reset()
-    with pytest.raises(SnapshotBusyError, match=r"1 of its calls \(exec\) did not end within 0\.2 s"):
+    with pytest.raises(errors.SnapshotBusyError, match=r"1 of its calls \(exec\) did not end within 0\.2 s"):
         await env.export_state(store)
     assert not list(store.glob("*"))
     await env.step(say("go on"))
@@ -252,7 +246,7 @@ async def test_export_needs_a_pending_action(make_environment: Any, store: Path)
 
     async def refused(because: str) -> None:
         for call in (env.export_state(store), env.fork(2)):
-            with pytest.raises(SnapshotTimingError, match=because):
+            with pytest.raises(errors.SnapshotTimingError, match=because):
                 await call
 
     await refused("has not been reset")
@@ -267,7 +261,7 @@ async def test_export_needs_a_pending_action(make_environment: Any, store: Path)
     exporting_it = asyncio.create_task(env.export_state(store.with_name("other")))
     await asyncio.sleep(0)
     await refused("export_state.. is running")
-    with pytest.raises(EpisodeStateError, match="is running"):
+    with pytest.raises(errors.EpisodeStateError, match="is running"):
         await env.step(SUBMIT)
     await exporting_it
     await env.step(SUBMIT)
@@ -282,10 +276,10 @@ async def test_snapshot_name_must_be_new(make_environment: Any, store: Path) -> 
     env = make_environment()
     await env.reset()
     await env.export_state(store, snapshot_id="mine")
-    with pytest.raises(SnapshotError, match="mine"):
+    with pytest.raises(errors.SnapshotError, match="mine"):
         await env.export_state(store, snapshot_id="mine")
     for name in ("../out", "objects", ".hidden", ""):
-        with pytest.raises((SnapshotError, ValueError)):
+        with pytest.raises((errors.SnapshotError, ValueError)):
             await env.export_state(store, snapshot_id=name)
     assert (await env.step(run("true"))).mid()
 
@@ -300,7 +294,7 @@ async def test_oracle_continues_after_restore(
     await env.reset()
     snapshot = await env.export_state(store)
     with pytest.raises(
-        SnapshotUnsupportedError, match="give `task`"
+        errors.SnapshotUnsupportedError, match="give `task`"
     ):  # a file alone does not open the host's variables
         await restore(snapshot)
     again, policy = await restore(snapshot, task=task), OraclePolicy()

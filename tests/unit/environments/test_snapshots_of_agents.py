@@ -13,18 +13,11 @@ from typing import Any
 
 import pytest
 
+from ares_exp import errors
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import find
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import (
-    AgentError,
-    ConfigError,
-    ContainerStartError,
-    DivergenceError,
-    SnapshotMismatchError,
-    SnapshotUnsupportedError,
-)
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.agents.stateful_agent import ForgetfulAgentFactory, StatefulAgent, StatefulAgentFactory
@@ -120,7 +113,7 @@ class FailsOnce(LocalContainerFactory):
         if self.made == self.fails_at:
 
             async def start() -> None:
-                raise ContainerStartError("no more room")
+                raise errors.ContainerStartError("no more room")
 
             container.start = start  # type: ignore[method-assign]
         return container
@@ -135,7 +128,7 @@ async def test_failed_fork_closes_all_forks(make_task: Any, monkeypatch: pytest.
     env = CodeEnvironment([make_task()], container_factory=factory, code_agent_factory=ShellAgentFactory())
     async with env:
         await env.reset()
-        with pytest.raises(ContainerStartError, match="no more room"):
+        with pytest.raises(errors.ContainerStartError, match="no more room"):
             await env.fork(3)
         assert len(running_boxes() - before) == 1
         assert not list(tmp_path.glob("*fork*"))
@@ -153,7 +146,7 @@ async def test_nondeterministic_agent_cannot_be_forked(make_environment: Any) ->
 
     env, before = make_environment(agent=agent_of(counts)), running_boxes()
     await env.reset()
-    with pytest.raises(DivergenceError, match=r"agent [23]"):
+    with pytest.raises(errors.DivergenceError, match=r"agent [23]"):
         await env.fork(2)
     assert len(running_boxes() - before) == 1
     assert (await env.step(say("done"))).last()
@@ -163,7 +156,7 @@ async def test_nondeterministic_agent_cannot_be_forked(make_environment: Any) ->
 async def test_fork_count_must_be_positive(make_environment: Any, count: int) -> None:
     env = make_environment()
     await env.reset()
-    with pytest.raises(ConfigError, match=rf"at least 1 \w+, got {count}"):
+    with pytest.raises(errors.ConfigError, match=rf"at least 1 \w+, got {count}"):
         await env.fork(count)
 
 
@@ -237,7 +230,7 @@ async def test_agent_without_state_cannot_be_exported(make_environment: Any, sto
     factory.deterministic = False
     env = make_environment(agent=factory)
     await env.reset()
-    with pytest.raises(SnapshotUnsupportedError, match=r"not deterministic .* and has no get_state"):
+    with pytest.raises(errors.SnapshotUnsupportedError, match=r"not deterministic .* and has no get_state"):
         await env.export_state(store)
     assert not store.exists()
     assert (await env.step(say("done"))).last()
@@ -250,7 +243,7 @@ async def test_deterministic_agent_cannot_use_sockets(make_environment: Any, ech
 
     env = make_environment(agent=agent_of(connects))
     await env.reset()
-    with pytest.raises(AgentError, match=r"create_connection.*deterministic = False"):
+    with pytest.raises(errors.AgentError, match=r"create_connection.*deterministic = False"):
         await env.step(say("go on"))
 
 
@@ -306,10 +299,10 @@ class Stateless:
 @pytest.mark.parametrize(
     ("kind", "error", "told"),
     [
-        (Newer, SnapshotMismatchError, "a state of version 1 .* takes version 2"),
-        (Picky, SnapshotMismatchError, "does not take the state that the snapshot has: I want more"),
-        (Different, DivergenceError, "given its state, asks its LLM something else"),
-        (Stateless, SnapshotMismatchError, r"Stateless has no set_state\(\)"),
+        (Newer, errors.SnapshotMismatchError, "a state of version 1 .* takes version 2"),
+        (Picky, errors.SnapshotMismatchError, "does not take the state that the snapshot has: I want more"),
+        (Different, errors.DivergenceError, "given its state, asks its LLM something else"),
+        (Stateless, errors.SnapshotMismatchError, r"Stateless has no set_state\(\)"),
     ],
 )
 async def test_agent_that_rejects_the_state_is_an_error(
@@ -322,7 +315,7 @@ async def test_incomplete_state_is_found(make_environment: Any, restore: Restore
     env = make_environment(agent=ForgetfulAgentFactory())
     await env.reset()
     await env.step(say("true"))
-    with pytest.raises(DivergenceError, match="asks its LLM something else"):
+    with pytest.raises(errors.DivergenceError, match="asks its LLM something else"):
         await restore(await env.export_state(store), code_agent_factory=ForgetfulAgentFactory())
 
 

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import (
-    SnapshotCorruptError,
-    SnapshotError,
-    SnapshotMetadataError,
-    SnapshotNotFoundError,
-    SnapshotVersionError,
-)
+from ares_exp import errors
 from ares_exp.records.secrets import protect
 from ares_exp.snapshots.document import MAX_FILE_BYTES, with_checksum
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -58,10 +52,10 @@ def test_messages_are_read_from_the_store(store: SnapshotStore) -> None:
 def test_invalid_messages_are_refused(store: SnapshotStore) -> None:
     lines = store.objects.put_lines([b'{"role": "user"}', b"[1]"])
     snapshot = add(store, message_objects=lines)
-    with pytest.raises(SnapshotCorruptError, match="a message in line 1 of `message_objects`"):
+    with pytest.raises(errors.SnapshotCorruptError, match="a message in line 1 of `message_objects`"):
         _ = snapshot.agent_messages
     store.objects.file(lines[0]).unlink()
-    with pytest.raises(SnapshotCorruptError, match="missing"):
+    with pytest.raises(errors.SnapshotCorruptError, match="missing"):
         _ = snapshot.agent_messages
 
 
@@ -98,13 +92,13 @@ def test_save_to_own_path_overwrites_the_file(store: SnapshotStore) -> None:
 
 def test_unwritable_file_is_named(store: SnapshotStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SnapshotError, match=f"{tmp_path}/file/x.json: "):
+    with pytest.raises(errors.SnapshotError, match=f"{tmp_path}/file/x.json: "):
         add(store).save_to_file(tmp_path / "file" / "x.json")
 
 
 def test_too_large_metadata_is_not_written(store: SnapshotStore, tmp_path: Path) -> None:
     snapshot = make(store, episode={"log": "x" * MAX_FILE_BYTES})
-    with pytest.raises(SnapshotError, match="expected at most 8,388,608 bytes of metadata, got 8,"):
+    with pytest.raises(errors.SnapshotError, match="expected at most 8,388,608 bytes of metadata, got 8,"):
         snapshot.save_to_file(tmp_path / "x.json")
     assert not (tmp_path / "x.json").exists()
 
@@ -143,7 +137,7 @@ def test_changed_bytes_are_detected(store: SnapshotStore) -> None:
         path.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
         try:
             assert EnvironmentSnapshot.load_from_file(path) == snapshot, "only blanks differ"
-        except SnapshotMetadataError:
+        except errors.SnapshotMetadataError:
             noticed += 1
             assert not store.verify(snapshot.snapshot_id).ok
     assert noticed > 0.9 * len(places)
@@ -157,7 +151,7 @@ def test_changed_value_is_refused(store: SnapshotStore, name: str, value: object
     snapshot = add(store, step=3)
     path = snapshot.snapshot_dir / "snapshot.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(SnapshotCorruptError, match="not the one of its `checksum`: it was changed or damaged"):
+    with pytest.raises(errors.SnapshotCorruptError, match="not the one of its `checksum`: it was changed or damaged"):
         EnvironmentSnapshot.load_from_file(path)
     [problem] = store.verify(snapshot.snapshot_id).problems
     assert problem.startswith(f"{path}: its content is not the one of its `checksum`")
@@ -167,7 +161,7 @@ def test_document_without_checksum_is_rejected(store: SnapshotStore) -> None:
     path = add(store, step=3).snapshot_dir / "snapshot.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in data.items() if name != "checksum"}))
-    with pytest.raises(SnapshotMetadataError, match="`checksum`"):
+    with pytest.raises(errors.SnapshotMetadataError, match="`checksum`"):
         EnvironmentSnapshot.load_from_file(path)
 
 
@@ -175,7 +169,7 @@ def test_document_without_checksum_is_rejected(store: SnapshotStore) -> None:
 def test_snapshot_of_another_version_is_rejected(store: SnapshotStore, schema: list[int]) -> None:
     path = rewritten(store, lambda data: data.update(schema=schema))
     expected = re.escape(f"expected `schema` [1, 1], got {schema}. Use the version of ares_exp")
-    with pytest.raises(SnapshotVersionError, match=expected):
+    with pytest.raises(errors.SnapshotVersionError, match=expected):
         EnvironmentSnapshot.load_from_file(path)
 
 
@@ -208,7 +202,7 @@ WRONG = [
 def test_wrong_field_is_named(name: str, value: object) -> None:
     data = SnapshotStore(GOLDEN).get(f"{EPISODE}@3").to_dict() | {name: value}
     name_in_message = "id of a snapshot" if name == "snapshot_id" and isinstance(value, str) else name
-    with pytest.raises(SnapshotMetadataError, match=name_in_message) as told:
+    with pytest.raises(errors.SnapshotMetadataError, match=name_in_message) as told:
         EnvironmentSnapshot.from_dict(with_checksum(data), where="here", snapshot_dir=GOLDEN)
     assert str(told.value).startswith("here: ")
     assert len(str(told.value)) < 500
@@ -218,7 +212,7 @@ def test_missing_field_is_named(store: SnapshotStore) -> None:
     data = add(store, step=1).to_dict()
     for name in data:
         rest = {key: value for key, value in data.items() if key != name}
-        with pytest.raises(SnapshotMetadataError, match=f"^here: .*`{name}`"):
+        with pytest.raises(errors.SnapshotMetadataError, match=f"^here: .*`{name}`"):
             EnvironmentSnapshot.from_dict(rest, where="here", snapshot_dir=Path("x"))
 
 
@@ -227,7 +221,7 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
     data = add(store).to_dict() | {"snapshot_dir": value}
     copy = tmp_path / "copy.json"
     copy.write_text(json.dumps(data))
-    with pytest.raises(SnapshotMetadataError, match="`snapshot_dir`"):
+    with pytest.raises(errors.SnapshotMetadataError, match="`snapshot_dir`"):
         EnvironmentSnapshot.load_from_file(copy)
 
 
@@ -250,7 +244,7 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
 def test_invalid_file_is_refused(tmp_path: Path, text: bytes, told: str) -> None:
     path = tmp_path / "snapshot.json"
     path.write_bytes(text)
-    with pytest.raises(SnapshotMetadataError, match=told) as error:
+    with pytest.raises(errors.SnapshotMetadataError, match=told) as error:
         EnvironmentSnapshot.load_from_file(tmp_path)
     assert str(path) in str(error.value)
     assert len(str(error.value)) < 500
@@ -258,11 +252,11 @@ def test_invalid_file_is_refused(tmp_path: Path, text: bytes, told: str) -> None
 
 def test_path_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "snapshot.json"):
-        with pytest.raises(SnapshotNotFoundError, match=str(path)):
+        with pytest.raises(errors.SnapshotNotFoundError, match=str(path)):
             EnvironmentSnapshot.load_from_file(path)
-    with pytest.raises(SnapshotMetadataError, match="xxx: File name too long"):
+    with pytest.raises(errors.SnapshotMetadataError, match="xxx: File name too long"):
         EnvironmentSnapshot.load_from_file(tmp_path / ("x" * 300))
-    with pytest.raises(SnapshotMetadataError, match="null"):
+    with pytest.raises(errors.SnapshotMetadataError, match="null"):
         EnvironmentSnapshot.load_from_file("a\0b")
 
 
@@ -272,19 +266,19 @@ def test_irregular_file_is_not_opened(store: SnapshotStore, tmp_path: Path) -> N
     path = add(store).snapshot_dir / "snapshot.json"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SnapshotMetadataError, match="expected a file, got a directory, a pipe or a device"):
+    with pytest.raises(errors.SnapshotMetadataError, match="expected a file, got a directory, a pipe or a device"):
         store.get(f"{EPISODE}@0")
     path.unlink()
     path.symlink_to(secret)
-    with pytest.raises(SnapshotMetadataError, match="it is a link"):
+    with pytest.raises(errors.SnapshotMetadataError, match="it is a link"):
         store.get(f"{EPISODE}@0")
     path.unlink()
     path.mkdir()
-    with pytest.raises(SnapshotMetadataError, match="expected a file"):
+    with pytest.raises(errors.SnapshotMetadataError, match="expected a file"):
         store.get(f"{EPISODE}@0")
 
 
 def test_store_is_not_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
-    with pytest.raises(SnapshotNotFoundError, match="found a store of snapshots"):
+    with pytest.raises(errors.SnapshotNotFoundError, match="found a store of snapshots"):
         EnvironmentSnapshot.load_from_file(tmp_path)

@@ -53,18 +53,11 @@ from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollec
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_request
 from ares_exp.wrappers.registry import make
 from ares_exp.wrappers.tracked_environment import TrackedEnvironment
+from tests import swebench_rows
 from tests.agents.stateful_agent import StatefulAgentFactory
 from tests.agents.thorough_agent import ThoroughAgentFactory, respond
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.loopback_endpoint import respond as completion
-from tests.swebench_rows import (
-    build_context,
-    make_repository,
-    make_row,
-    put_harness_on_path,
-    use_local_image,
-    write_rows,
-)
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.trajectories.chats import chat, write
@@ -84,10 +77,12 @@ class TestHarbor(SourceContract):
 class TestSweBench(SourceContract):
     @pytest.fixture
     def source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSource:
-        repository = make_repository(tmp_path / "repositories")
-        put_harness_on_path(tmp_path / "harness", monkeypatch)
-        use_local_image(build_context(tmp_path, *repository), monkeypatch)
-        return SweBenchEnvironments(dataset=str(write_rows(tmp_path / "rows.jsonl", make_row(*repository))))
+        repository = swebench_rows.make_repository(tmp_path / "repositories")
+        swebench_rows.put_harness_on_path(tmp_path / "harness", monkeypatch)
+        swebench_rows.use_local_image(swebench_rows.build_context(tmp_path, *repository), monkeypatch)
+        return SweBenchEnvironments(
+            dataset=str(swebench_rows.write_rows(tmp_path / "rows.jsonl", swebench_rows.make_row(*repository)))
+        )
 
 
 class TestTwentyQuestions(SourceContract):

@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 
+from ares_exp import errors
 from ares_exp.agents.shell_agent import ShellAgentFactory
-from ares_exp.errors import (
-    AgentError,
-    AresExpError,
-    DivergenceError,
-    NondeterministicCallError,
-    SnapshotUnsupportedError,
-)
 from ares_exp.llms.request import LLMRequest
 from ares_exp.testing.check_agent import check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
@@ -60,30 +54,30 @@ async def test_number_of_replies_is_bounded() -> None:
 FOUND_AT = r"^Step 2: |^The replayed agent differs from its recording after 2 LLM responses"
 """While it runs, or when it is run again."""
 
-MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
-    (careless.ObjectId, DivergenceError, r"tmux new -s agent-\d+.*now .*agent-\d+"),
-    (careless.Now, DivergenceError, r"it was .*It is 2.*now it is .*It is 2"),
-    (careless.Entropy, DivergenceError, r"it was .*, now it is "),
-    (careless.TimeByName, DivergenceError, r"it was .*\d\.\d+.*, now it is .*\d\.\d+"),
-    (careless.OwnGenerator, DivergenceError, r"it was .*0\.\d+.*, now it is .*0\.\d+"),
-    (careless.SharedState, DivergenceError, r"it was .*I am agent 1\..* now it is .*I am agent 2\."),
-    (careless.ExtraCall, DivergenceError, r"recorded was an LLM request.*now a call for exec .*once more"),
-    (careless.SkippedCall, DivergenceError, r"recorded was a call for exec .*only once.*now an LLM request"),
-    (careless.ReturnsEarly, DivergenceError, r"recorded was an LLM request.*now it ended without"),
-    (careless.AnotherTimer, DivergenceError, r"recorded was a call for timer 0\.001, now 0\.002"),
-    (careless.Socket, NondeterministicCallError, r"`create_connection`"),
-    (careless.SocketInSecret, NondeterministicCallError, r"`create_connection`"),
-    (careless.ThreadThatCalls, NondeterministicCallError, r"`call_soon_threadsafe`"),
-    (careless.Subprocess, NondeterministicCallError, r"`subprocess_exec`"),
-    (careless.Swallower, DivergenceError, r"echo \d+.*now .*echo \d+"),
-    (careless.RunsAway, AgentError, r"runs on and on"),
-    (careless.NeverWakes, AgentError, r"waits for something that never comes"),
+MUTANTS: list[tuple[type[careless.CarelessAgent], type[errors.AresExpError], str]] = [
+    (careless.ObjectId, errors.DivergenceError, r"tmux new -s agent-\d+.*now .*agent-\d+"),
+    (careless.Now, errors.DivergenceError, r"it was .*It is 2.*now it is .*It is 2"),
+    (careless.Entropy, errors.DivergenceError, r"it was .*, now it is "),
+    (careless.TimeByName, errors.DivergenceError, r"it was .*\d\.\d+.*, now it is .*\d\.\d+"),
+    (careless.OwnGenerator, errors.DivergenceError, r"it was .*0\.\d+.*, now it is .*0\.\d+"),
+    (careless.SharedState, errors.DivergenceError, r"it was .*I am agent 1\..* now it is .*I am agent 2\."),
+    (careless.ExtraCall, errors.DivergenceError, r"recorded was an LLM request.*now a call for exec .*once more"),
+    (careless.SkippedCall, errors.DivergenceError, r"recorded was a call for exec .*only once.*now an LLM request"),
+    (careless.ReturnsEarly, errors.DivergenceError, r"recorded was an LLM request.*now it ended without"),
+    (careless.AnotherTimer, errors.DivergenceError, r"recorded was a call for timer 0\.001, now 0\.002"),
+    (careless.Socket, errors.NondeterministicCallError, r"`create_connection`"),
+    (careless.SocketInSecret, errors.NondeterministicCallError, r"`create_connection`"),
+    (careless.ThreadThatCalls, errors.NondeterministicCallError, r"`call_soon_threadsafe`"),
+    (careless.Subprocess, errors.NondeterministicCallError, r"`subprocess_exec`"),
+    (careless.Swallower, errors.DivergenceError, r"echo \d+.*now .*echo \d+"),
+    (careless.RunsAway, errors.AgentError, r"runs on and on"),
+    (careless.NeverWakes, errors.AgentError, r"waits for something that never comes"),
 ]
 
 
 @pytest.mark.parametrize(("agent", "kind", "told"), MUTANTS, ids=[mutant[0].__name__ for mutant in MUTANTS])
 async def test_careless_agent_is_found(
-    agent: type[careless.CarelessAgent], kind: type[AresExpError], told: str, monkeypatch: pytest.MonkeyPatch
+    agent: type[careless.CarelessAgent], kind: type[errors.AresExpError], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hasattr(agent, "made"):
         monkeypatch.setattr(agent, "made", 0)
@@ -98,24 +92,24 @@ async def test_careless_agent_is_found(
 async def test_changed_request_settings_are_found_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.OtherSettings, "made", 0)
     told = r"after 0 LLM responses.*settings of an LLM request .* are not the recorded ones"
-    with pytest.raises(DivergenceError, match=told):
+    with pytest.raises(errors.DivergenceError, match=told):
         await check_agent(careless.OtherSettings, replies=["yes"])
 
 
 async def test_unrecordable_error_is_found() -> None:
     container = RehearsalContainer(careless.fails_in_its_own_way)
-    with pytest.raises(SnapshotUnsupportedError, match=r"OwnError \(fail\)"):
+    with pytest.raises(errors.SnapshotUnsupportedError, match=r"OwnError \(fail\)"):
         await check_agent(careless.ToldOfAnOwnError, replies=["yes"] * 4, container=container)
 
 
 async def test_agent_that_waits_instead_of_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.NeverReturns, "made", 0)
-    with pytest.raises(DivergenceError, match=r"where it had ended the first time"):
+    with pytest.raises(errors.DivergenceError, match=r"where it had ended the first time"):
         await check_agent(careless.NeverReturns, replies=["yes"] * 4)
 
 
 async def test_agent_without_requests_is_refused() -> None:
-    with pytest.raises(AgentError, match=r"^Step 0: .*without a single LLM request"):
+    with pytest.raises(errors.AgentError, match=r"^Step 0: .*without a single LLM request"):
         await check_agent(careless.AsksNothing, replies=["yes"])
 
 
@@ -129,7 +123,7 @@ async def test_factory_may_be_a_local_class() -> None:
 
 async def test_stateful_agent_is_checked_by_its_state() -> None:
     assert await check_agent(StatefulAgentFactory(), replies=["a", "b", "done"]) == 3
-    with pytest.raises(DivergenceError, match=r"^Step 1: .*asks its LLM something else"):
+    with pytest.raises(errors.DivergenceError, match=r"^Step 1: .*asks its LLM something else"):
         await check_agent(ForgetfulAgentFactory(), replies=["a", "b", "done"])
 
 
@@ -138,7 +132,7 @@ async def test_nondeterministic_agent_without_state_cannot_be_checked() -> None:
         return careless.Now(**given)
 
     factory.deterministic = False  # type: ignore[attr-defined]
-    with pytest.raises(SnapshotUnsupportedError, match=r"has no get_state\(\)"):
+    with pytest.raises(errors.SnapshotUnsupportedError, match=r"has no get_state\(\)"):
         await check_agent(factory, replies=["yes"])
 
 
