@@ -84,11 +84,7 @@ NOT_EXECUTABLE = "mount -t tmpfs -o size=2g,noexec shm /dev/shm"
 
 
 def round_trip(host: str, change: str, look: str, temporary: Path, *program: str) -> list[str]:
-    """A container on a host to which `host` was done, and another one with what it changed.
-
-    Returns:
-        Lines: the storage, its warning, what `look` printed in the other one, what is left.
-    """
+    """A container on a host to which `host` was done, and another one with what it changed."""
     python = [sys.executable, "-B", "-c", *program, ROUND_TRIP, change, look]
     run = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f'{host}\nexec "$@"', "sh", *python],

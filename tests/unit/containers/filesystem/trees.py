@@ -80,12 +80,7 @@ def change_everything(root: Path) -> None:
 
 
 def make_awkward(new: Path, *, owners: bool = IS_ROOT) -> None:
-    """Makes new files, directories, links and pipes of every awkward kind.
-
-    Args:
-        new: The directory to make.
-        owners: Whether to give some files to other users, and to make one that only root can read.
-    """
+    """Makes new files, directories, links and pipes of every awkward kind."""
     new.mkdir()
     for target, name in (
         ("target", "sym"),
