@@ -3,8 +3,6 @@
 Run by hand, with an engine: `python -m tests.benchmarks.bench_containers [IMAGE]`. It takes two minutes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

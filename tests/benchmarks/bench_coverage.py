@@ -12,8 +12,6 @@ sweeps whose interval over tasks and seeds contains the true mean. In its last r
 as with checkpoints of several training runs, which such an interval does not contain.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

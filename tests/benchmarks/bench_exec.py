@@ -4,8 +4,6 @@ Run by hand, with an engine: `python -m tests.benchmarks.bench_exec [IMAGE]`. Th
 noisy machine is noisy for all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -4,8 +4,6 @@ Run by hand, with an engine: `python -m tests.benchmarks.bench_lifecycle [IMAGE]
 machine is noisy for all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import sys

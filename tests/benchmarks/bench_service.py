@@ -5,8 +5,6 @@ containers. The time of a run is from its first start to its last end of an epis
 its trainer sees: from the submission to the last line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ Run by hand: `python -m tests.benchmarks.bench_snapshots [IMAGE]`; with an engin
 takes some minutes. What is compared takes turns, so that a noisy machine is noisy for all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Sections 1.10 to 1.12, 1.16 and 1.17: the environment, commands, health checks, skills, unsupported features."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import INVALID, PASSES, Case, Containers, Directory, Episode, Reading
 
 IMAGE = "[environment]\ndocker_image = 'debian:bookworm-slim'\n"

@@ -1,7 +1,5 @@
 """Sections 1.15 and 2.6: tasks of several steps."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import DONE, INVALID, PASSES, Case, Containers, Directory, Episode, Limits, Reading
 
 A, B = "[[steps]]\nname = 'a'\n", "[[steps]]\nname = 'b'\n"

@@ -1,7 +1,5 @@
 """Sections 1.1 to 1.4: files, validity, links, .harborignore, instructions."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import PASSES, Case, Directory, Episode, Reading
 
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"

@@ -1,7 +1,5 @@
 """Sections 1.13 and 1.14: where the verifier works, artifacts, collect hooks."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import INVALID, PASSES, Case, Containers, Episode, Reading
 
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"

@@ -1,7 +1,5 @@
 """Runs the table of cases, each of which shows a sentence of the specification of the Harbor task format."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence

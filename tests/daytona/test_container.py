@@ -1,7 +1,5 @@
 """The life of a sandbox: how it is requested, kept and removed, and how failures are cleaned up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ Sandboxes of the emulator are local boxes, which are fast and cover all cases ex
 networks. The nightly run also runs the other cases there, where every request is a `docker exec`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec

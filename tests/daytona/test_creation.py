@@ -1,7 +1,5 @@
 """Creation of sandboxes, their time to live, and snapshots that the service makes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

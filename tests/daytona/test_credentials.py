@@ -1,7 +1,5 @@
 """Credentials: how they are read from the environment, which are rejected, and that none of them is shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.daytona.credentials import DEFAULT_API_URL, Credentials, has_credentials

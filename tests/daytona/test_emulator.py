@@ -1,7 +1,5 @@
 """The emulator, driven by the real client: what the tests of the backend do not say by themselves of it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """The image plan of a sandbox: its base, the files of the context, and the steps after the start."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

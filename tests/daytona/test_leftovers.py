@@ -1,7 +1,5 @@
 """What runs that were killed left at the service is found and removed; what lives, or is of others, is not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Requests by the real SDK to a service that misbehaves; and what a connection leaves behind."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib

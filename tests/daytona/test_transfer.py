@@ -1,7 +1,5 @@
 """Files in and out of a sandbox over a connection that breaks, and past an agent that stands in the way."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A unix socket in front of the real engine, for faults between it and us."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -4,8 +4,6 @@ It has a network namespace to itself, since an engine without a bridge deletes t
 that it is started in, and its data on a small file system in memory.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

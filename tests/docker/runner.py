@@ -1,7 +1,5 @@
 """A process that runs the container of one task until its stdin ends, or until it is killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

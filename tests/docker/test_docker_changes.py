@@ -1,7 +1,5 @@
 """Captured and restored files of containers: the contract in each way of capturing, and Docker's own cases."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Tasks of several services, with the compose program and the engine of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import docker

@@ -1,7 +1,5 @@
 """The reason that a stopped container reports."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import uuid

@@ -1,7 +1,5 @@
 """Network policies on a real engine, with real sockets. Hosts of the tests are servers of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

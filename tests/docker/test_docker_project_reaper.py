@@ -1,7 +1,5 @@
 """What dead runs left on the engine goes with the next one; what belongs to others stays."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

@@ -3,8 +3,6 @@
 The daily run has the cases that depend on the engine; the nightly run has all cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

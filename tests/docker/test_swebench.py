@@ -1,7 +1,5 @@
 """SWE-bench on an engine, as a user runs it: images are built from a small repository, and all verdicts are reached."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

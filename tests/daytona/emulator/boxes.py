@@ -1,7 +1,5 @@
 """The container behind a sandbox: every request gets a separate shell in it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

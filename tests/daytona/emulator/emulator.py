@@ -1,7 +1,5 @@
 """The service as a whole: its address, what it was asked, what it does wrong, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

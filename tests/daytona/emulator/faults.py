@@ -1,7 +1,5 @@
 """What the service does wrong on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Files in and out of a box, as the daemon in a real sandbox moves them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile

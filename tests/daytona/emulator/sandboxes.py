@@ -1,7 +1,5 @@
 """The sandboxes and snapshots of the service: their data, and how they start, live and end."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine

@@ -1,7 +1,5 @@
 """Requests and answers as JSON, each checked by the SDK's own models."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`agent=command`: a program of the user's runs, limited, scored, recorded and resumed like any other agent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

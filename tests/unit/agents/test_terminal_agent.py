@@ -1,7 +1,5 @@
 """The terminal agent, and the commands and errors that it reads in responses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator, Callable

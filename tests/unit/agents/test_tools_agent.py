@@ -1,7 +1,5 @@
 """The tools agent on local containers and on one in memory: calls in order, the editor, what it tells the LLM."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of `container=host`. They change the machine, so `test_host_container` runs each class in a sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

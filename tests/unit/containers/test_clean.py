@@ -3,8 +3,6 @@
 `tests/docker` and `tests/daytona` have it with one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

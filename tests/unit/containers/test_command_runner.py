@@ -1,7 +1,5 @@
 """Commands on shells of the host: what has to do with the pool and with poor shells. The rest is in the contract."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What of a task's compose file is refused, and what is made of the rest; without an engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Storage of containers on hosts of several kinds: where their files are, and that they are captured or say why not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

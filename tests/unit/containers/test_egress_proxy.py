@@ -1,7 +1,5 @@
 """The egress proxy on real sockets: what it lets through, and what hostile clients get."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket

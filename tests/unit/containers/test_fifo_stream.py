@@ -1,7 +1,5 @@
 """Streams on FIFOs and the guard that ends a program with its parent, with real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

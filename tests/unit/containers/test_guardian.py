@@ -1,7 +1,5 @@
 """The guardian of containers without a PID namespace, with real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`container=host`, tested in a sandbox that has this machine's files: see `sandboxed_host`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

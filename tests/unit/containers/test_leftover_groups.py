@@ -1,7 +1,5 @@
 """cgroups of containers that have lost the directory which names them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """One local container: commands, files, users, its start and its end. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a local container changed is captured, and given to another one. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping

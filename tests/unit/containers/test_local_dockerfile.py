@@ -1,7 +1,5 @@
 """A task's Dockerfile applied in a local container. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

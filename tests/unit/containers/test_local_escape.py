@@ -3,8 +3,6 @@
 Where it is not plain that a try could succeed, the same is done outside first. Runs as root and as an ordinary user.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

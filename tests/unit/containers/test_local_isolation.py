@@ -1,7 +1,5 @@
 """Tries to get out of a local container. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

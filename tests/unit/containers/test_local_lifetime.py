@@ -1,7 +1,5 @@
 """What is left of local containers when their runner dies. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The limits of a local container, measured in it and in its cgroups; where it may have none, that it says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

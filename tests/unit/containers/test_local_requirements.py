@@ -1,7 +1,5 @@
 """Local containers on a host without bubblewrap or another resource."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

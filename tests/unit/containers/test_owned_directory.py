@@ -1,7 +1,5 @@
 """Temporary directories of processes that live, end, and are killed."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

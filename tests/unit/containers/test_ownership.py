@@ -1,7 +1,5 @@
 """Owners of resources, and the lock between processes that do the same work."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The code environment in the real local sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

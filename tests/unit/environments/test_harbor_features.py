@@ -1,7 +1,5 @@
 """Features of Harbor tasks: several steps, and forwarded ports as an agent opens them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Snapshots whose environment is closed, or whose caller is cancelled, in the middle; and what they may not ask for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Scored episodes: the container is kept for the scorers, the rewards are theirs, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exporting an episode in its middle and going on with it, in the local sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

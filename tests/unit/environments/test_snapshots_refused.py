@@ -1,7 +1,5 @@
 """Snapshots that do not fit, are broken, or were written by an enemy: a clear error, and nothing left running."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Snapshots of tasks with several stages, and the isolation of stages, agents and episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

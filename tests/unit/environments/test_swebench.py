@@ -1,7 +1,5 @@
 """Whole episodes of SWE-bench rows, in local boxes that are built from a small repository."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The environment of twenty questions: what a game is worth, how it ends, and what its oracle may do to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Twenty questions: its objects, the reading of questions and guesses, and the record of the oracle."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

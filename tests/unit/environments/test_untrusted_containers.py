@@ -1,7 +1,5 @@
 """What an agent leaves behind in its container must not turn a reward of 0 into an error that nobody counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wire format against its own documentation, against the official client's types, and against itself."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Endpoints of chat completions: preflight, retries, and the error classes of responses."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """The policy of a model in this process, on a tiny model with random weights."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

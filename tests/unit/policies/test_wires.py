@@ -4,8 +4,6 @@ The streams of these servers are written by the side of the wires that serves ag
 judge (`tests/unit/agents/interception/wires`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Programs in processes of their own: what ends them, and what they are given."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """Harbor tasks: loading, and prior context."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -1,7 +1,5 @@
 """Steps and health checks of tasks in a real container."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digests of a task's content, files that `.harborignore` leaves out, and links."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Task files: `task.toml`, its templates, the instruction, and warnings."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Verification from start to end, and verifiers with a container of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """Each suite finds what is wrong with a part: every one of its tests fails on a part that is broken for it."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

@@ -3,8 +3,6 @@
 Containers: `tests/unit/containers/test_local_contract.py`, `tests/docker`, `tests/daytona`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

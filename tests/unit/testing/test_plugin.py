@@ -1,7 +1,5 @@
 """`pytest --ares-exp-part`: the suites on parts of one's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -5,8 +5,6 @@
 `foreign_trajectories()`: observations and actions that are any JSON object. `trajectories()`: all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests of a replay, compared with the recorded ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

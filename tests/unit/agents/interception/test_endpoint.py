@@ -1,7 +1,5 @@
 """The endpoint and the line, by real connections: what a request becomes, and what asks for a response once more."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

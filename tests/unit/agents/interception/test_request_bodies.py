@@ -1,7 +1,5 @@
 """Request bodies: malformed ones, and those that agents sent (`tests.soak.recorded_bodies`)."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The wire of Responses, judged by OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

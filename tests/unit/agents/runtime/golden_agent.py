@@ -3,8 +3,6 @@
 `python -m tests.unit.agents.runtime.golden_agent FILE` records a journal anew, for a new schema.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Programs of agents: replays of their journals, agents that block the loop, and files of the host."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

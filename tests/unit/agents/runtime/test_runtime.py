@@ -1,7 +1,5 @@
 """The runtime at work: what it carries out, gives up, keeps back and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Directory trees with everything that a file system can hold, overlays on them, and what is in them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

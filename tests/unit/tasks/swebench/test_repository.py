@@ -1,7 +1,5 @@
 """The scripts that run in a container's repository, in a local box."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

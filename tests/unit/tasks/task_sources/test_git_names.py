@@ -1,7 +1,5 @@
 """What is handed to git, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.tasks.task_sources import git_names

@@ -1,7 +1,5 @@
 """Repositories of tasks: git commands, the cache, and several processes that fetch."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

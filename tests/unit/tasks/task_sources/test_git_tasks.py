@@ -1,7 +1,5 @@
 """Tasks out of real repositories, as env=harbor loads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Registries, lists of tasks, and the options of `env=harbor`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

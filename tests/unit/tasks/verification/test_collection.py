@@ -1,7 +1,5 @@
 """Artifacts and collect hooks in real containers: out of the agent's, into the verifier's own."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile
