@@ -176,15 +176,9 @@ def test_flags_select_the_mode(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "experiment=temperature_sweep",
-        "+experiment@_global_=mine",
-        "hydra.mode=MULTIRUN",
-        "++hydra.mode=MULTIRUN",
-        "hydra={mode:MULTIRUN}",
-        "hydra.searchpath=[options]",
-        "--config-dir=options",
-        "-cd",
-        "--config-name=mine",
+        *("experiment=temperature_sweep", "+experiment@_global_=mine", "hydra.mode=MULTIRUN"),
+        *("++hydra.mode=MULTIRUN", "hydra={mode:MULTIRUN}", "hydra.searchpath=[options]", "--config-dir=options"),
+        *("-cd", "--config-name=mine"),
     ],
 )
 def test_arguments_may_select_another_mode(argument: str) -> None:

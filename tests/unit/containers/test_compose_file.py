@@ -217,13 +217,8 @@ services:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "services: 1",
-        "services: {a: 1}",
-        "a: [",
-        "services: {a: {volumes: 1}}",
-        "services: {a: {build: 1}}",
-        "services: {a: {deploy: {resources: {limits: 1}}}}",
+        *("", "services: 1", "services: {a: 1}", "a: [", "services: {a: {volumes: 1}}"),
+        *("services: {a: {build: 1}}", "services: {a: {deploy: {resources: {limits: 1}}}}"),
     ],
 )
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:

@@ -57,12 +57,7 @@ def test_wrappers_module_does_not_import_gymnasium():
 
 def test_exported_names_resolve():
     names = {
-        "AsyncGymWrapper",
-        "EpisodeInfo",
-        "GymWrapper",
-        "PresetGym",
-        "TextAction",
-        "TextObservation",
+        *("AsyncGymWrapper", "EpisodeInfo", "GymWrapper", "PresetGym", "TextAction", "TextObservation"),
         "wrap_as_gym",
     }
     assert set(ares_exp.wrappers.__all__) == names

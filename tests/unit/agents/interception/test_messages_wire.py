@@ -150,14 +150,8 @@ def test_sampling_and_dropped_fields_are_named() -> None:
     assert request.origin.sampling == {name: freeze(body[name]) for name in request.origin.sampling}
     assert set(request.origin.sampling) == {"max_tokens", "temperature", "thinking", "output_config"}
     assert request.origin.dropped == (
-        "cache_control",
-        "content[container_upload]",
-        "context_management",
-        "defer_loading",
-        "disable_parallel_tool_use",
-        "is_error",
-        "metadata",
-        "output_config.format",
+        *("cache_control", "content[container_upload]", "context_management", "defer_loading"),
+        *("disable_parallel_tool_use", "is_error", "metadata", "output_config.format"),
         "tools[web_search_20260209]",
     )
     assert (request.max_output_tokens, request.temperature, request.metadata) == (None, None, None)

@@ -118,18 +118,7 @@ RESPONSE = LLMResponse(
     [ThinkingData("r"), TextData("t"), *(ToolCallData("c", name, "{}") for name in ("f", "p", "n__f", "local_shell"))]
 )
 WORDS = [
-    "role",
-    "type",
-    "text",
-    "content",
-    "function",
-    "custom",
-    "tool",
-    "thinking",
-    "namespace",
-    "base64",
-    "",
-    "id",
+    *("role", "type", "text", "content", "function", "custom", "tool", "thinking", "namespace", "base64", "", "id"),
     "file",
 ]
 values = st.recursive(

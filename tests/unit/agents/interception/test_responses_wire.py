@@ -255,12 +255,7 @@ def test_sampling_and_dropped_fields_are_named() -> None:
     assert request.origin is not None
     assert set(request.origin.sampling) == {"max_output_tokens", "reasoning", "text", "parallel_tool_calls"}
     assert request.origin.dropped == (
-        "include",
-        "input[web_search_call]",
-        "metadata",
-        "prompt_cache_key",
-        "store",
-        "text.format",
+        *("include", "input[web_search_call]", "metadata", "prompt_cache_key", "store", "text.format"),
     )
     assert request.system_prompt == "be brief"
     assert request.tool_choice == {"type": "function", "function": {"name": "apply_patch"}}

@@ -10,13 +10,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize(
     "url",
     [
-        "https://github.com/org/name.git",
-        "http://127.0.0.1:8000/name",
-        "ssh://git@host:22/org/name",
-        "git://host/name",
-        "file:///srv/tasks.git",
-        "git@github.com:org/name.git",
-        "host:name",
+        *("https://github.com/org/name.git", "http://127.0.0.1:8000/name", "ssh://git@host:22/org/name"),
+        *("git://host/name", "file:///srv/tasks.git", "git@github.com:org/name.git", "host:name"),
     ],
 )
 def test_valid_addresses_are_accepted(url: str) -> None:
