@@ -17,7 +17,6 @@ from ares_exp.containers.terminal import KEPT_BYTES, TerminalSession
 from ares_exp.errors import AgentError, RepeatedFormatError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.testing.check_agent import check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 
 pytest.importorskip("pyte")
@@ -150,11 +149,6 @@ async def test_summary_is_followed_by_the_screen() -> None:
     [after] = model.requests[3].messages
     assert "Much was done." in after["content"]
     assert after["content"].rstrip().endswith("Current Terminal Screen:\n$ ls\n$ ls\n$")
-
-
-async def test_agent_can_be_replayed() -> None:
-    replies = [keys(("ls\n", 0.1), ("C-c", 0.1)), "Hm.", keys(("vi\n", 0.1)), DONE, DONE]
-    assert await check_agent(TerminalAgentFactory(), replies=replies) == 5
 
 
 async def test_container_without_a_terminal_is_refused() -> None:

@@ -192,16 +192,6 @@ async def test_only_listed_tools_are_offered() -> None:
         ToolsAgentFactory(tools=["edit"])
 
 
-async def test_agent_can_be_replayed() -> None:
-    replies = [
-        calls(("bash", {"command": "ls"}), ("edit", {"command": "create", "path": "a", "file_text": "x"})),
-        LLMResponse.from_text("Hm."),
-        calls(("edit", {"command": "view", "path": "a"})),
-        calls(SUBMIT),
-    ]
-    assert await check_agent(ToolsAgentFactory(), replies=replies) == 4
-
-
 class TestCompaction:
     """What becomes of a conversation that is too long."""
 

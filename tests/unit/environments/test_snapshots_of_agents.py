@@ -15,9 +15,7 @@ from ares_exp import errors
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import find
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.agents.stateful_agent import ForgetfulAgentFactory, StatefulAgent, StatefulAgentFactory
 from tests.unit.environments.conftest import MakeEnvironment
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
@@ -58,18 +56,6 @@ async def test_forks_outlive_the_original(make_environment: Any) -> None:
     await env.close()
     assert (await fork.step(run("echo 42 > /answer"))).mid()
     assert (await fork.step(SUBMIT)).reward == 1.0
-
-
-async def test_fork_of_a_fork_records_its_lineage(make_environment: Any) -> None:
-    env = make_environment()
-    await env.reset()
-    [first] = await env.fork(1)
-    await first.step(run("true"))
-    _, second = await first.fork(2)
-    assert first.lineage["branch"] == 0
-    assert (first.lineage["step"], second.lineage["step"], second.lineage["branch"]) == (0, 1, 1)
-    assert second.lineage["root"] == first.lineage["root"]
-    await close_all(first, _, second)
 
 
 async def draws(container: Any, llm: Any) -> None:
@@ -148,14 +134,6 @@ async def test_nondeterministic_agent_cannot_be_forked(make_environment: Any) ->
         await env.fork(2)
     assert len(running_boxes() - before) == 1
     assert (await env.step(say("done"))).last()
-
-
-@pytest.mark.parametrize("count", [0, -1])
-async def test_fork_count_must_be_positive(make_environment: Any, count: int) -> None:
-    env = make_environment()
-    await env.reset()
-    with pytest.raises(errors.ConfigError, match=rf"at least 1 \w+, got {count}"):
-        await env.fork(count)
 
 
 LOOK = LLMResponse.from_text("```bash\npwd\n```")
@@ -315,13 +293,6 @@ async def test_incomplete_state_is_found(make_environment: Any, restore: Restore
     await env.step(say("true"))
     with pytest.raises(errors.DivergenceError, match="asks its LLM something else"):
         await restore(await env.export_state(store), code_agent_factory=ForgetfulAgentFactory())
-
-
-async def test_episode_limits_apply_to_stateful_agents(make_environment: Any) -> None:
-    env = make_environment(agent=StatefulAgentFactory(), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=2.0)))
-    await env.reset()
-    last = await env.step(say("echo 42 > /answer; sleep 60"))
-    assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
 
 
 async def test_close_during_a_step_releases_everything(make_environment: Any) -> None:

@@ -413,6 +413,7 @@ def oai(**fields: Any) -> dict[str, Any]:
         (403, {"error": MODERATED}, RefusalError),
         (401, oai(type="authentication_error"), AuthenticationError),
         (403, oai(type="permission_error"), AuthenticationError),
+        *[(408, oai(), EndpointTimeoutError), (409, oai(), EndpointError), (529, oai(), ServerError)],
     ],
 )  # fmt: skip
 async def test_error_response_decides_the_class(
@@ -424,21 +425,6 @@ async def test_error_response_decides_the_class(
     assert raised.status == status
     assert f"answered {status}: " in str(raised)
     assert len(endpoint.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(408, EndpointTimeoutError), (409, EndpointError), (429, RateLimitError), (500, ServerError), (529, ServerError)],
-)
-async def test_temporary_error_is_retried_with_its_class(
-    endpoint: LoopbackEndpoint, status: int, kind: type[EndpointError]
-) -> None:
-    endpoint.otherwise = error(status, "not now", code="busy")
-    raised = await failure(endpoint, max_retries=1)
-    assert type(raised) is kind
-    assert (raised.status, raised.code) == (status, "busy")
-    assert "Gave up after 2 tries" in str(raised)
-    assert len(endpoint.requests) == 2
 
 
 async def test_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
