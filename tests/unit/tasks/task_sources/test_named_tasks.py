@@ -54,12 +54,6 @@ def test_newest_version_is_selected(versions: list[str], expected: str) -> None:
     assert newest(versions) == expected
 
 
-def test_data_set_is_selected_by_name_and_version() -> None:
-    datasets = parsed(ROW, {**ROW, "version": "1.1"}, {**ROW, "name": "other"})
-    assert choose(datasets, DatasetName.parse("bench"), where="r").version == "1.1"
-    assert choose(datasets, DatasetName.parse("bench@1.0"), where="r").version == "1.0"
-
-
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
