@@ -44,7 +44,6 @@ def described(directory: Path) -> dict[str, object]:
 
 async def archives_left(box: DaytonaContainer) -> int:
     """How many archives wait in the sandbox."""
-    assert box._shells is not None
     found = await box.exec(f"ls {box._shells.directory} | grep -c tar$", user="root", shell="sh -c")
     return int(found.output)
 

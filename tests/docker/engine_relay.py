@@ -136,5 +136,4 @@ class EngineRelay:
             data += await reader.read(65536)
         head, _, body = data.partition(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
-        assert length is not None
         return data + await reader.readexactly(int(length[1]) - len(body))

@@ -75,14 +75,12 @@ class PrivateEngine:
     def kill(self) -> None:
         """Kills the engine, as a crash would. Its containers continue without an engine."""
         self.signal(signal.SIGKILL)
-        assert self._process is not None
         self._process.wait(ANSWERS_WITHIN_SEC)
         containerd = self._directory / "exec" / "containerd"  # the kernel kills it with its parent
         assert wait_until(lambda: not _processes_of(containerd / "containerd.toml"))
         (containerd / "containerd.pid").unlink(missing_ok=True)  # the next engine would take a zombie for a server
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
         self._process.send_signal(number)
 
     def stop(self) -> None:

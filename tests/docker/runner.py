@@ -47,5 +47,4 @@ class Runner:
         self.name = self.line()
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()

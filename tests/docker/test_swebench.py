@@ -73,5 +73,4 @@ def results(run_dir: Path) -> list[dict[str, Any]]:
 
 def report(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
     path = run_dir / "files" / result["episode_id"] / "verifier" / "report.json"
-    found: dict[str, Any] = json.loads(path.read_text())[result["task_name"]]
-    return found
+    return json.loads(path.read_text())[result["task_name"]]

@@ -224,7 +224,6 @@ def test_option_file_is_reread_after_changes(tmp_path: Path, monkeypatch: pytest
         file.write_text(text)
         for _ in range(2):
             read = files.load_config("policy/mine.yaml")
-            assert read.config is not None
             found.append((list(read.config["replies"]), read.header["package"]))
             read.config["replies"] = []
     assert found == [(["a"], "_global_"), (["a"], "_global_"), (["a", "b"], None), (["a", "b"], None)]
@@ -348,7 +347,6 @@ def test_unreadable_directory_is_refused(tmp_path: Path) -> None:
     finally:
         os.seteuid(user)
         (tmp_path / "mine" / "policy").chmod(0o755)
-    assert refusal is not None
     assert refusal.endswith("(--config-dir): Permission denied.")
 
 

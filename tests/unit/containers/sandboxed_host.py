@@ -166,7 +166,6 @@ class TestHostKilled:
             *(sys.executable, "-c", _HOLD, context), stdout=asyncio.subprocess.PIPE
         )
         try:
-            assert holder.stdout is not None
             async with asyncio.timeout(60):
                 assert await holder.stdout.readline() == b"held\n"
             assert left() == ["/app", "/tests", "/logs"]

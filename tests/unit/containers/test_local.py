@@ -194,7 +194,6 @@ async def test_cancelled_download_stops_writing(tmp_path: Path) -> None:
 
 async def test_stop_closes_forgotten_streams() -> None:
     async with local_container() as container:
-        assert container._process is not None
         forgotten = await container._process.open_shell("root")
         (await container._process.open_shell("root")).close()
     assert forgotten.is_closed

@@ -85,7 +85,6 @@ async def test_relay_ends_without_a_peer(program: str) -> None:
         pass
     words = shlex.split(command.format(source=shlex.quote(source), lease=1, ports=port))
     relay = await asyncio.create_subprocess_exec(path, *words[2:], stdin=asyncio.subprocess.PIPE, stdout=-1)
-    assert relay.stdout is not None
     async with asyncio.timeout(60):
         assert (await relay.stdout.readline()).startswith(b"port ")
         assert await relay.stdout.read() == bytes(8)  # this was why

@@ -45,8 +45,6 @@ async def test_any_stage_can_be_restored(
         env.report().rewards,
         env.report().stages,
     )
-    assert env.trajectory is not None
-    assert again.trajectory is not None
     assert [(s.observation, s.action, s.reward) for s in again.trajectory.steps] == [
         (s.observation, s.action, s.reward) for s in env.trajectory.steps
     ]

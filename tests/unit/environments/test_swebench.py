@@ -68,14 +68,12 @@ class Player:
         await environment.reset()
         for text in (*map(swebench_rows.reply, commands), swebench_rows.SUBMIT):
             time_step = await environment.step(LLMResponse.from_text(text, model="test"))
-        assert environment.verdict is not None
         assert time_step.reward == environment.verdict.reward
         return dict(environment.verdict.rewards)
 
     @property
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.output / "verifier" / "report.json").read_text())["demo__calc-1"]
-        return found
+        return json.loads((self.output / "verifier" / "report.json").read_text())["demo__calc-1"]
 
     @property
     def note(self) -> str | None:
@@ -232,7 +230,6 @@ async def test_agents_have_a_login_shell(player: Player) -> None:
         LLMResponse.from_text(swebench_rows.reply("echo 'export FOUND=profile' > ~/.profile"), model="test")
     )
     seen = await environment.step(LLMResponse.from_text(swebench_rows.reply('echo "<$FOUND>"'), model="test"))
-    assert seen.observation is not None
     assert "<profile>" in str(seen.observation.messages[-1]["content"])
 
 

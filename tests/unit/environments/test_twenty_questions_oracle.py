@@ -179,7 +179,6 @@ async def execute(files: Path, oracle: Policy, *questions: str, task: str = "cat
     told = []
     for question in questions:
         step: TimeStep[LLMRequest] = await env.step(LLMResponse.from_text(question))
-        assert step.observation is not None
         told.append(str(step.observation.messages[-1]["content"]).split(" (")[0])
     return told, env
 

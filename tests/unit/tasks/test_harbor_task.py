@@ -200,7 +200,6 @@ def test_samples_are_valid_without_warnings() -> None:
     for task in found.tasks:
         task.check_runnable(needs_solution=True)
         package = task.config.task
-        assert package is not None
         assert package.name == f"ares-exp/{task.name}"
         assert {"difficulty", "category"} <= task.config.metadata.keys()
         assert (task.warnings, task.container_spec.network) == ((), NO_NETWORK)

@@ -190,7 +190,6 @@ def test_separate_verifier_uses_the_nearest_table(make_task: MakeTask) -> None:
     """
     task = load_task(make_task(toml=toml, files={**STEP_FILES, "steps/b/instruction.md": ""}))
     own, shared = (stage.verifier_spec for stage in task.stages)
-    assert own is not None
     assert shared is not None
     assert (own.cpus, own.env, own.workdir, own.users, own.start_timeout_sec) == (3, {}, "/srv", {7}, 11)
     assert (shared.cpus, shared.env, shared.workdir, shared.users) == (2, {"A": "verifier"}, None, frozenset())
@@ -214,7 +213,6 @@ def test_separate_verifier_has_its_network(
 ) -> None:
     (stage,) = load_task(make_task(toml=toml, files=STEP_FILES)).stages
     spec = stage.verifier_spec
-    assert spec is not None
     assert (spec.network, stage.verifier_network, spec.networks) == (start, tests, {start, tests})
 
 

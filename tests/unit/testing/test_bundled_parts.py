@@ -96,8 +96,7 @@ class TestPluginSource(SourceContract):
     def source(self, nim: None) -> EnvironmentSource:
         from ares_nim.environment import NimEnvironments
 
-        made: EnvironmentSource = NimEnvironments(matches=[3, 5])
-        return made
+        return NimEnvironments(matches=[3, 5])
 
 
 # Environments
@@ -198,8 +197,7 @@ class TestPluginEnvironment(EnvironmentContract):
     def environment(self, nim: None) -> MinimalEnvironment:
         from ares_nim.environment import Nim
 
-        made: MinimalEnvironment = Nim(6)
-        return made
+        return Nim(6)
 
 
 # Policies
@@ -253,8 +251,7 @@ class TestPolicies(PolicyContract):
         ids=["oracle", "scripted", "function", "updatable"],
     )
     def policy(self, request: pytest.FixtureRequest) -> LLMClient:
-        made: LLMClient = request.param()
-        return made
+        return request.param()
 
 
 # Collectors
@@ -271,8 +268,7 @@ class TestPolicies(PolicyContract):
 )
 def bundled_collector(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryCollector:
     """Each collector that keeps episodes."""
-    made: TrajectoryCollector = request.param(tmp_path / "trajectories")
-    return made
+    return request.param(tmp_path / "trajectories")
 
 
 class TestCollectors(CollectorContract):
@@ -339,8 +335,7 @@ class TestTrackers(TrackerContract):
         ids=["null", "jsonl", "tensorboard", "wandb", "foreign"],
     )
     def tracker(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
-        made: Tracker = request.param(tmp_path, monkeypatch)
-        return made
+        return request.param(tmp_path, monkeypatch)
 
 
 # Agents

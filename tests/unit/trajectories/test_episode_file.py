@@ -31,7 +31,6 @@ def test_golden_files_are_read() -> None:
     loaded = EpisodeTrajectory.load(GOLDEN / "version_3.json")
     assert loaded == expected()
     assert loaded.limit == "steps"
-    assert loaded.steps[2].observation is not None
     assert loaded.steps[2].observation["messages"][0]["content"] == "(history shortened)"
     assert list(read_episodes(GOLDEN / "version_3.jsonl")) == [expected()]
 
@@ -172,8 +171,7 @@ VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
 
 
 def dumped(episode: EpisodeTrajectory) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads("".join(dump_episode(episode)))
-    return data
+    return json.loads("".join(dump_episode(episode)))
 
 
 def test_schema_is_a_json_schema() -> None:

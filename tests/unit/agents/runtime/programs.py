@@ -99,7 +99,6 @@ class World:
         """From outside: runs a program to its end."""
         self.runtime.start(lambda: agent(self))
         await self.until(lambda: self.runtime.has_ended)
-        assert self.runtime.task is not None
         self.runtime.task.result()
         return self
 

@@ -37,8 +37,7 @@ async def collected(task: HarborTask, target: Path, *commands: str) -> list[dict
             result = await box.exec(command)
             assert result.exit_code == 0, result.output
         await task.stages[0].collect(box, target)
-    manifest: list[dict[str, Any]] = json.loads((target / "manifest.json").read_text())
-    return manifest
+    return json.loads((target / "manifest.json").read_text())
 
 
 def statuses(manifest: list[dict[str, Any]]) -> dict[str, str]:
