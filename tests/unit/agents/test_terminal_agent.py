@@ -357,21 +357,18 @@ def test_sloppy_reply_is_read_with_a_warning(name: str) -> None:
     assert read.feedback == f"WARNINGS: {warnings}"
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "No valid JSON found in response"),
-        ("I am done.", "No valid JSON found in response"),
-        ('{"analysis": "a"}', "Missing required fields: plan, commands"),
-        ('{"analysis": a}', "Invalid JSON: Expecting value: line 1 column 14 (char 13) | Content: '{\"analysis\": a}'"),
-        (json.dumps(reply(commands={})), "Field 'commands' must be an array"),
-        (json.dumps(reply(commands=[LS, "ls"])), "Command 2 must be an object"),
-        (json.dumps(reply(commands=[{"duration": 1}])), "Command 1 missing required 'keystrokes' field"),
-        (json.dumps(reply(commands=[{"keystrokes": ["ls"]}])), "Command 1 'keystrokes' must be a string"),
-        (json.dumps(reply())[:-20], "No valid JSON found in response"),
-        ("{" * 5000 + "}" * 5000, "Invalid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("text", "error"), [
+    ("", "No valid JSON found in response"),
+    ("I am done.", "No valid JSON found in response"),
+    ('{"analysis": "a"}', "Missing required fields: plan, commands"),
+    ('{"analysis": a}', "Invalid JSON: Expecting value: line 1 column 14 (char 13) | Content: '{\"analysis\": a}'"),
+    (json.dumps(reply(commands={})), "Field 'commands' must be an array"),
+    (json.dumps(reply(commands=[LS, "ls"])), "Command 2 must be an object"),
+    (json.dumps(reply(commands=[{"duration": 1}])), "Command 1 missing required 'keystrokes' field"),
+    (json.dumps(reply(commands=[{"keystrokes": ["ls"]}])), "Command 1 'keystrokes' must be a string"),
+    (json.dumps(reply())[:-20], "No valid JSON found in response"),
+    ("{" * 5000 + "}" * 5000, "Invalid JSON"),
+])  # fmt: skip
 def test_unusable_reply_is_an_error_without_commands(text: str, error: str) -> None:
     read = read_reply(text)
     assert read.error.startswith(error)
