@@ -81,9 +81,6 @@ async def test_capture_starts_another_sandbox(
         await factory(replace(spec, changes=elsewhere)).start()
 
 
-# A start that fails
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
@@ -132,9 +129,6 @@ async def test_missing_credentials_are_a_preflight_error(emulator: Emulator, mon
         with pytest.raises(PreflightError, match="DAYTONA_API_KEY"):
             await start
     assert not emulator.requests
-
-
-# A start that is given up
 
 
 async def test_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
@@ -231,9 +225,6 @@ def test_factory_works_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -
             return "".join(result.output for result in results)
 
     assert [asyncio.run(run()) for _ in range(2)] == ["one\ntwo\n"] * 2
-
-
-# Requests
 
 
 async def test_requests_contain_variables_and_network(emulator: Emulator) -> None:
@@ -342,9 +333,6 @@ async def test_service_builds_a_dockerfile_without_files(emulator: Emulator, tmp
     assert not posted(emulator, "/network-settings")
 
 
-# Its time to live
-
-
 async def test_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) -> None:
     """The runner's machine is disconnected: the service removes the sandbox, and a command reports it."""
     factory = DaytonaContainerFactory(ttl_min=30)
@@ -358,9 +346,6 @@ async def test_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) 
         with pytest.raises(ContainerDiedError, match="ares-exp-t-"):
             await running
     await nothing_is_left(emulator, factory)
-
-
-# Secrets
 
 
 async def test_key_is_never_shown(

@@ -35,9 +35,6 @@ def make(spec: object, **options: object) -> ComposeContainer:
     return box
 
 
-# What they are
-
-
 async def test_episode_uses_two_services(tmp_path: Path, engine: docker.DockerClient) -> None:
     files = {
         "task.toml": f'[environment]\ndocker_image = "{IMAGE}"\nenv = {{WHO = "$me"}}\n',
@@ -169,9 +166,6 @@ async def test_scaled_service_has_several_containers(tmp_path: Path, engine: doc
     with pytest.raises(ContainerStartError, match=r"services\.web\.mem_limit \('?\w+'?, at most 64 MiB"):
         await large.start()
     assert things(engine, large.project_name) == []
-
-
-# How they fail
 
 
 async def test_failed_build_leaves_no_container(tmp_path: Path, engine: docker.DockerClient) -> None:

@@ -31,9 +31,6 @@ def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
     return True
 
 
-# Nothing is left behind
-
-
 def test_killed_runner_loses_its_container(engine: docker.DockerClient) -> None:
     runner = Runner(IMAGE)
     with runner.process:
@@ -77,9 +74,6 @@ async def test_stop_removes_the_container(engine: docker.DockerClient) -> None:
     assert all(labels[f"ares_exp.{name}"] for name in ("run", "host", "process-start"))
 
 
-# What the spec and the options become
-
-
 async def test_task_env_overrides_the_factory_env() -> None:
     spec = ContainerSpec("env", docker_image=IMAGE, env={"A": "task"})
     async with DockerContainerFactory(env={"A": "factory", "B": "factory"})(spec) as box:
@@ -110,9 +104,6 @@ async def test_output_of_a_failed_entrypoint_is_shown(context: Path) -> None:
     spec = built(context, 'ENTRYPOINT ["sh", "-c", "echo I serve nobody; exit 3"]\n')
     with pytest.raises(errors.ContainerStartError, match="I serve nobody"):
         await DockerContainerFactory()(spec).start()
-
-
-# Without starting anything
 
 
 def test_check_reports_unsupported_specs(tmp_path: Path) -> None:

@@ -64,9 +64,6 @@ async def server() -> AsyncIterator[Server]:
         yield server
 
 
-# What a task asks for, and what the factory makes of it
-
-
 async def test_factory_can_disable_the_network(server: Server) -> None:
     async with DockerContainerFactory(network="no-network")(spec(PUBLIC)) as box:
         assert await interfaces(box) == set()
@@ -101,9 +98,6 @@ async def test_factory_hosts_are_added_to_every_task(server: Server) -> None:
 def test_invalid_host_names_are_rejected() -> None:
     with pytest.raises(ValueError, match="expected a host name"):
         DockerContainerFactory(allowed_hosts=["https://a.example"])
-
-
-# An allow-list
 
 
 @pytest.mark.root
@@ -168,9 +162,6 @@ async def test_containers_under_allow_lists_are_isolated(server: Server) -> None
         await one.exec("cd /tmp; python3 -m http.server 8123 --bind 0.0.0.0 >/dev/null 2>&1 &")
         await one.exec("until (: > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout_sec=60)
         assert "Connection refused" in await dial(two, "127.0.0.1", 8123)
-
-
-# Phases
 
 
 @pytest.mark.root
@@ -254,9 +245,6 @@ async def test_stop_closes_sockets_and_networks(engine: docker.DockerClient, ser
     async with asyncio.timeout(60):
         while internet_sockets() > before:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-
-# Refused before the start
 
 
 @pytest.mark.parametrize("asked", [spec(allowing("a.example")), spec(NO_NETWORK, allowing())])

@@ -157,13 +157,8 @@ class Failing(WithoutValue):
 
 
 @pytest.mark.parametrize(("part", "has"), [
-    (Whole(), True),
-    (WithAValueOfItsOwn(), True),
-    (Derived(), True),
-    (Failing(), True),
-    (WithoutMethod(), False),
-    (WithoutValue(), False),
-    (respond, False),
+    (Whole(), True), (WithAValueOfItsOwn(), True), (Derived(), True), (Failing(), True), (WithoutMethod(), False),
+    (WithoutValue(), False), (respond, False),
 ])  # fmt: skip
 def test_contract_members_may_be_class_or_instance_attributes(part: object, has: bool) -> None:
     assert has_members(part, Timer) is has

@@ -227,9 +227,6 @@ def test_variables_read_by_programs_are_not_substituted(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-# What the factory says before the start
-
-
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory with programs."""
@@ -282,9 +279,6 @@ def test_unsupported_options_are_refused_before_the_start(tmp_path: Path, tools:
     with pytest.raises(UnsupportedTaskError, match="a public network in one phase and for less in another"):
         DockerContainerFactory().check(mixed)
     assert DockerContainerFactory(network="no-network").check(mixed) == []
-
-
-# What is made of it
 
 
 def completed(

@@ -48,9 +48,6 @@ class Names:
         return [ipaddress.ip_address(address) for address in DNS[name]]
 
 
-# What may be reached
-
-
 @pytest.mark.parametrize(("hosts", "host", "expected"), [
     (["public.example"], "public.example", ["93.184.215.14", "2606:2800:21f::1"]),
     (["*.example"], "public.example", ["93.184.215.14", "2606:2800:21f::1"]),
@@ -101,9 +98,6 @@ async def test_forbidden_name_is_not_resolved(policy: NetworkPolicy) -> None:
 async def test_names_of_this_machine_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"127\.0\.0\.1"):
         await EgressProxy(allowing("localhost")).destinations("localhost")
-
-
-# On the wire
 
 
 class Origin:

@@ -18,13 +18,8 @@ def test_later_message_edits_do_not_change_the_request() -> None:
 
 
 @pytest.mark.parametrize("change", [
-    lambda m: m.__setitem__("role", "x"),
-    lambda m: m.pop("role"),
-    lambda m: m.update(role="x"),
-    lambda m: m.clear(),
-    lambda m: m.setdefault("x", 1),
-    lambda m: m.__delitem__("role"),
-    lambda m: m.__ior__({"role": "x"}),
+    lambda m: m.__setitem__("role", "x"), lambda m: m.pop("role"), lambda m: m.update(role="x"), lambda m: m.clear(),
+    lambda m: m.setdefault("x", 1), lambda m: m.__delitem__("role"), lambda m: m.__ior__({"role": "x"}),
 ])  # fmt: skip
 def test_message_is_immutable(change: object) -> None:
     message = LLMRequest([{"role": "user", "content": "hi"}]).messages[0]

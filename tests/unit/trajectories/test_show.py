@@ -131,13 +131,8 @@ def test_steps_of_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(("arguments", "steps"), [
-    (["--step", "0"], [0]),
-    (["--step", "-1"], [3]),
-    (["--steps", "1:3"], [1, 2]),
-    (["--steps", "2:"], [2, 3]),
-    (["--steps=-2:"], [2, 3]),
-    (["--steps", ":1"], [0]),
-    ([], [0, 1, 2, 3]),
+    (["--step", "0"], [0]), (["--step", "-1"], [3]), (["--steps", "1:3"], [1, 2]), (["--steps", "2:"], [2, 3]),
+    (["--steps=-2:"], [2, 3]), (["--steps", ":1"], [0]), ([], [0, 1, 2, 3]),
 ])  # fmt: skip
 def test_selected_steps_are_shown(tmp_path: Path, arguments: list[str], steps: list[int]) -> None:
     text = shown(write(tmp_path / "e.json", chat()), *arguments)

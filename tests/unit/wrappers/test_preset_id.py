@@ -9,17 +9,8 @@ TASKS = [*"abcdefghij"]
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("p", "abcdefghij"),
-    ("p:0", "a"),
-    ("p:9", "j"),
-    ("p:0:3", "abc"),
-    ("p:8:", "ij"),
-    ("p::2", "ab"),
-    ("p::", "abcdefghij"),
-    ("p:8:99", "ij"),
-    ("p@0/1", "abcdefghij"),
-    ("p@3/8", "de"),
-    ("a.b-c:1", "b"),
+    ("p", "abcdefghij"), ("p:0", "a"), ("p:9", "j"), ("p:0:3", "abc"), ("p:8:", "ij"), ("p::2", "ab"),
+    ("p::", "abcdefghij"), ("p:8:99", "ij"), ("p@0/1", "abcdefghij"), ("p@3/8", "de"), ("a.b-c:1", "b"),
 ])  # fmt: skip
 def test_selector_chooses_tasks(text: str, expected: str) -> None:
     asked = PresetId.parse(text)
