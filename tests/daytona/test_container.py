@@ -81,21 +81,17 @@ async def test_capture_starts_another_sandbox(
         await factory(replace(spec, changes=elsewhere)).start()
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "said"),
-    [
-        (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
-        (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
-        (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
-        (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
-        (
-            Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no dd"}, times=None),
-            ContainerError,
-            "No shell could be started.*no dd",
-        ),
-    ],
-    ids=["rate-limit", "key", "refused-command", "lost", "no-shell"],
-)
+@pytest.mark.parametrize(("fault", "error", "said"), [
+    (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
+    (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
+    (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
+    (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
+    (
+        Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no dd"}, times=None),
+        ContainerError,
+        "No shell could be started.*no dd",
+    ),
+], ids=["rate-limit", "key", "refused-command", "lost", "no-shell"])  # fmt: skip
 async def test_rejected_start_leaves_no_sandbox(
     emulator: Emulator, fault: Fault, error: type[Exception], said: str
 ) -> None:

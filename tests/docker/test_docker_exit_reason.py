@@ -128,16 +128,12 @@ async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.Monkey
     gc.collect()
 
 
-@pytest.mark.parametrize(
-    ("cuts", "call"),
-    [
-        ((b"/archive?", 0), lambda box: box.upload(__file__, "/x")),
-        ((b"/archive?", 0), lambda box: box.download("/usr/bin", "/nonexistent/x")),
-        ((b"/archive?", 4096), lambda box: box.download("/usr/bin", "/nonexistent/x")),
-        ((b"/exec", 0), lambda box: box.exec("true", user="nobody")),
-    ],
-    ids=["upload", "download", "during a download", "shell"],
-)
+@pytest.mark.parametrize(("cuts", "call"), [
+    ((b"/archive?", 0), lambda box: box.upload(__file__, "/x")),
+    ((b"/archive?", 0), lambda box: box.download("/usr/bin", "/nonexistent/x")),
+    ((b"/archive?", 4096), lambda box: box.download("/usr/bin", "/nonexistent/x")),
+    ((b"/exec", 0), lambda box: box.exec("true", user="nobody")),
+], ids=["upload", "download", "during a download", "shell"])  # fmt: skip
 async def test_broken_connection_is_a_lost_container(
     monkeypatch: pytest.MonkeyPatch, cuts: tuple[bytes, int], call: Callable[[DockerContainer], Awaitable[object]]
 ) -> None:

@@ -113,19 +113,15 @@ exec sleep 60
 """
 
 
-@pytest.mark.parametrize(
-    ("frames", "why"),
-    [
-        (r"printf '\0\0\0\1\0\1\0\0'", "it sent 65536 bytes at once"),
-        (r"printf '\0\0\0\1\377\377\377\377\0\0\0\1\377\377\377\377'", "it accepted connection 1 with 1 open"),
-        (
-            r"printf '\0\0\0\1\377\377\377\377'; for i in $(seq 64); do printf '\0\0\0\1\0\0\200\0'; "
-            "head -c 32768 /dev/zero; done",
-            "it sent more of a connection than it may",
-        ),
-    ],
-    ids=["large", "twice", "more than its credit"],
-)
+@pytest.mark.parametrize(("frames", "why"), [
+    (r"printf '\0\0\0\1\0\1\0\0'", "it sent 65536 bytes at once"),
+    (r"printf '\0\0\0\1\377\377\377\377\0\0\0\1\377\377\377\377'", "it accepted connection 1 with 1 open"),
+    (
+        r"printf '\0\0\0\1\377\377\377\377'; for i in $(seq 64); do printf '\0\0\0\1\0\0\200\0'; "
+        "head -c 32768 /dev/zero; done",
+        "it sent more of a connection than it may",
+    ),
+], ids=["large", "twice", "more than its credit"])  # fmt: skip
 async def test_forged_relay_is_refused(frames: str, why: str) -> None:
     async def forged() -> FifoStream:
         stream = await box._open_shell("root")

@@ -47,20 +47,16 @@ from tests.unit.policies.conftest import Make
 HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 
-@pytest.mark.parametrize(
-    "behaviour",
-    [
-        error(408),
-        error(409),
-        error(429),
-        error(500),
-        error(503),
-        raw(b"<html>Bad gateway</html>", status=502, content_type="text/html"),
-        drop(),
-        drop(after=b'{"choices": ['),
-    ],
-    ids=["408", "409", "429", "500", "503", "502-html", "dropped", "dropped-midway"],
-)
+@pytest.mark.parametrize("behaviour", [
+    error(408),
+    error(409),
+    error(429),
+    error(500),
+    error(503),
+    raw(b"<html>Bad gateway</html>", status=502, content_type="text/html"),
+    drop(),
+    drop(after=b'{"choices": ['),
+], ids=["408", "409", "429", "500", "503", "502-html", "dropped", "dropped-midway"])  # fmt: skip
 async def test_temporary_errors_are_retried(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
     endpoint.then(behaviour, behaviour)
     assert (await make()(HI)).text == "hello"

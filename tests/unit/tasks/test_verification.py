@@ -118,14 +118,10 @@ async def test_agent_profile_files_do_not_affect_verification(
     assert [path.name for path in (tmp_path / "artifacts" / "app" / "left").iterdir()] == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("script", "error", "said"),
-    [
-        ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
-        ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
-    ],
-    ids=["link", "no interpreter"],
-)
+@pytest.mark.parametrize(("script", "error", "said"), [
+    ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
+    ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
+], ids=["link", "no interpreter"])  # fmt: skip
 async def test_broken_verifiers_are_an_error(
     make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str
 ) -> None:
