@@ -155,14 +155,6 @@ async def test_link_replacing_logs_receives_no_verification_files(
     assert (await env.step(SUBMIT)).reward == 0.75
 
 
-async def test_file_replacing_the_tests_directory_is_tolerated(make_environment: Any, make_steps: MakeSteps) -> None:
-    env = make_environment(make_steps())
-    await env.reset()
-    await env.step(run("echo one > /work/log; touch /tests"))
-    await env.step(SUBMIT)
-    assert [one.reward for one in env.report().stages] == [1.0]
-
-
 async def test_earlier_artifacts_reach_no_verifier(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     test = "#!/bin/sh\nls -A /logs/artifacts /data 2>/dev/null | grep -c old > /logs/verifier/reward.txt\n"
     env = make_environment(make_task(toml="artifacts = ['/data']\n" + SEPARATE, test=test), output_dir=tmp_path / "out")

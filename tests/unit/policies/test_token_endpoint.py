@@ -220,7 +220,6 @@ class Sampler:
 
 
 @pytest.mark.train
-@pytest.mark.train
 async def test_conversation_continues_from_its_ids(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -264,7 +263,6 @@ async def test_conversation_continues_from_its_ids(
 
 
 @pytest.mark.train
-@pytest.mark.train
 async def test_tool_calls_are_parsed_locally(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -282,7 +280,6 @@ async def test_tool_calls_are_parsed_locally(
     await policy.close()
 
 
-@pytest.mark.train
 @pytest.mark.train
 @pytest.mark.parametrize(("changed", "said"), [
     ({"prompt_token_ids": [1, 2]}, "got 2 others"),
