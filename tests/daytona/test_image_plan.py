@@ -370,14 +370,6 @@ async def test_failed_command_after_start_names_its_line(tmp_path: Path) -> None
             await finish(planned, box)
 
 
-@pytest.mark.local
-@pytest.mark.once
-async def test_dockerfile_without_files_needs_no_finish(tmp_path: Path) -> None:
-    planned = plan(tmp_path / "context", "FROM x\nENV A=1\n")
-    async with built(planned, tmp_path / "built") as box:
-        assert await finish(planned, box) == ({}, "/", "root")
-
-
 def package(tmp_path: Path) -> Mount:
     folder = tmp_path / "package"
     (folder / "bin").mkdir(parents=True)

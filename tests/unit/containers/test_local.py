@@ -64,13 +64,6 @@ async def test_python_runs_and_system_directories_are_writable() -> None:
     assert Path("/etc/passwd").exists()
 
 
-async def test_spec_workdir_is_not_created() -> None:
-    async with local_container(workdir="/missing") as container:
-        assert (await container.exec("true")).exit_code == 126
-        await container.exec("mkdir /missing", cwd="/")
-        assert (await container.exec("pwd")).output == "/missing\n"
-
-
 async def test_container_survives_kill_of_all_inner_processes() -> None:
     async with local_container() as container:
         assert (await container.exec("kill -9 -1; kill -9 1")).exit_code == 137

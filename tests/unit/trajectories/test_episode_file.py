@@ -208,11 +208,6 @@ def record(directory: Path, records: list[StepRecord], **more: object) -> Episod
     return collector.end_episode(**more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("length", "expected"), [(length, 1.0 if length == 3 else None) for length in range(4)])
-def test_missing_reward_is_none(tmp_path: Path, length: int, expected: float | None) -> None:
-    assert record(tmp_path, list(chat(length=3).steps[:length])).total_reward == expected
-
-
 def step(index: int, reward: float | None, kind: str = "MID") -> StepRecord:
     return StepRecord(index, kind, None, None, reward, None if kind == "FIRST" else 1.0, 0.0)  # type: ignore[arg-type]
 
