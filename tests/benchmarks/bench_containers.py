@@ -11,7 +11,6 @@ from tests.benchmarks.comparison import HEADER
 
 
 async def main(image: str) -> None:
-    """All rows."""
     print(HEADER)
     for benchmark in (bench_exec, bench_lifecycle, bench_build):
         await benchmark.main(image)

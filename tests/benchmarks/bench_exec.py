@@ -112,7 +112,6 @@ async def _all(commands: Iterable[Awaitable[object]]) -> float:
 
 
 async def main(image: str) -> None:
-    """All rows."""
     client = docker.from_env(max_pool_size=32)
     await latency(client, image)
     for boxes in (8, 32):

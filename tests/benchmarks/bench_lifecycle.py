@@ -131,7 +131,6 @@ async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, 
 
 
 async def main(image: str) -> None:
-    """All tables."""
     client = docker.from_env(max_pool_size=AT_ONCE)
     factory, spec = DockerContainerFactory(), ContainerSpec("bench", docker_image=image)
     await life(client, factory, spec)

@@ -68,7 +68,6 @@ SUBMIT = reply("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 
 def row(what: str, measured: str, beside: str = "", ratio: str = "") -> None:
-    """Prints a line of the table."""
     print(f"| {what} | {measured} | {beside} | {ratio} |", flush=True)
 
 
@@ -212,7 +211,6 @@ async def run_with_snapshots(place: Place) -> None:
 
 
 async def main(image: str, client: docker.DockerClient) -> None:
-    """All rows."""
     print("| what | measured | beside it | ratio |\n|---|---|---|---|")
     on_docker: Place = ("docker", DockerContainerFactory(), image)
     local: Place = ("local", LocalContainerFactory(), None)

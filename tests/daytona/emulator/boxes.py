@@ -128,7 +128,6 @@ class Box:
         return StoredChanges(await self._container.capture_changes(objects), objects)
 
     async def stop(self) -> None:
-        """Ends and removes it."""
         await self._container.stop()
 
 
@@ -140,7 +139,6 @@ class Boxes:
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Touches nothing."""
         self._backend = backend
         self._factory = DockerContainerFactory() if backend == "docker" else LocalContainerFactory()
         self._folder = Path()

@@ -140,7 +140,6 @@ class Deadlines:
             sandbox.expiry = asyncio.get_running_loop().call_later(minutes * self.minute, self._delete, sandbox)
 
     def cancel(self, sandbox: Sandbox) -> None:
-        """It lives on."""
         if sandbox.expiry is not None:
             sandbox.expiry.cancel()
         sandbox.expiry = None
@@ -289,7 +288,6 @@ class Sandboxes:
             sandbox.state = "started"
 
     async def _end(self, sandbox: Sandbox) -> None:
-        """Ends what runs of it."""
         terminals, sandbox.terminals = sandbox.terminals, {}
         for terminal in terminals.values():
             await terminal.close()

@@ -139,7 +139,6 @@ async def proxy(origin: tuple[Origin, str, int]) -> AsyncIterator[EgressProxy]:
 
 @pytest.fixture
 async def dial(proxy: EgressProxy) -> AsyncIterator[Dial]:
-    """Connects to the proxy."""
     async with started(proxy) as connect:
         yield connect
 

@@ -34,8 +34,6 @@ def context(tmp_path_factory: pytest.TempPathFactory, repository: Repository) ->
 
 
 class Player:
-    """Runs rows."""
-
     def __init__(self, folder: Path, repository: Repository) -> None:
         self.output = folder / "output"
         self._folder, self._repository = folder, repository

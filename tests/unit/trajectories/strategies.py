@@ -129,7 +129,6 @@ def new_messages(draw: st.DrawFn, response: LLMResponse) -> Messages:
 
 
 def keep(_: st.DrawFn, messages: Messages) -> Messages:
-    """The history as it is."""
     return messages
 
 
@@ -249,5 +248,4 @@ def foreign_trajectories(draw: st.DrawFn) -> EpisodeTrajectory:
 
 
 def trajectories() -> st.SearchStrategy[EpisodeTrajectory]:
-    """Episodes of every kind."""
     return linear_trajectories() | rewritten_trajectories() | foreign_trajectories()

@@ -46,7 +46,6 @@ class GoldenAgent:
             await self.work(reply.text)
 
     async def work(self, reply: str) -> None:
-        """One round."""
         both = await asyncio.gather(
             self.container.exec(reply, timeout_sec=3, cwd="/tmp", env={"A": "ü"}), self.container.exec("second")
         )
@@ -70,7 +69,6 @@ class GoldenAgent:
 
 
 def respond(command: str) -> ExecResult:
-    """The container's."""
     return ExecResult(f"{command}: {random.SystemRandom().random()}\n", None if command == "second" else 3, 0.125, True)
 
 

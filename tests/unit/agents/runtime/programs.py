@@ -46,7 +46,6 @@ class World:
     """
 
     def __init__(self, journal: Journal | None, *, responses: bool = True) -> None:
-        """Runs nothing yet."""
         self.log: list[Any] = []
         self.performed: list[str] = []
         self.asked: list[Call] = []
@@ -109,7 +108,6 @@ class World:
 
     @staticmethod
     def response_to(call: Call) -> LLMResponse:
-        """What the LLM says."""
         return LLMResponse.from_text(call.arguments.messages[-1]["content"].upper())
 
     def _on_change(self) -> None:
@@ -117,7 +115,6 @@ class World:
 
 
 def new_journal(seed: int = 7) -> Journal:
-    """An empty one."""
     return Journal(time.time(), seed)
 
 
