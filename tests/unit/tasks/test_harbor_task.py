@@ -167,6 +167,13 @@ def test_solution_is_required_only_when_needed(make_task: MakeTask) -> None:
         task.check_runnable(needs_solution=True)
 
 
+def test_solution_links_must_point_inside_the_task(make_task: MakeTask, tmp_path: Path) -> None:
+    root = make_task(files={"solution/data/x": ""})
+    (root / "solution" / "outside").symlink_to(tmp_path / "secret")
+    with pytest.raises(TaskError, match="solution/outside: expected a link to a place inside the task"):
+        load_task(root)
+
+
 def test_warnings_name_the_task(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="colour = 1", files={"instruction.md": "# canary\n \n"}))
     assert task.warnings == ("a-task: task.toml: unknown key colour is ignored", "a-task: instruction.md is empty")
