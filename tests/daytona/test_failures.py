@@ -29,36 +29,39 @@ def said(status: int, message: str = "No", code: str | None = None, source: str 
     return create_daytona_error(message, status, {}, code, source)
 
 
-@pytest.mark.parametrize(("error", "kind", "again"), [
-    (said(400), ContainerServiceError, NEVER),
-    (said(401), ContainerAuthorizationError, NEVER),
-    (said(403), ContainerAuthorizationError, NEVER),
-    (said(403, code="ORGANIZATION_SUSPENDED", source=API), ContainerAuthorizationError, NEVER),
-    (said(404), ContainerNotFoundError, NEVER),
-    (said(409), ContainerServiceError, NEVER),
-    (said(422), ContainerServiceError, NEVER),
-    (said(429), ContainerRateLimitError, ALWAYS),
-    (said(408, source=DAEMON), ContainerServiceUnavailableError, IF_REPEATABLE),
-    *((said(status), ContainerServiceUnavailableError, IF_REPEATABLE) for status in (500, 502, 503, 504, 520)),
-    (said(400, code="ORGANIZATION_QUOTA_EXCEEDED", source=API), ContainerQuotaError, NEVER),
-    (said(400, QUOTA_TEXT), ContainerQuotaError, NEVER),
-    (said(403, QUOTA_TEXT), ContainerQuotaError, NEVER),
-    (said(403, "CPU request 64 exceeds maximum allowed per sandbox (4)."), ContainerQuotaError, NEVER),
-    (said(400, "Snapshot quota exceeded. Maximum allowed: 3"), ContainerQuotaError, NEVER),
-    (said(400, code="NO_AVAILABLE_RUNNERS", source=API), ContainerServiceUnavailableError, ALWAYS),
-    (said(409, "Sandbox state change in progress"), ContainerServiceError, ALWAYS),
-    (said(404, "Failed to get sandbox: Sandbox with ID or name x not found"), ContainerDiedError, NEVER),
-    (said(404, code="SANDBOX_NOT_FOUND", source=PROXY), ContainerDiedError, NEVER),
-    (said(404, source=PROXY), ContainerDiedError, NEVER),
-    (said(410), ContainerDiedError, NEVER),
-    (said(400, code="SANDBOX_NOT_STARTED", source=PROXY), ContainerDiedError, ALWAYS),
-    (said(404, "sandbox file not found", "FILE_NOT_FOUND", DAEMON), ContainerNotFoundError, NEVER),
-    (said(410, code="SESSION_ENDED", source=DAEMON), ContainerNotFoundError, NEVER),
-    (said(404, "Snapshot x not found", source=API), ContainerNotFoundError, NEVER),
-    (DaytonaConnectionError("cut"), ContainerServiceUnavailableError, IF_REPEATABLE),
-    (DaytonaTimeoutError("late"), ContainerServiceUnavailableError, IF_REPEATABLE),
-    (DaytonaError("1 validation error for Sandbox"), ContainerServiceError, NEVER),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "kind", "again"),
+    [
+        (said(400), ContainerServiceError, NEVER),
+        (said(401), ContainerAuthorizationError, NEVER),
+        (said(403), ContainerAuthorizationError, NEVER),
+        (said(403, code="ORGANIZATION_SUSPENDED", source=API), ContainerAuthorizationError, NEVER),
+        (said(404), ContainerNotFoundError, NEVER),
+        (said(409), ContainerServiceError, NEVER),
+        (said(422), ContainerServiceError, NEVER),
+        (said(429), ContainerRateLimitError, ALWAYS),
+        (said(408, source=DAEMON), ContainerServiceUnavailableError, IF_REPEATABLE),
+        *((said(status), ContainerServiceUnavailableError, IF_REPEATABLE) for status in (500, 502, 503, 504, 520)),
+        (said(400, code="ORGANIZATION_QUOTA_EXCEEDED", source=API), ContainerQuotaError, NEVER),
+        (said(400, QUOTA_TEXT), ContainerQuotaError, NEVER),
+        (said(403, QUOTA_TEXT), ContainerQuotaError, NEVER),
+        (said(403, "CPU request 64 exceeds maximum allowed per sandbox (4)."), ContainerQuotaError, NEVER),
+        (said(400, "Snapshot quota exceeded. Maximum allowed: 3"), ContainerQuotaError, NEVER),
+        (said(400, code="NO_AVAILABLE_RUNNERS", source=API), ContainerServiceUnavailableError, ALWAYS),
+        (said(409, "Sandbox state change in progress"), ContainerServiceError, ALWAYS),
+        (said(404, "Failed to get sandbox: Sandbox with ID or name x not found"), ContainerDiedError, NEVER),
+        (said(404, code="SANDBOX_NOT_FOUND", source=PROXY), ContainerDiedError, NEVER),
+        (said(404, source=PROXY), ContainerDiedError, NEVER),
+        (said(410), ContainerDiedError, NEVER),
+        (said(400, code="SANDBOX_NOT_STARTED", source=PROXY), ContainerDiedError, ALWAYS),
+        (said(404, "sandbox file not found", "FILE_NOT_FOUND", DAEMON), ContainerNotFoundError, NEVER),
+        (said(410, code="SESSION_ENDED", source=DAEMON), ContainerNotFoundError, NEVER),
+        (said(404, "Snapshot x not found", source=API), ContainerNotFoundError, NEVER),
+        (DaytonaConnectionError("cut"), ContainerServiceUnavailableError, IF_REPEATABLE),
+        (DaytonaTimeoutError("late"), ContainerServiceUnavailableError, IF_REPEATABLE),
+        (DaytonaError("1 validation error for Sandbox"), ContainerServiceError, NEVER),
+    ],
+)
 def test_sdk_errors_are_classified(error: DaytonaError, kind: type[ContainerError], again: tuple[bool, bool]) -> None:
     failure = read("The sandbox x", error)
     assert type(failure.error) is kind
@@ -66,14 +69,17 @@ def test_sdk_errors_are_classified(error: DaytonaError, kind: type[ContainerErro
     assert getattr(failure.error, "status", error.status_code) == error.status_code
 
 
-@pytest.mark.parametrize(("headers", "seconds"), [
-    ({}, None),
-    ({"Retry-After": "7"}, 7.0),
-    ({"Retry-After-sandbox-create": "30", "retry-after-authenticated": "4"}, 30.0),
-    ({"Retry-After": "soon"}, None),
-    ({"Retry-After": formatdate(time.time() - 60)}, 0.0),
-    ({"X-RateLimit-Reset": "9"}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After-sandbox-create": "30", "retry-after-authenticated": "4"}, 30.0),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": formatdate(time.time() - 60)}, 0.0),
+        ({"X-RateLimit-Reset": "9"}, None),
+    ],
+)
 def test_retry_after_header_is_read(headers: dict[str, str], seconds: float | None) -> None:
     failure = read("x", create_daytona_error("slow down", 429, headers))
     assert failure.wait_sec == seconds

@@ -48,14 +48,17 @@ def test_snapshot_replaces_the_task_image_and_warns(tmp_path: Path) -> None:
     assert plan_image(ContainerSpec(name="t"), "s").warnings == ()
 
 
-@pytest.mark.parametrize(("image", "is_fixed"), [
-    ("debian:12", True),
-    ("reg.example:5000/a/b:v1", True),
-    ("debian@sha256:" + "0" * 64, True),
-    ("debian", False),
-    ("debian:latest", False),
-    ("reg.example:5000/a/b", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("image", "is_fixed"),
+    [
+        ("debian:12", True),
+        ("reg.example:5000/a/b:v1", True),
+        ("debian@sha256:" + "0" * 64, True),
+        ("debian", False),
+        ("debian:latest", False),
+        ("reg.example:5000/a/b", False),
+    ],
+)
 def test_image_is_used_unchanged(image: str, is_fixed: bool) -> None:
     planned = plan_image(ContainerSpec(name="t", docker_image=image))
     assert (planned.image, planned.dockerfile, planned.user, planned.workdir) == (image, None, "root", None)
@@ -115,11 +118,14 @@ def test_dockerfile_without_files_is_sent_unchanged(tmp_path: Path) -> None:
     assert "STAGE" not in planned.env
 
 
-@pytest.mark.parametrize(("text", "workdir", "user"), [
-    ("FROM x AS Base\nENV A=1\nWORKDIR /w\nUSER u\nFROM y\nWORKDIR /other\nFROM base\nENV B=$A\n", "/w", "u"),
-    ("FROM x\nENV A=1 B=1\nWORKDIR sub\n", None, "root"),
-    ("FROM x\nENV A=1 B=1\n", None, "root"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "workdir", "user"),
+    [
+        ("FROM x AS Base\nENV A=1\nWORKDIR /w\nUSER u\nFROM y\nWORKDIR /other\nFROM base\nENV B=$A\n", "/w", "u"),
+        ("FROM x\nENV A=1 B=1\nWORKDIR sub\n", None, "root"),
+        ("FROM x\nENV A=1 B=1\n", None, "root"),
+    ],
+)
 def test_stage_inherits_from_its_base(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
     """A directory that is relative to the base image's is not known."""
     planned = plan(tmp_path, text)
@@ -129,17 +135,20 @@ def test_stage_inherits_from_its_base(tmp_path: Path, text: str, workdir: str | 
 IN_CONTEXT = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my file": "5"}
 
 
-@pytest.mark.parametrize(("instruction", "expected"), [
-    ("COPY a.txt /x", ["a.txt"]),
-    ("COPY *.txt /x/", ["a.txt", "b.txt"]),
-    ("COPY d /x", ["d/one", "d/s/two"]),
-    ('COPY ["my file", "/y z"]', ["my file"]),
-    ('COPY "my file" /y', ["my file"]),
-    ("COPY my\\ file /y", ["my file"]),
-    ("COPY --chown=a:b --chmod=755 a.txt /x", ["a.txt"]),
-    ("COPY a.txt \\\n\n  # comment\n  b.txt /x/", ["a.txt", "b.txt"]),
-    ("COPY inner /x", ["inner"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("COPY a.txt /x", ["a.txt"]),
+        ("COPY *.txt /x/", ["a.txt", "b.txt"]),
+        ("COPY d /x", ["d/one", "d/s/two"]),
+        ('COPY ["my file", "/y z"]', ["my file"]),
+        ('COPY "my file" /y', ["my file"]),
+        ("COPY my\\ file /y", ["my file"]),
+        ("COPY --chown=a:b --chmod=755 a.txt /x", ["a.txt"]),
+        ("COPY a.txt \\\n\n  # comment\n  b.txt /x/", ["a.txt", "b.txt"]),
+        ("COPY inner /x", ["inner"]),
+    ],
+)
 def test_builder_gets_only_copied_files(tmp_path: Path, instruction: str, expected: list[str]) -> None:
     context, staged = tmp_path / "context", tmp_path / "staged"
     task = spec(context, f"FROM x\n{instruction}\n", **IN_CONTEXT)
@@ -153,12 +162,15 @@ def test_builder_gets_only_copied_files(tmp_path: Path, instruction: str, expect
     assert not stored.builds_after_start
 
 
-@pytest.mark.parametrize(("instruction", "expected"), [
-    ("ADD a.txt https://example.org/x /x/", ["a.txt"]),
-    ("COPY <<E a.txt /x/\nhello\nE", ["a.txt"]),
-    ("COPY << 'E' a.txt /x/\nhello\nE", ["a.txt"]),
-    ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("ADD a.txt https://example.org/x /x/", ["a.txt"]),
+        ("COPY <<E a.txt /x/\nhello\nE", ["a.txt"]),
+        ("COPY << 'E' a.txt /x/\nhello\nE", ["a.txt"]),
+        ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
+    ],
+)
 def test_files_outside_copy_sources_are_not_staged(tmp_path: Path, instruction: str, expected: list[str]) -> None:
     """A stage that no other one uses makes the SDK send them."""
     text = f"# syntax=docker/dockerfile:1\nARG V=1\nFROM x:$V\n{instruction}\n"
@@ -195,11 +207,14 @@ def test_sources_outside_the_context_are_rejected(tmp_path: Path, source: str, f
 NOT_FOUND = "the SDK takes variables and leading slashes"
 
 
-@pytest.mark.parametrize(("instruction", "what"), [
-    ("COPY /a.txt ./b.txt /x/", NOT_FOUND),
-    ("ENV D=d\nCOPY $D /x", NOT_FOUND),
-    *(("COPY d /x", what) for what in ("link", "empty directory", "device", "no UTF-8")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("instruction", "what"),
+    [
+        ("COPY /a.txt ./b.txt /x/", NOT_FOUND),
+        ("ENV D=d\nCOPY $D /x", NOT_FOUND),
+        *(("COPY d /x", what) for what in ("link", "empty directory", "device", "no UTF-8")),
+    ],
+)
 def test_files_unsupported_by_the_sdk_upload_after_start(tmp_path: Path, instruction: str, what: str) -> None:
     task, folder = spec(tmp_path, f"FROM x\n{instruction}\n", **IN_CONTEXT), tmp_path / "d"
     if what == "link":
@@ -223,14 +238,17 @@ def test_lines_before_the_first_copy_are_built(tmp_path: Path) -> None:
     assert planned.builds_after_start
 
 
-@pytest.mark.parametrize(("rest", "named"), [
-    ("FROM debian\n", "a second FROM"),
-    ("COPY --from=one /x /y\n", "COPY --from"),
-    ("COPY <<E /e\ntrue\nE\n", "here-document"),
-    ('ENTRYPOINT ["/x"]\n', "ENTRYPOINT"),
-    ("RUN --mount=type=secret,id=k true\n", "RUN --mount=type=secret"),
-    ("ENV A=${B%x}\n", "substitution"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rest", "named"),
+    [
+        ("FROM debian\n", "a second FROM"),
+        ("COPY --from=one /x /y\n", "COPY --from"),
+        ("COPY <<E /e\ntrue\nE\n", "here-document"),
+        ('ENTRYPOINT ["/x"]\n', "ENTRYPOINT"),
+        ("RUN --mount=type=secret,id=k true\n", "RUN --mount=type=secret"),
+        ("ENV A=${B%x}\n", "substitution"),
+    ],
+)
 def test_instructions_that_need_the_object_store_are_named(tmp_path: Path, rest: str, named: str) -> None:
     planned = plan(tmp_path, f"FROM x AS one\nCOPY a /a\n{rest}", a="1")
     assert named in planned.warnings[0]
@@ -257,17 +275,20 @@ def test_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> None
     assert "substitution" in plan(tmp_path, text + "COPY a /a\nRUN b $V\n", a="1").warnings[0]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (None, "expected a Dockerfile or a docker_image"),
-    ("", "no FROM"),
-    ("RUN x\n", "no FROM"),
-    ("FROM x\nWORDS x\n", "line 2: expected a Dockerfile instruction, got WORDS"),
-    ("FROM x\nCOPY missing /x\n", "line 2: nothing in .* matches 'missing'"),
-    ("FROM x\nCOPY /etc/passwd /x\n", "nothing in"),  # it is in the context, not on this machine
-    ("FROM x\nENV A=1 B\n", "line 2: ENV"),
-    (b"FROM x\nENV A=\xff\n", "Cannot read"),
-    ("# syntax=someone/else:1\nanything\n", "line 1: the frontend someone/else:1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "expected a Dockerfile or a docker_image"),
+        ("", "no FROM"),
+        ("RUN x\n", "no FROM"),
+        ("FROM x\nWORDS x\n", "line 2: expected a Dockerfile instruction, got WORDS"),
+        ("FROM x\nCOPY missing /x\n", "line 2: nothing in .* matches 'missing'"),
+        ("FROM x\nCOPY /etc/passwd /x\n", "nothing in"),  # it is in the context, not on this machine
+        ("FROM x\nENV A=1 B\n", "line 2: ENV"),
+        (b"FROM x\nENV A=\xff\n", "Cannot read"),
+        ("# syntax=someone/else:1\nanything\n", "line 1: the frontend someone/else:1"),
+    ],
+)
 def test_malformed_dockerfile_is_rejected(tmp_path: Path, text: str | bytes | None, message: str) -> None:
     if text is not None:
         (tmp_path / "Dockerfile").write_bytes(text if isinstance(text, bytes) else text.encode())

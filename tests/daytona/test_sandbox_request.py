@@ -53,21 +53,24 @@ def test_every_sandbox_has_the_default_parameters() -> None:
     assert (made.network_block_all, made.network_allow_list, made.domain_allow_list) == (None, None, None)
 
 
-@pytest.mark.parametrize(("asked", "options", "expected", "warned"), [
-    ({"cpus": 2, "memory_mb": 4096, "storage_mb": 10240}, {}, (2, 4, 10, None), []),
-    ({"cpus": 0.5}, {}, (1, None, None, None), ["cpus=0.5: .* 1 here"]),
-    ({"cpus": 1.5}, {}, (2, None, None, None), ["cpus=1.5: .* 2 here"]),
-    ({"memory_mb": 512}, {}, (None, 1, None, None), [r"memory_mb=512: .* 1 here \(1024 MB\)"]),
-    ({"storage_mb": 10000}, {}, (None, None, 10, None), [r"storage_mb=10000: .* 10 here \(10240 MB\)"]),
-    ({"gpus": 2}, {}, (None, None, None, 2), []),
-    ({"gpus": 0, "cpus": 1.0}, {}, (1, None, None, None), []),
-    (
-        {"cpus": 0.5, "memory_mb": 100, "storage_mb": 100},
-        {"cpus": 4, "memory_mb": 8192, "storage_mb": 20480},
-        (4, 8, 20, None),
-        [],
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "options", "expected", "warned"),
+    [
+        ({"cpus": 2, "memory_mb": 4096, "storage_mb": 10240}, {}, (2, 4, 10, None), []),
+        ({"cpus": 0.5}, {}, (1, None, None, None), ["cpus=0.5: .* 1 here"]),
+        ({"cpus": 1.5}, {}, (2, None, None, None), ["cpus=1.5: .* 2 here"]),
+        ({"memory_mb": 512}, {}, (None, 1, None, None), [r"memory_mb=512: .* 1 here \(1024 MB\)"]),
+        ({"storage_mb": 10000}, {}, (None, None, 10, None), [r"storage_mb=10000: .* 10 here \(10240 MB\)"]),
+        ({"gpus": 2}, {}, (None, None, None, 2), []),
+        ({"gpus": 0, "cpus": 1.0}, {}, (1, None, None, None), []),
+        (
+            {"cpus": 0.5, "memory_mb": 100, "storage_mb": 100},
+            {"cpus": 4, "memory_mb": 8192, "storage_mb": 20480},
+            (4, 8, 20, None),
+            [],
+        ),
+    ],
+)
 def test_resources_are_rounded_with_warnings(
     asked: dict[str, Any], options: dict[str, Any], expected: tuple[int | None, ...], warned: list[str]
 ) -> None:
@@ -99,17 +102,20 @@ def test_task_variables_override_image_and_options(tmp_path: Path) -> None:
     assert params(spec, options).env_vars == {"B": "task", "C": "task", "D": "option"}
 
 
-@pytest.mark.parametrize(("policy", "options", "expected"), [
-    (PUBLIC, {}, (False, "", "")),
-    (NO_NETWORK, {}, (True, "", "")),
-    (allow(), {}, (True, "", "")),
-    (allow("pypi.org", "*.a.example"), {}, (False, "", "*.a.example,pypi.org")),
-    (allow("10.0.0.0/8", "192.0.2.7"), {}, (False, "10.0.0.0/8,192.0.2.7/32", "")),
-    (PUBLIC, {"network": NO_NETWORK}, (True, "", "")),
-    (NO_NETWORK, {"network": PUBLIC}, (False, "", "")),
-    (NO_NETWORK, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "pypi.org")),
-    (PUBLIC, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "options", "expected"),
+    [
+        (PUBLIC, {}, (False, "", "")),
+        (NO_NETWORK, {}, (True, "", "")),
+        (allow(), {}, (True, "", "")),
+        (allow("pypi.org", "*.a.example"), {}, (False, "", "*.a.example,pypi.org")),
+        (allow("10.0.0.0/8", "192.0.2.7"), {}, (False, "10.0.0.0/8,192.0.2.7/32", "")),
+        (PUBLIC, {"network": NO_NETWORK}, (True, "", "")),
+        (NO_NETWORK, {"network": PUBLIC}, (False, "", "")),
+        (NO_NETWORK, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "pypi.org")),
+        (PUBLIC, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "")),
+    ],
+)
 def test_network_settings_follow_the_policy(
     policy: NetworkPolicy, options: dict[str, Any], expected: tuple[bool, str, str]
 ) -> None:
@@ -122,15 +128,18 @@ def test_network_settings_follow_the_policy(
     assert sent == tuple(value or None for value in expected)
 
 
-@pytest.mark.parametrize(("hosts", "named"), [
-    (["::1"], "::1"),
-    (["2001:db8::/32"], "2001:db8::/32"),
-    (["localhost"], "localhost"),
-    (["a.xn--p1ai"], "a.xn--p1ai"),
-    (["pypi.org", "10.0.0.0/8"], "pypi.org; 10.0.0.0/8"),
-    ([f"h{n}.example" for n in range(MAX_DOMAINS + 1)], f"at most {MAX_DOMAINS} names"),
-    ([f"10.0.{n}.0/24" for n in range(MAX_NETWORKS + 1)], f"{MAX_NETWORKS} networks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hosts", "named"),
+    [
+        (["::1"], "::1"),
+        (["2001:db8::/32"], "2001:db8::/32"),
+        (["localhost"], "localhost"),
+        (["a.xn--p1ai"], "a.xn--p1ai"),
+        (["pypi.org", "10.0.0.0/8"], "pypi.org; 10.0.0.0/8"),
+        ([f"h{n}.example" for n in range(MAX_DOMAINS + 1)], f"at most {MAX_DOMAINS} names"),
+        ([f"10.0.{n}.0/24" for n in range(MAX_NETWORKS + 1)], f"{MAX_NETWORKS} networks"),
+    ],
+)
 def test_unsupported_allow_list_is_rejected(hosts: list[str], named: str) -> None:
     later = replace(TASK, phase_networks=frozenset({allow(*hosts)}))
     with pytest.raises(UnsupportedTaskError) as caught:

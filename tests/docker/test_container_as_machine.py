@@ -47,16 +47,19 @@ def python(image: str, options: tuple[str, ...], *arguments: str) -> subprocess.
     return docker_run((*shown, *settings, *options), image, "python3", "-B", *arguments)
 
 
-@pytest.mark.parametrize(("options", "mode"), [
-    pytest.param((), HOST, id="defaults"),
-    pytest.param(_VOLUME, HOST, id="volume", marks=NIGHTLY),
-    pytest.param((*_UNCONFINED, *_VOLUME), SHARED, id="without-seccomp"),
-    pytest.param((*_SYS_ADMIN, *_VOLUME), HOST, id="sys-admin", marks=NIGHTLY),
-    pytest.param((*_SYS_ADMIN, *_NET_ADMIN, *_VOLUME), HOST, id="sys-admin-net-admin", marks=NIGHTLY),
-    pytest.param(_UNCONFINED, SHARED, id="without-seccomp-on-overlay", marks=NIGHTLY),
-    pytest.param((*_UNCONFINED, *_VOLUME, "--user", "1000"), SHARED, id="user-without-seccomp"),
-    pytest.param((*_UNCONFINED, *_SYS_ADMIN, *_NET_ADMIN), None, id="all-namespaces-on-overlay"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        pytest.param((), HOST, id="defaults"),
+        pytest.param(_VOLUME, HOST, id="volume", marks=NIGHTLY),
+        pytest.param((*_UNCONFINED, *_VOLUME), SHARED, id="without-seccomp"),
+        pytest.param((*_SYS_ADMIN, *_VOLUME), HOST, id="sys-admin", marks=NIGHTLY),
+        pytest.param((*_SYS_ADMIN, *_NET_ADMIN, *_VOLUME), HOST, id="sys-admin-net-admin", marks=NIGHTLY),
+        pytest.param(_UNCONFINED, SHARED, id="without-seccomp-on-overlay", marks=NIGHTLY),
+        pytest.param((*_UNCONFINED, *_VOLUME, "--user", "1000"), SHARED, id="user-without-seccomp"),
+        pytest.param((*_UNCONFINED, *_SYS_ADMIN, *_NET_ADMIN), None, id="all-namespaces-on-overlay"),
+    ],
+)
 def test_first_command_solves_the_bundled_tasks(image: str, options: tuple[str, ...], mode: str | None) -> None:
     done = python(image, options, "-m", "ares_exp", "tracker=none")
     assert done.returncode == 0, done.stderr

@@ -177,20 +177,23 @@ async def test_failed_build_leaves_no_container(tmp_path: Path, engine: docker.D
     assert not [one for one in engine.api.containers(all=True) if tmp_path.name in one["Command"]]
 
 
-@pytest.mark.parametrize(("services", "message"), [
-    (
-        f"  web:\n    image: {IMAGE}\n    command: sh -c 'echo I cannot; exit 3'\n",
-        r"Service web ended with exit code 3\. It last printed:\nI cannot",
-    ),
-    (
-        f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    stop_signal: SIGKILL\n"
-        "    healthcheck: {test: echo not me; exit 1, interval: 50ms, retries: 1}\n"
-        "  main:\n    depends_on: {web: {condition: service_healthy}}\n",
-        r"Service web is not healthy; its health check last said: 'not me'",
-    ),
-    ("  main:\n    command: [3]\n    nonsense: 1\n    x-nonsense: 1\n", r"services\.main\.nonsense"),
-    ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("services", "message"),
+    [
+        (
+            f"  web:\n    image: {IMAGE}\n    command: sh -c 'echo I cannot; exit 3'\n",
+            r"Service web ended with exit code 3\. It last printed:\nI cannot",
+        ),
+        (
+            f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    stop_signal: SIGKILL\n"
+            "    healthcheck: {test: echo not me; exit 1, interval: 50ms, retries: 1}\n"
+            "  main:\n    depends_on: {web: {condition: service_healthy}}\n",
+            r"Service web is not healthy; its health check last said: 'not me'",
+        ),
+        ("  main:\n    command: [3]\n    nonsense: 1\n    x-nonsense: 1\n", r"services\.main\.nonsense"),
+        ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
+    ],
+)
 async def test_failed_start_leaves_no_containers(
     tmp_path: Path, engine: docker.DockerClient, services: str, message: str
 ) -> None:

@@ -121,11 +121,17 @@ def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
         check(ContainerSpec("t", docker_image=IMAGE, gpus=1))
 
 
-@pytest.mark.parametrize(("host", "message"), [
-    ("unix:///no/such.sock", "No Docker engine answers at unix:///no/such.sock"),
-    ("tcp://127.0.0.1:1", r"No Docker engine answers at tcp://127.0.0.1:1: \[Errno \d+\] Connection refused\. Start"),
-    ("ssh://somewhere", "Expected DOCKER_HOST to be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("unix:///no/such.sock", "No Docker engine answers at unix:///no/such.sock"),
+        (
+            "tcp://127.0.0.1:1",
+            r"No Docker engine answers at tcp://127.0.0.1:1: \[Errno \d+\] Connection refused\. Start",
+        ),
+        ("ssh://somewhere", "Expected DOCKER_HOST to be"),
+    ],
+)
 async def test_missing_engine_is_reported(monkeypatch: pytest.MonkeyPatch, host: str, message: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(errors.PreflightError, match=message):

@@ -5,19 +5,22 @@ import pytest
 from ares_exp.agents.shell_agent import bash_blocks
 
 
-@pytest.mark.parametrize(("reply", "expected"), [
-    ("", []),
-    ("no block", []),
-    ("```bash\nls\n```", ["ls"]),
-    ("text\n```bash\nls\npwd\n```\nmore", ["ls\npwd"]),
-    ("```sh\na\n```\n```shell\nb\n```", ["a", "b"]),
-    ("```bash  \r\nls\r\n```\r\n", ["ls"]),
-    ("```python\nprint()\n```", []),
-    ("```bash\nnever closed", []),
-    ("```bash\ncat <<'E' > f.md\n```python\nx\nE\n```", ["cat <<'E' > f.md\n```python\nx\nE"]),
-    ("```bash\n```", [""]),
-    ("inline ```bash\nls\n```", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("", []),
+        ("no block", []),
+        ("```bash\nls\n```", ["ls"]),
+        ("text\n```bash\nls\npwd\n```\nmore", ["ls\npwd"]),
+        ("```sh\na\n```\n```shell\nb\n```", ["a", "b"]),
+        ("```bash  \r\nls\r\n```\r\n", ["ls"]),
+        ("```python\nprint()\n```", []),
+        ("```bash\nnever closed", []),
+        ("```bash\ncat <<'E' > f.md\n```python\nx\nE\n```", ["cat <<'E' > f.md\n```python\nx\nE"]),
+        ("```bash\n```", [""]),
+        ("inline ```bash\nls\n```", []),
+    ],
+)
 def test_bash_blocks_are_found(reply: str, expected: list[str]) -> None:
     assert bash_blocks(reply) == expected
 

@@ -313,13 +313,16 @@ def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
     assert "Read-only file system" in shown
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["agent.files={/x: missing.py}"], "missing.py"),
-    (["agent.files={x: missing.py}"], "absolute"),
-    (["agent.mount=nowhere"], "nowhere"),
-    (["agent.keepalive_sec=0"], "keepalive_sec"),
-    (["snapshot=every_step"], "resume="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["agent.files={/x: missing.py}"], "missing.py"),
+        (["agent.files={x: missing.py}"], "absolute"),
+        (["agent.mount=nowhere"], "nowhere"),
+        (["agent.keepalive_sec=0"], "keepalive_sec"),
+        (["snapshot=every_step"], "resume="),
+    ],
+)
 def test_mistakes_are_refused_before_the_start(words: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         execute(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))

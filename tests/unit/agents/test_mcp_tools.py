@@ -87,14 +87,17 @@ async def test_server_over_http_works(box: Any) -> None:
     assert (await tools.call(McpCall("mcp__web__add_it", {"by": 4}))).startswith("12 ünits")
 
 
-@pytest.mark.parametrize(("server", "why"), [
-    (McpServer(name="a", transport="stdio", command="nosuch"), "'a' of the task cannot be used: .*nosuch"),
-    (McpServer(name="a", transport="stdio", command="cat"), "Expected a field `result`"),
-    (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "no response within 2 s"),
-    (McpServer(name="a", transport="http", url="http://127.0.0.1:1/"), "exit code 1.*onnect"),
-    (McpServer(name="a", transport="sse", url="http://h"), "has the transport sse"),
-    (McpServer(name="a", transport="http", url="http://h", headers={"A-Key": "${K}"}), "headers of host variables"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        (McpServer(name="a", transport="stdio", command="nosuch"), "'a' of the task cannot be used: .*nosuch"),
+        (McpServer(name="a", transport="stdio", command="cat"), "Expected a field `result`"),
+        (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "no response within 2 s"),
+        (McpServer(name="a", transport="http", url="http://127.0.0.1:1/"), "exit code 1.*onnect"),
+        (McpServer(name="a", transport="sse", url="http://h"), "has the transport sse"),
+        (McpServer(name="a", transport="http", url="http://h", headers={"A-Key": "${K}"}), "headers of host variables"),
+    ],
+)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_unusable_server_is_an_error(box: Any, server: McpServer, why: str) -> None:
     with pytest.raises(AgentError, match=why):

@@ -39,26 +39,29 @@ def _options(tmp_path: Path) -> Iterator[None]:
     set_up_hydra([])
 
 
-@pytest.mark.parametrize(("word", "argv", "expected"), [
-    ("atempts", [], " Did you mean `attempts`?"),
-    ("env.attempts", [], " Did you mean `attempts`?"),
-    ("policy.temprature", ["policy=openai"], " Did you mean `policy.temperature`?"),
-    ("policy.temprature", ["-m", "policy=openai,oracle", "seed=1,2"], " Did you mean `policy.temperature`?"),
-    ("policy.modl", ["experiment=pass_at_k"], " Did you mean `policy.model`?"),
-    ("policy.model", [], f" It is an argument of {MODELS}: choose that option, too."),
-    ("policy.modl", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
-    ("model", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
-    ("env.dataste", ["env=swebench"], " Did you mean `env.dataset`?"),
-    ("env.matchs", ["env=nim"], " Did you mean `env.matches`?"),
-    ("env.matches", ["env=harbor"], " It is an argument of `env=nim`; `env=harbor` does not take it."),
-    ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),
-    ("env.oracle.modl", ["env=twenty_questions", "policy@env.oracle=openai"], " Did you mean `env.oracle.model`?"),
-    ("collector.jsn", ["collector=[json,jsonl]"], " Did you mean `collector.json`?"),
-    ("collector.path", [], " Did you mean `collector.jsonl.path`, an argument of `collector=jsonl`?"),
-    ("tracker.project", ["tracker=wandb"], " Did you mean `tracker.wandb.project`?"),
-    ("agent.zzz", [], ""),
-    ("zzz", ["budget=5", "nonsense", "env=gone"], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "argv", "expected"),
+    [
+        ("atempts", [], " Did you mean `attempts`?"),
+        ("env.attempts", [], " Did you mean `attempts`?"),
+        ("policy.temprature", ["policy=openai"], " Did you mean `policy.temperature`?"),
+        ("policy.temprature", ["-m", "policy=openai,oracle", "seed=1,2"], " Did you mean `policy.temperature`?"),
+        ("policy.modl", ["experiment=pass_at_k"], " Did you mean `policy.model`?"),
+        ("policy.model", [], f" It is an argument of {MODELS}: choose that option, too."),
+        ("policy.modl", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
+        ("model", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
+        ("env.dataste", ["env=swebench"], " Did you mean `env.dataset`?"),
+        ("env.matchs", ["env=nim"], " Did you mean `env.matches`?"),
+        ("env.matches", ["env=harbor"], " It is an argument of `env=nim`; `env=harbor` does not take it."),
+        ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),
+        ("env.oracle.modl", ["env=twenty_questions", "policy@env.oracle=openai"], " Did you mean `env.oracle.model`?"),
+        ("collector.jsn", ["collector=[json,jsonl]"], " Did you mean `collector.json`?"),
+        ("collector.path", [], " Did you mean `collector.jsonl.path`, an argument of `collector=jsonl`?"),
+        ("tracker.project", ["tracker=wandb"], " Did you mean `tracker.wandb.project`?"),
+        ("agent.zzz", [], ""),
+        ("zzz", ["budget=5", "nonsense", "env=gone"], ""),
+    ],
+)
 def test_nearest_key_is_suggested(word: str, argv: list[str], expected: str) -> None:
     assert suggest_key(word, argv) == expected
 
@@ -80,12 +83,15 @@ def test_unwritable_directory_is_named_with_the_remedy() -> None:
     assert said.startswith("Cannot write a run to small/r: No space left on device. Choose another place")
 
 
-@pytest.mark.parametrize(("typed", "value"), [
-    ("env.path=~/tasks", "HOME/tasks"),
-    ("env.path=~", "HOME"),
-    ("a=[~/b,c,~]", ["HOME/b", "c", "HOME"]),
-    ("env.path=/a", "/a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("env.path=~/tasks", "HOME/tasks"),
+        ("env.path=~", "HOME"),
+        ("a=[~/b,c,~]", ["HOME/b", "c", "HOME"]),
+        ("env.path=/a", "/a"),
+    ],
+)
 def test_home_directory_is_expanded(typed: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/my own/${x}")
     [override] = parse_overrides(with_home([typed]))
@@ -124,22 +130,25 @@ def test_defaults_are_valid() -> None:
     validate(config())
 
 
-@pytest.mark.parametrize(("key", "value", "expected"), [
-    ("attempts", 0, "at least 1"),
-    ("concurrency", -3, "at least 1"),
-    ("seed", -1, "at least 0"),
-    ("limits.cost", 0.0, "above 0"),
-    ("timeouts.multiplier", -1.0, "above 0"),
-    ("timeouts.multiplier", float("inf"), "above 0"),
-    ("timeouts.multiplier", float("nan"), "above 0"),
-    ("timeouts.policy", 0.0, "above 0"),
-    ("reward_threshold", float("nan"), "a finite number, got nan"),
-    ("budget", 5, "Set `budget.KEY=…`"),
-    ("resume_redo", ["lost", "policy_eror"], "got 'policy_eror'. Did you mean `policy_error`"),
-    ("name", "", "folder name"),
-    ("name", "..", "folder name"),
-    ("name", "a/b", "folder name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("attempts", 0, "at least 1"),
+        ("concurrency", -3, "at least 1"),
+        ("seed", -1, "at least 0"),
+        ("limits.cost", 0.0, "above 0"),
+        ("timeouts.multiplier", -1.0, "above 0"),
+        ("timeouts.multiplier", float("inf"), "above 0"),
+        ("timeouts.multiplier", float("nan"), "above 0"),
+        ("timeouts.policy", 0.0, "above 0"),
+        ("reward_threshold", float("nan"), "a finite number, got nan"),
+        ("budget", 5, "Set `budget.KEY=…`"),
+        ("resume_redo", ["lost", "policy_eror"], "got 'policy_eror'. Did you mean `policy_error`"),
+        ("name", "", "folder name"),
+        ("name", "..", "folder name"),
+        ("name", "a/b", "folder name"),
+    ],
+)
 def test_value_out_of_range_is_rejected(key: str, value: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         validate(config(**{key: value}))
@@ -164,11 +173,14 @@ def test_flags_select_the_mode(arguments: list[str]) -> None:
     assert is_decided_by_flags(arguments)
 
 
-@pytest.mark.parametrize("argument", [
-    *("experiment=temperature_sweep", "+experiment@_global_=mine", "hydra.mode=MULTIRUN"),
-    *("++hydra.mode=MULTIRUN", "hydra={mode:MULTIRUN}", "hydra.searchpath=[options]", "--config-dir=options"),
-    *("-cd", "--config-name=mine"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("experiment=temperature_sweep", "+experiment@_global_=mine", "hydra.mode=MULTIRUN"),
+        *("++hydra.mode=MULTIRUN", "hydra={mode:MULTIRUN}", "hydra.searchpath=[options]", "--config-dir=options"),
+        *("-cd", "--config-name=mine"),
+    ],
+)
 def test_arguments_may_select_another_mode(argument: str) -> None:
     assert not is_decided_by_flags(["-m", argument, "env.limit=1"])
     before = Hydra.get_mode
@@ -219,10 +231,13 @@ def composed(group: str, option: str) -> Any:
     )  # of some groups several options can be chosen: each has a node of its own
 
 
-@pytest.mark.parametrize(("option", "variable", "root", "path"), [
-    ("openai", "OPENAI_BASE_URL", "http://127.0.0.1:8000/v1", ""),
-    ("anthropic", "ANTHROPIC_BASE_URL", "http://127.0.0.1:8000", "/v1"),  # as the vendor's own clients read it
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "variable", "root", "path"),
+    [
+        ("openai", "OPENAI_BASE_URL", "http://127.0.0.1:8000/v1", ""),
+        ("anthropic", "ANTHROPIC_BASE_URL", "http://127.0.0.1:8000", "/v1"),  # as the vendor's own clients read it
+    ],
+)
 def test_endpoint_follows_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, option: str, variable: str, root: str, path: str
 ) -> None:
@@ -233,12 +248,15 @@ def test_endpoint_follows_the_environment_variable(
     assert composed("policy", option).base_url == root + path
 
 
-@pytest.mark.parametrize(("chosen", "container"), [
-    (["env=terminal_bench"], "docker"),
-    (["env=swebench"], "docker"),
-    (["container=podman", "env=swebench"], "podman"),
-    (["env=harbor"], "local"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("chosen", "container"),
+    [
+        (["env=terminal_bench"], "docker"),
+        (["env=swebench"], "docker"),
+        (["container=podman", "env=swebench"], "podman"),
+        (["env=harbor"], "local"),
+    ],
+)
 def test_image_data_sets_default_to_docker(chosen: list[str], container: str) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", overrides=chosen)

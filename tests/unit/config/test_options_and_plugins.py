@@ -60,10 +60,13 @@ def test_agent_instead_of_its_factory_is_explained(tmp_path: Path, monkeypatch: 
         )
 
 
-@pytest.mark.parametrize(("target", "says"), [
-    ("no_such_place.Part", rf"no module `no_such_place` for `no_such_place\.Part`\. Looked for in {Path.cwd()}"),
-    ("ares_exp.agents.shell_agent.ShellAgentFactry", "has no `ShellAgentFactry`. Did you mean `ShellAgentFactory`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("no_such_place.Part", rf"no module `no_such_place` for `no_such_place\.Part`\. Looked for in {Path.cwd()}"),
+        ("ares_exp.agents.shell_agent.ShellAgentFactry", "has no `ShellAgentFactry`. Did you mean `ShellAgentFactory`"),
+    ],
+)
 def test_missing_class_is_explained(target: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"`agent` cannot be made: .*{says}"):
         instantiate_group(OmegaConf.create({"agent": {"_target_": target}}), "agent")
@@ -76,12 +79,15 @@ def test_oracle_is_created_with_its_environment(overrides: tuple[str, ...]) -> N
     assert "OraclePolicy" in config.policy._target_, "the policy itself stays what it was"
 
 
-@pytest.mark.parametrize(("overrides", "says"), [
-    ((*MODEL, "env.oracle.temperature=-1"), "`env.oracle.temperature`: .* -p env.oracle`"),
-    ((*MODEL, "+env.oracle.temprature=1"), "`env.oracle` has no argument `temprature`.* mean `temperature`"),
-    ((*MODEL, "+env.question=1"), "`env` has no argument `question`.* mean `questions`"),
-    (("env.questions=0",), "`env.questions`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ((*MODEL, "env.oracle.temperature=-1"), "`env.oracle.temperature`: .* -p env.oracle`"),
+        ((*MODEL, "+env.oracle.temprature=1"), "`env.oracle` has no argument `temprature`.* mean `temperature`"),
+        ((*MODEL, "+env.question=1"), "`env` has no argument `question`.* mean `questions`"),
+        (("env.questions=0",), "`env.questions`"),
+    ],
+)
 def test_mistake_is_reported_with_its_position(overrides: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         instantiate_group(composed(*overrides), "env")
@@ -286,14 +292,17 @@ def test_help_list_and_preset_show_the_warning(
     assert "`env=harbor` of " in caplog.text
 
 
-@pytest.mark.parametrize(("content", "reason"), [
-    (b"_target_: caf\xe9\n", "to be in UTF-8, found the byte 0xe9"),
-    (b"\xff\xfea\x00:\x00 \x001\x00", "to be in UTF-8, found the byte 0xff"),
-    (b"a: 1\x00\n", "special characters are not allowed"),
-    (b"a: [\n", "expected the node content"),
-    (b"a: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
-    (b"#" * (MAX_YAML_BYTES + 1), f"at most {MAX_YAML_BYTES:,} bytes, got {MAX_YAML_BYTES + 1:,}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"_target_: caf\xe9\n", "to be in UTF-8, found the byte 0xe9"),
+        (b"\xff\xfea\x00:\x00 \x001\x00", "to be in UTF-8, found the byte 0xff"),
+        (b"a: 1\x00\n", "special characters are not allowed"),
+        (b"a: [\n", "expected the node content"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"#" * (MAX_YAML_BYTES + 1), f"at most {MAX_YAML_BYTES:,} bytes, got {MAX_YAML_BYTES + 1:,}"),
+    ],
+)
 def test_unreadable_file_is_named(folder: Path, content: bytes, reason: str) -> None:
     path = folder / "policy" / "mine.yaml"
     path.write_bytes(content)
@@ -356,14 +365,17 @@ def test_plugin_is_found_without_its_import(site: Site, tmp_path: Path) -> None:
     assert (option.description, option.origin) == ("Fine", "plugin fine")
 
 
-@pytest.mark.parametrize(("value", "files", "reason"), [
-    ("nowhere.conf", {}, "expected `nowhere.conf` to be a folder"),
-    ("bad", {"bad.py": ""}, "expected `bad` to be a folder"),
-    ("bad.conf:tree", {}, "expected the dotted name of a folder"),
-    ("bad.conf", {"bad/conf/README": ""}, "expected an option in"),
-    ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/config.yaml": ""}, "found config.yaml"),
-    ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/hydra/launcher/basic.yaml": ""}, "found hydra/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "files", "reason"),
+    [
+        ("nowhere.conf", {}, "expected `nowhere.conf` to be a folder"),
+        ("bad", {"bad.py": ""}, "expected `bad` to be a folder"),
+        ("bad.conf:tree", {}, "expected the dotted name of a folder"),
+        ("bad.conf", {"bad/conf/README": ""}, "expected an option in"),
+        ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/config.yaml": ""}, "found config.yaml"),
+        ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/hydra/launcher/basic.yaml": ""}, "found hydra/"),
+    ],
+)
 def test_broken_plugin_is_named_and_skipped(site: Site, value: str, files: dict[str, str], reason: str) -> None:
     site.install("bad", {"broken": value}, files)
     site.install("fine", {"fine": "fine.conf"}, OPTION)

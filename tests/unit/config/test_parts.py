@@ -72,13 +72,16 @@ def test_failing_property_does_not_count_as_missing() -> None:
         _ = as_source(Broken()).origins  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("factory", "name"), [
-    (make_agent, "make_agent"),
-    (functools.partial(make_agent, container=None), "make_agent"),
-    (ShellAgent, "ShellAgent"),
-    (functools.partial(ShellAgent, max_output_chars=1), "ShellAgent"),
-    (ShellAgentFactory(), "ShellAgent"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factory", "name"),
+    [
+        (make_agent, "make_agent"),
+        (functools.partial(make_agent, container=None), "make_agent"),
+        (ShellAgent, "ShellAgent"),
+        (functools.partial(ShellAgent, max_output_chars=1), "ShellAgent"),
+        (ShellAgentFactory(), "ShellAgent"),
+    ],
+)
 def test_agent_is_named_after_its_factory(factory: Any, name: str) -> None:
     found = as_agent_factory(factory)
     assert (found.name, found.deterministic, found.supports >= set()) == (name, True, True)
@@ -156,10 +159,18 @@ class Failing(WithoutValue):
         raise RuntimeError("looked at")
 
 
-@pytest.mark.parametrize(("part", "has"), [
-    (Whole(), True), (WithAValueOfItsOwn(), True), (Derived(), True), (Failing(), True), (WithoutMethod(), False),
-    (WithoutValue(), False), (respond, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "has"),
+    [
+        (Whole(), True),
+        (WithAValueOfItsOwn(), True),
+        (Derived(), True),
+        (Failing(), True),
+        (WithoutMethod(), False),
+        (WithoutValue(), False),
+        (respond, False),
+    ],
+)
 def test_contract_members_may_be_class_or_instance_attributes(part: object, has: bool) -> None:
     assert has_members(part, Timer) is has
 

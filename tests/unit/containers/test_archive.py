@@ -91,20 +91,23 @@ def test_name_outside_the_target_is_refused(target: Path, name: str) -> None:
     assert names(target.parent) == []
 
 
-@pytest.mark.parametrize("members", [
-    [link("l", "/etc/passwd")],
-    [link("l", "//etc/passwd")],
-    [link("l", "../secret")],
-    [link("d/l", "../../secret")],
-    [link("l", "x/../../secret")],
-    [link("self", "."), link("l", "self/../../secret")],
-    [link("self", "."), link("self/l", "../secret")],
-    [link("a", "d"), ("d", "", tarfile.DIRTYPE), link("a/../l", "x")],
-    [("l", "", tarfile.FIFOTYPE)],
-    [("l", "", tarfile.CHRTYPE)],
-    [("l", "../secret", tarfile.LNKTYPE)],
-    [link("l", "../secret"), ("hard", "l", tarfile.LNKTYPE)],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "members",
+    [
+        [link("l", "/etc/passwd")],
+        [link("l", "//etc/passwd")],
+        [link("l", "../secret")],
+        [link("d/l", "../../secret")],
+        [link("l", "x/../../secret")],
+        [link("self", "."), link("l", "self/../../secret")],
+        [link("self", "."), link("self/l", "../secret")],
+        [link("a", "d"), ("d", "", tarfile.DIRTYPE), link("a/../l", "x")],
+        [("l", "", tarfile.FIFOTYPE)],
+        [("l", "", tarfile.CHRTYPE)],
+        [("l", "../secret", tarfile.LNKTYPE)],
+        [link("l", "../secret"), ("hard", "l", tarfile.LNKTYPE)],
+    ],
+)
 def test_unpacked_files_are_inside_the_target(target: Path, members: list[tuple[str, str | bytes, bytes]]) -> None:
     target.parent.mkdir(parents=True)
     (target.parent / "secret").write_text("host")

@@ -149,13 +149,16 @@ def test_recorded_groups_are_counted_and_removed(tmp_path: Path) -> None:
     assert cgroup.remove_groups(directory)
 
 
-@pytest.mark.parametrize(("count", "limit", "refused", "lacking"), [
-    ("64", "64", 1, True),
-    ("60", "64", 9, True),
-    ("63", "64", 0, False),  # no try has failed
-    ("3", "64", 9, False),  # there is room again
-    ("64", "max", 0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "limit", "refused", "lacking"),
+    [
+        ("64", "64", 1, True),
+        ("60", "64", 9, True),
+        ("63", "64", 0, False),  # no try has failed
+        ("3", "64", 9, False),  # there is room again
+        ("64", "max", 0, False),
+    ],
+)
 def test_process_limit_is_diagnosed(tmp_path: Path, count: str, limit: str, refused: int, lacking: bool) -> None:
     container = tmp_path / "box-1"
     container.mkdir()

@@ -37,61 +37,67 @@ def refused(folder: Path, text: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("line", "key"), [
-    ("privileged: true", "privileged"),
-    ("cap_add: [SYS_ADMIN]", "cap_add"),
-    ("devices: [/dev/sda]", "devices"),
-    ("network_mode: host", "network_mode (host)"),
-    ("network_mode: container:x", "network_mode (container:x)"),
-    ("pid: host", "pid (host)"),
-    ("ipc: host", "ipc (host)"),
-    ("userns_mode: host", "userns_mode"),
-    ("security_opt: [seccomp:unconfined]", "security_opt"),
-    ("volumes: [/var/run/docker.sock:/x:ro]", "volumes (/var/run/docker.sock)"),
-    ("volumes: ['./a/../..:/x:ro']", "volumes (./a/../..)"),
-    ("volumes: ['~/.ssh:/x:ro']", "volumes (~/.ssh)"),
-    ("volumes: ['./out:/x:ro']", "volumes (./out)"),
-    ("volumes: ['./data:/x']", "volumes (./data, which is not mounted read-only)"),
-    ("volumes: [{type: bind, source: /etc, target: /x, read_only: true}]", "volumes (/etc)"),
-    ("volumes: [{type: npipe, source: a, target: b}]", "volumes (npipe)"),
-    ("volumes_from: ['container:x']", "volumes_from"),
-    ("build: ..", "build.context"),
-    ("build: 'https://example.com/x.git'", "build.context"),
-    ("build: {context: ., dockerfile: ../../x}", "build.dockerfile"),
-    ("build: {context: ., additional_contexts: {x: /}}", "build.additional_contexts"),
-    ("build: {context: ., network: host}", "build.network"),
-    ("env_file: /etc/passwd", "env_file (/etc/passwd)"),
-    ("env_file: [$A_VARIABLE_OF_THE_TASK]", "env_file ($A_VARIABLE_OF_THE_TASK)"),
-    ("extends: {file: '${A_VARIABLE}', service: y}", "extends.file"),
-    ("extends: {file: ../../x.yaml, service: y}", "extends.file"),
-    ("logging: {driver: syslog}", "logging.driver"),
-    ("external_links: [x]", "external_links"),
-    ("runtime: sysbox", "runtime"),
-    ("build: {context: ., tags: ['python:3.12-slim']}", "build.tags"),
-    ("use_api_socket: true", "use_api_socket"),
-    (
-        "deploy: {resources: {reservations: {devices: [{driver: cdi, device_ids: [a]}]}}}",
-        "deploy.resources.reservations.devices",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("privileged: true", "privileged"),
+        ("cap_add: [SYS_ADMIN]", "cap_add"),
+        ("devices: [/dev/sda]", "devices"),
+        ("network_mode: host", "network_mode (host)"),
+        ("network_mode: container:x", "network_mode (container:x)"),
+        ("pid: host", "pid (host)"),
+        ("ipc: host", "ipc (host)"),
+        ("userns_mode: host", "userns_mode"),
+        ("security_opt: [seccomp:unconfined]", "security_opt"),
+        ("volumes: [/var/run/docker.sock:/x:ro]", "volumes (/var/run/docker.sock)"),
+        ("volumes: ['./a/../..:/x:ro']", "volumes (./a/../..)"),
+        ("volumes: ['~/.ssh:/x:ro']", "volumes (~/.ssh)"),
+        ("volumes: ['./out:/x:ro']", "volumes (./out)"),
+        ("volumes: ['./data:/x']", "volumes (./data, which is not mounted read-only)"),
+        ("volumes: [{type: bind, source: /etc, target: /x, read_only: true}]", "volumes (/etc)"),
+        ("volumes: [{type: npipe, source: a, target: b}]", "volumes (npipe)"),
+        ("volumes_from: ['container:x']", "volumes_from"),
+        ("build: ..", "build.context"),
+        ("build: 'https://example.com/x.git'", "build.context"),
+        ("build: {context: ., dockerfile: ../../x}", "build.dockerfile"),
+        ("build: {context: ., additional_contexts: {x: /}}", "build.additional_contexts"),
+        ("build: {context: ., network: host}", "build.network"),
+        ("env_file: /etc/passwd", "env_file (/etc/passwd)"),
+        ("env_file: [$A_VARIABLE_OF_THE_TASK]", "env_file ($A_VARIABLE_OF_THE_TASK)"),
+        ("extends: {file: '${A_VARIABLE}', service: y}", "extends.file"),
+        ("extends: {file: ../../x.yaml, service: y}", "extends.file"),
+        ("logging: {driver: syslog}", "logging.driver"),
+        ("external_links: [x]", "external_links"),
+        ("runtime: sysbox", "runtime"),
+        ("build: {context: ., tags: ['python:3.12-slim']}", "build.tags"),
+        ("use_api_socket: true", "use_api_socket"),
+        (
+            "deploy: {resources: {reservations: {devices: [{driver: cdi, device_ids: [a]}]}}}",
+            "deploy.resources.reservations.devices",
+        ),
+    ],
+)
 def test_service_options_that_escape_are_refused(tmp_path: Path, line: str, key: str) -> None:
     (tmp_path / "out").symlink_to("/etc")
     assert refused(tmp_path, f"services:\n  web:\n    {line}\n") == f"services.web.{key}"
 
 
-@pytest.mark.parametrize(("table", "key"), [
-    ("include: [other.yaml]", "include"),
-    ("networks: {a: {external: true}}", "networks.a.external"),
-    ("networks: {a: {driver: macvlan}}", "networks.a.driver"),
-    ("networks: {a: {ipam: {config: [{subnet: 172.20.0.0/16}, {subnet: 8.8.8.0/24}]}}}", "networks.a.ipam"),
-    ("networks: {a: {ipam: {config: [{subnet: 0.0.0.0/0}]}}}", "networks.a.ipam"),
-    ("networks: {a: {ipam: {driver: mine}}}", "networks.a.ipam"),
-    ("networks: {a: {driver_opts: {bridge.name: docker0}}}", "networks.a.driver_opts.bridge.name"),
-    ("volumes: {a: {driver_opts: {type: none, o: bind, device: /}}}", "volumes.a.driver_opts"),
-    ("volumes: {a: {external: true}}", "volumes.a.external"),
-    ("secrets: {a: {file: /etc/shadow}}", "secrets.a.file"),
-    ("configs: {a: {external: true}}", "configs.a.external"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("include: [other.yaml]", "include"),
+        ("networks: {a: {external: true}}", "networks.a.external"),
+        ("networks: {a: {driver: macvlan}}", "networks.a.driver"),
+        ("networks: {a: {ipam: {config: [{subnet: 172.20.0.0/16}, {subnet: 8.8.8.0/24}]}}}", "networks.a.ipam"),
+        ("networks: {a: {ipam: {config: [{subnet: 0.0.0.0/0}]}}}", "networks.a.ipam"),
+        ("networks: {a: {ipam: {driver: mine}}}", "networks.a.ipam"),
+        ("networks: {a: {driver_opts: {bridge.name: docker0}}}", "networks.a.driver_opts.bridge.name"),
+        ("volumes: {a: {driver_opts: {type: none, o: bind, device: /}}}", "volumes.a.driver_opts"),
+        ("volumes: {a: {external: true}}", "volumes.a.external"),
+        ("secrets: {a: {file: /etc/shadow}}", "secrets.a.file"),
+        ("configs: {a: {external: true}}", "configs.a.external"),
+    ],
+)
 def test_top_level_sections_that_escape_are_refused(tmp_path: Path, table: str, key: str) -> None:
     assert refused(tmp_path, f"{table}\nservices: {{web: }}\n") == key
 
@@ -149,34 +155,37 @@ PIDS = "from 1 to 100: container.pids_limit)"
 MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
 
 
-@pytest.mark.parametrize(("line", "told"), [
-    ("scale: 4", f"5 containers in all, services.web alone 4 {CONTAINERS}"),
-    ("deploy: {replicas: '10000'}", f"10001 containers in all, services.web alone 10000 {CONTAINERS}"),
-    ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in all, services.web alone 9 {CONTAINERS}"),
-    ("scale: -1", f"inf containers in all, services.web alone inf {CONTAINERS}"),
-    ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
-    ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
-    ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
-    ("deploy: {resources: {limits: {pids: 1000}}}", f"services.web.deploy.resources.limits.pids (1000, {PIDS}"),
-    ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
-    ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
-    ("mem_limit: 1073741824", f"services.web.mem_limit (1073741824, {MEMORY}"),
-    ("mem_limit: 0", f"services.web.mem_limit (0, which is not a limit, {MEMORY}"),
-    ("mem_limit: 0b", f"services.web.mem_limit ('0b', which is not a limit, {MEMORY}"),
-    (
-        "deploy: {resources: {limits: {memory: '0'}}}",
-        f"services.web.deploy.resources.limits.memory ('0', which is not a limit, {MEMORY}",
-    ),
-    ("mem_limit: all", f"services.web.mem_limit ('all', {MEMORY}"),
-    ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
-    ("memswap_limit: -1", f"services.web.memswap_limit (-1, {MEMORY}"),
-    ("mem_reservation: 2g", f"services.web.mem_reservation ('2g', {MEMORY}"),
-    ("deploy: {resources: {limits: {memory: 1G}}}", f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}"),
-    (
-        "deploy: {resources: {reservations: {memory: 1G}}}",
-        f"services.web.deploy.resources.reservations.memory ('1G', {MEMORY}",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("scale: 4", f"5 containers in all, services.web alone 4 {CONTAINERS}"),
+        ("deploy: {replicas: '10000'}", f"10001 containers in all, services.web alone 10000 {CONTAINERS}"),
+        ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in all, services.web alone 9 {CONTAINERS}"),
+        ("scale: -1", f"inf containers in all, services.web alone inf {CONTAINERS}"),
+        ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
+        ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
+        ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
+        ("deploy: {resources: {limits: {pids: 1000}}}", f"services.web.deploy.resources.limits.pids (1000, {PIDS}"),
+        ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
+        ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
+        ("mem_limit: 1073741824", f"services.web.mem_limit (1073741824, {MEMORY}"),
+        ("mem_limit: 0", f"services.web.mem_limit (0, which is not a limit, {MEMORY}"),
+        ("mem_limit: 0b", f"services.web.mem_limit ('0b', which is not a limit, {MEMORY}"),
+        (
+            "deploy: {resources: {limits: {memory: '0'}}}",
+            f"services.web.deploy.resources.limits.memory ('0', which is not a limit, {MEMORY}",
+        ),
+        ("mem_limit: all", f"services.web.mem_limit ('all', {MEMORY}"),
+        ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
+        ("memswap_limit: -1", f"services.web.memswap_limit (-1, {MEMORY}"),
+        ("mem_reservation: 2g", f"services.web.mem_reservation ('2g', {MEMORY}"),
+        ("deploy: {resources: {limits: {memory: 1G}}}", f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}"),
+        (
+            "deploy: {resources: {reservations: {memory: 1G}}}",
+            f"services.web.deploy.resources.reservations.memory ('1G', {MEMORY}",
+        ),
+    ],
+)
 def test_excess_resources_of_a_service_are_refused(tmp_path: Path, line: str, told: str) -> None:
     service = line if line.startswith("{") else f"\n    {line}"
     assert excess(tmp_path, f"services:\n  main:\n  web: {service}\n") == told
@@ -205,10 +214,13 @@ services:
     assert excess(tmp_path, text) == ""
 
 
-@pytest.mark.parametrize("text", [
-    *("", "services: 1", "services: {a: 1}", "a: [", "services: {a: {volumes: 1}}"),
-    *("services: {a: {build: 1}}", "services: {a: {deploy: {resources: {limits: 1}}}}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "services: 1", "services: {a: 1}", "a: [", "services: {a: {volumes: 1}}"),
+        *("services: {a: {build: 1}}", "services: {a: {deploy: {resources: {limits: 1}}}}"),
+    ],
+)
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(TaskError, match=r"docker-compose\.yaml: expected a compose file"):
         refused(tmp_path, text)

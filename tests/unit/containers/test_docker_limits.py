@@ -10,18 +10,25 @@ XFS = {"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "xfs"]], "D
 ROOT = "/dev/vda / ext4 rw,relatime 0 0\n"
 
 
-@pytest.mark.parametrize(("info", "mounts", "expected"), [
-    (XFS, f"{ROOT}/dev/vdb /data xfs rw,prjquota 0 0\n", True),
-    (XFS, f"{ROOT}/dev/vdb /data/docker xfs rw,pquota 0 0\n", True),
-    (XFS, f"{ROOT}/dev/vdb /data xfs rw,noquota 0 0\n", False),
-    (XFS, "/dev/vda / xfs rw,prjquota 0 0\n/dev/vdb /data xfs rw 0 0\n", False),
-    (XFS, "/dev/vda / xfs rw,prjquota 0 0\n/dev/vdb /database xfs rw 0 0\n", True),
-    (XFS, "", False),
-    (XFS | {"DriverStatus": [["Backing Filesystem", "extfs"]]}, f"{ROOT}/dev/vdb /data xfs rw,prjquota 0 0\n", False),
-    ({"Driver": "btrfs"}, ROOT, True),
-    ({"Driver": "zfs", "DriverStatus": None}, "", True),
-    ({"Driver": "io.containerd.snapshotter.v1"}, ROOT, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("info", "mounts", "expected"),
+    [
+        (XFS, f"{ROOT}/dev/vdb /data xfs rw,prjquota 0 0\n", True),
+        (XFS, f"{ROOT}/dev/vdb /data/docker xfs rw,pquota 0 0\n", True),
+        (XFS, f"{ROOT}/dev/vdb /data xfs rw,noquota 0 0\n", False),
+        (XFS, "/dev/vda / xfs rw,prjquota 0 0\n/dev/vdb /data xfs rw 0 0\n", False),
+        (XFS, "/dev/vda / xfs rw,prjquota 0 0\n/dev/vdb /database xfs rw 0 0\n", True),
+        (XFS, "", False),
+        (
+            XFS | {"DriverStatus": [["Backing Filesystem", "extfs"]]},
+            f"{ROOT}/dev/vdb /data xfs rw,prjquota 0 0\n",
+            False,
+        ),
+        ({"Driver": "btrfs"}, ROOT, True),
+        ({"Driver": "zfs", "DriverStatus": None}, "", True),
+        ({"Driver": "io.containerd.snapshotter.v1"}, ROOT, False),
+    ],
+)
 def test_disk_quota_is_sent_if_supported(info: dict[str, object], mounts: str, expected: bool) -> None:
     assert has_disk_quota(info, mounts) is expected
 

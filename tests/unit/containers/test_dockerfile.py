@@ -75,11 +75,25 @@ CMD ["sh"]
     assert list(dockerfile.steps) == steps
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    ("$A", "1"), ("${A}x", "1x"), ("$A$B", "1"), ("${B:-default}", "default"), ("${A:-default}", "1"),
-    ("${A:+other}", "other"), ("${B:+other}", ""), ("x${A:+:$A}", "x:1"), ("x${B:+:$B}", "x"), ("${B:-$A/b}", "1/b"),
-    ("'$A'", "$A"), ('"$A b"', "1 b"), (r"\$A", "$A"), ("a=b", "a=b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("$A", "1"),
+        ("${A}x", "1x"),
+        ("$A$B", "1"),
+        ("${B:-default}", "default"),
+        ("${A:-default}", "1"),
+        ("${A:+other}", "other"),
+        ("${B:+other}", ""),
+        ("x${A:+:$A}", "x:1"),
+        ("x${B:+:$B}", "x"),
+        ("${B:-$A/b}", "1/b"),
+        ("'$A'", "$A"),
+        ('"$A b"', "1 b"),
+        (r"\$A", "$A"),
+        ("a=b", "a=b"),
+    ],
+)
 def test_variables_are_substituted(tmp_path: Path, value: str, expected: str) -> None:
     assert read(tmp_path, f"FROM x\nENV A=1\nENV R={value}\n").env["R"] == expected
 
@@ -111,15 +125,18 @@ def test_already_built_lines_create_no_steps(tmp_path: Path) -> None:
 BODY = "FROM\n\tRUN $x 'y'\n"
 
 
-@pytest.mark.parametrize(("opening", "ending", "command"), [
-    ("RUN cat <<EOF >/x", "EOF", f"cat <<EOF >/x\n{BODY}EOF"),
-    ("RUN cat > /x << 'EOF'", "EOF", f"cat > /x << 'EOF'\n{BODY}EOF"),
-    ('RUN a && \\\n  cat <<- "E F" > /x', "\tE F", f'a &&   cat <<- "E F" > /x\n{BODY}E F'),
-    ("RUN 3<<  -EOF cat", "-EOF", f"3<<  -EOF cat\n{BODY}-EOF"),
-    ("RUN << EOF", "EOF", BODY),
-    ("RUN <<-EOF", "\t\tEOF", BODY.replace("\t", "")),
-    ("RUN --mount=type=cache,target=/c <<eo'f' # one", "eof", f"<<eo'f' # one\n{BODY}eof"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("opening", "ending", "command"),
+    [
+        ("RUN cat <<EOF >/x", "EOF", f"cat <<EOF >/x\n{BODY}EOF"),
+        ("RUN cat > /x << 'EOF'", "EOF", f"cat > /x << 'EOF'\n{BODY}EOF"),
+        ('RUN a && \\\n  cat <<- "E F" > /x', "\tE F", f'a &&   cat <<- "E F" > /x\n{BODY}E F'),
+        ("RUN 3<<  -EOF cat", "-EOF", f"3<<  -EOF cat\n{BODY}-EOF"),
+        ("RUN << EOF", "EOF", BODY),
+        ("RUN <<-EOF", "\t\tEOF", BODY.replace("\t", "")),
+        ("RUN --mount=type=cache,target=/c <<eo'f' # one", "eof", f"<<eo'f' # one\n{BODY}eof"),
+    ],
+)
 def test_here_documents_are_read_like_buildkit(tmp_path: Path, opening: str, ending: str, command: str) -> None:
     dockerfile = read(tmp_path, f"FROM x\n{opening}\n{BODY}{ending}\nWORKDIR /after\n")
     run, workdir = dockerfile.steps
@@ -144,25 +161,28 @@ def test_commands_without_here_documents_are_unchanged(tmp_path: Path, command: 
     assert [step.argv[-1] for step in dockerfile.steps if isinstance(step, RunStep)] == [command, "two"]
 
 
-@pytest.mark.parametrize(("instruction", "named"), [
-    ('ENTRYPOINT ["/start"]', "ENTRYPOINT"),
-    ("HEALTHCHECK CMD true", "HEALTHCHECK"),
-    ("ONBUILD RUN x", "ONBUILD"),
-    ("FROM other", "second FROM"),
-    ("COPY --from=builder /a /b", "COPY --from"),
-    ("COPY --parents a /b", "COPY --parents"),
-    ("COPY <<EOF /x\nhello\nEOF", "here-document"),
-    ("COPY << 'EOF' /x\nhello\nEOF", "here-document"),
-    ("RUN --mount=type=secret,id=k true", "RUN --mount"),
-    ("RUN --network=none true", "RUN --network"),
-    ("ADD https://example.org/x /x", "https://example.org/x"),
-    ("ADD git@example.org:a/b.git /x", "git@example"),
-    ("ADD layers.tar.gz /x", "archive"),
-    ("ENV A=${B%suffix}", "substitution"),
-    ("ENV A=${B:-${C}}", "substitution"),
-    ("ENV a.b=1", "a.b"),
-    ("WORDS x", "WORDS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("instruction", "named"),
+    [
+        ('ENTRYPOINT ["/start"]', "ENTRYPOINT"),
+        ("HEALTHCHECK CMD true", "HEALTHCHECK"),
+        ("ONBUILD RUN x", "ONBUILD"),
+        ("FROM other", "second FROM"),
+        ("COPY --from=builder /a /b", "COPY --from"),
+        ("COPY --parents a /b", "COPY --parents"),
+        ("COPY <<EOF /x\nhello\nEOF", "here-document"),
+        ("COPY << 'EOF' /x\nhello\nEOF", "here-document"),
+        ("RUN --mount=type=secret,id=k true", "RUN --mount"),
+        ("RUN --network=none true", "RUN --network"),
+        ("ADD https://example.org/x /x", "https://example.org/x"),
+        ("ADD git@example.org:a/b.git /x", "git@example"),
+        ("ADD layers.tar.gz /x", "archive"),
+        ("ENV A=${B%suffix}", "substitution"),
+        ("ENV A=${B:-${C}}", "substitution"),
+        ("ENV a.b=1", "a.b"),
+        ("WORDS x", "WORDS"),
+    ],
+)
 def test_unsupported_instructions_are_refused_by_name(tmp_path: Path, instruction: str, named: str) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM x\n{instruction}\n")
     with pytest.raises(UnsupportedTaskError) as caught:
@@ -171,21 +191,24 @@ def test_unsupported_instructions_are_refused_by_name(tmp_path: Path, instructio
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "no FROM"),
-    ("RUN x\n", "before FROM"),
-    ("FROM x\nRUN\n", "line 2: RUN needs"),
-    ("FROM x\n\n# c\nWORKDIR   \n", "line 4"),
-    ("FROM x\nENV A=1 B\n", "line 2: ENV"),
-    ("FROM x\nCOPY one\n", "a source and a target"),
-    ("FROM x\nRUN cat << 'EOF'\nEOF \n", "line 2: expected a line EOF"),
-    ("FROM x\nSHELL /bin/bash\n", "SHELL needs a list"),
-    ("FROM x\nCOPY missing /x\n", "'missing'"),
-    ("FROM x\nCOPY *.none /x/\n", "none"),
-    ("FROM x\nCOPY a b /x\n", "ends with '/'"),
-    ("FROM x\nCOPY ../secret /x\n", "leads out"),
-    ("FROM x\nCOPY outside /x\n", "leads out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no FROM"),
+        ("RUN x\n", "before FROM"),
+        ("FROM x\nRUN\n", "line 2: RUN needs"),
+        ("FROM x\n\n# c\nWORKDIR   \n", "line 4"),
+        ("FROM x\nENV A=1 B\n", "line 2: ENV"),
+        ("FROM x\nCOPY one\n", "a source and a target"),
+        ("FROM x\nRUN cat << 'EOF'\nEOF \n", "line 2: expected a line EOF"),
+        ("FROM x\nSHELL /bin/bash\n", "SHELL needs a list"),
+        ("FROM x\nCOPY missing /x\n", "'missing'"),
+        ("FROM x\nCOPY *.none /x/\n", "none"),
+        ("FROM x\nCOPY a b /x\n", "ends with '/'"),
+        ("FROM x\nCOPY ../secret /x\n", "leads out"),
+        ("FROM x\nCOPY outside /x\n", "leads out"),
+    ],
+)
 def test_malformed_instructions_are_refused(tmp_path: Path, text: str, message: str) -> None:
     context = tmp_path / "context"
     context.mkdir()

@@ -48,40 +48,46 @@ class Names:
         return [ipaddress.ip_address(address) for address in DNS[name]]
 
 
-@pytest.mark.parametrize(("hosts", "host", "expected"), [
-    (["public.example"], "public.example", ["93.184.215.14", "2606:2800:21f::1"]),
-    (["*.example"], "public.example", ["93.184.215.14", "2606:2800:21f::1"]),
-    (["*.example"], "mixed.example", ["93.184.215.14"]),
-    (["listed.example", "10.1.2.3"], "listed.example", ["10.1.2.3"]),
-    (["private.example", "10.0.0.0/8"], "private.example", ["10.1.2.3"]),
-    (["10.1.2.3"], "10.1.2.3", ["10.1.2.3"]),
-    (["10.1.2.3"], "::ffff:10.1.2.3", ["10.1.2.3"]),
-    (["2001:db8::/32"], "2001:db8::7", ["2001:db8::7"]),
-    (["known.example"], "known.example", ["10.9.9.9"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hosts", "host", "expected"),
+    [
+        (["public.example"], "public.example", ["93.184.215.14", "2606:2800:21f::1"]),
+        (["*.example"], "public.example", ["93.184.215.14", "2606:2800:21f::1"]),
+        (["*.example"], "mixed.example", ["93.184.215.14"]),
+        (["listed.example", "10.1.2.3"], "listed.example", ["10.1.2.3"]),
+        (["private.example", "10.0.0.0/8"], "private.example", ["10.1.2.3"]),
+        (["10.1.2.3"], "10.1.2.3", ["10.1.2.3"]),
+        (["10.1.2.3"], "::ffff:10.1.2.3", ["10.1.2.3"]),
+        (["2001:db8::/32"], "2001:db8::7", ["2001:db8::7"]),
+        (["known.example"], "known.example", ["10.9.9.9"]),
+    ],
+)
 async def test_allowed_names_are_resolved(hosts: list[str], host: str, expected: list[str]) -> None:
     known: dict[str, IPAddress] = {"Known.example.": ipaddress.ip_address("10.9.9.9")}
     proxy = EgressProxy(allowing(*hosts), known_hosts=known, resolve=Names())
     assert [str(address) for address in await proxy.destinations(host)] == expected
 
 
-@pytest.mark.parametrize(("hosts", "host", "message"), [
-    ([], "public.example", "public.example is not in the allowed_hosts of this task"),
-    (["example"], "public.example", "not in the allowed_hosts"),
-    (["93.184.215.14"], "public.example", "not in the allowed_hosts"),
-    (["public.example"], "93.184.215.14", "not in the allowed_hosts"),
-    (["private.example"], "private.example", r"private.example is 10\.1\.2\.3 here, no public address"),
-    (["private6.example"], "private6.example", "private6.example is fd00::1 here, no public address"),
-    (["loopback.example", "127.0.0.0/8", "::1"], "loopback.example", "never reached"),
-    (["127.0.0.1"], "127.0.0.1", "never reached"),
-    (["0.0.0.0/0"], "127.0.0.1", "never reached"),
-    (["::/0", "0.0.0.0/0"], "::ffff:127.0.0.1", "never reached"),
-    (["mapped.example"], "mapped.example", "never reached"),
-    (["metadata.example", "169.254.0.0/16"], "metadata.example", "never reached"),
-    (["169.254.169.254"], "169.254.169.254", "never reached"),
-    (["nowhere.example", "0.0.0.0"], "nowhere.example", "never reached"),
-    (["absent.example"], "absent.example", "The name absent.example cannot be resolved"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hosts", "host", "message"),
+    [
+        ([], "public.example", "public.example is not in the allowed_hosts of this task"),
+        (["example"], "public.example", "not in the allowed_hosts"),
+        (["93.184.215.14"], "public.example", "not in the allowed_hosts"),
+        (["public.example"], "93.184.215.14", "not in the allowed_hosts"),
+        (["private.example"], "private.example", r"private.example is 10\.1\.2\.3 here, no public address"),
+        (["private6.example"], "private6.example", "private6.example is fd00::1 here, no public address"),
+        (["loopback.example", "127.0.0.0/8", "::1"], "loopback.example", "never reached"),
+        (["127.0.0.1"], "127.0.0.1", "never reached"),
+        (["0.0.0.0/0"], "127.0.0.1", "never reached"),
+        (["::/0", "0.0.0.0/0"], "::ffff:127.0.0.1", "never reached"),
+        (["mapped.example"], "mapped.example", "never reached"),
+        (["metadata.example", "169.254.0.0/16"], "metadata.example", "never reached"),
+        (["169.254.169.254"], "169.254.169.254", "never reached"),
+        (["nowhere.example", "0.0.0.0"], "nowhere.example", "never reached"),
+        (["absent.example"], "absent.example", "The name absent.example cannot be resolved"),
+    ],
+)
 async def test_forbidden_names_are_refused(hosts: list[str], host: str, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         await EgressProxy(allowing(*hosts), resolve=Names()).destinations(host)
@@ -225,18 +231,21 @@ async def test_unreachable_origin_is_a_bad_gateway(dial: Dial, origin: tuple[Ori
     assert f"{origin[1]} port {port} cannot be reached" in said
 
 
-@pytest.mark.parametrize("request_", [
-    *(b"\r\n\r\n", b"\0\xff\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"),
-    *(b"GET https://a.example/ HTTP/1.1\r\n\r\n", b"GET http://user@a.example/ HTTP/1.1\r\n\r\n"),
-    *(b"GET http://a.example:http/ HTTP/1.1\r\n\r\n", b"GET http://a.example/ HTTP/2.0\r\n\r\n"),
-    *(b"CONNECT a.example HTTP/1.1\r\n\r\n", b"CONNECT a.example:0 HTTP/1.1\r\n\r\n"),
-    *(b"CONNECT a.example:65536 HTTP/1.1\r\n\r\n", b"CONNECT *.example:80 HTTP/1.1\r\n\r\n"),
-    *(b"CONNECT 10.0.0.0/8:80 HTTP/1.1\r\n\r\n", b"CONNECT a..example:80 HTTP/1.1\r\n\r\n"),
-    b"CONNECT [fe80::1%lo]:80 HTTP/1.1\r\n\r\n",
-    b"GET http://a.example/ HTTP/1.1\r\nfolded: a\r\n b\r\n\r\n",
-    b"GET http://a.example/ HTTP/1.1\r\nbare: a\nHost: b\r\n\r\n",
-    b"GET http://a.example/ HTTP/1.1\r\nno colon\r\n\r\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(b"\r\n\r\n", b"\0\xff\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"),
+        *(b"GET https://a.example/ HTTP/1.1\r\n\r\n", b"GET http://user@a.example/ HTTP/1.1\r\n\r\n"),
+        *(b"GET http://a.example:http/ HTTP/1.1\r\n\r\n", b"GET http://a.example/ HTTP/2.0\r\n\r\n"),
+        *(b"CONNECT a.example HTTP/1.1\r\n\r\n", b"CONNECT a.example:0 HTTP/1.1\r\n\r\n"),
+        *(b"CONNECT a.example:65536 HTTP/1.1\r\n\r\n", b"CONNECT *.example:80 HTTP/1.1\r\n\r\n"),
+        *(b"CONNECT 10.0.0.0/8:80 HTTP/1.1\r\n\r\n", b"CONNECT a..example:80 HTTP/1.1\r\n\r\n"),
+        b"CONNECT [fe80::1%lo]:80 HTTP/1.1\r\n\r\n",
+        b"GET http://a.example/ HTTP/1.1\r\nfolded: a\r\n b\r\n\r\n",
+        b"GET http://a.example/ HTTP/1.1\r\nbare: a\nHost: b\r\n\r\n",
+        b"GET http://a.example/ HTTP/1.1\r\nno colon\r\n\r\n",
+    ],
+)
 async def test_garbage_is_a_bad_request(dial: Dial, request_: bytes, origin: tuple[Origin, str, int]) -> None:
     assert (await answer(dial, request_, end=True)).startswith("HTTP/1.1 400 ")
     await tunnel(dial, *origin[1:])  # and goes on

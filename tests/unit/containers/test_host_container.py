@@ -13,14 +13,17 @@ _TESTS = "tests/unit/containers/sandboxed_host.py"
 _RESUME = "tests/e2e/test_resume_every_option.py::test_interrupted_run_resumes"
 
 
-@pytest.mark.parametrize(("suite", "least_passed"), [
-    (f"{_TESTS}::TestHostContract", 40),
-    (f"{_TESTS}::TestHostForwardedPorts", 12),
-    (f"{_TESTS}::TestHostPaths", 5),
-    (f"{_TESTS}::TestHostKilled", 3),
-    (f"{_TESTS}::TestHostRuns", 5),
-    (f"{_RESUME}[container=host]", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("suite", "least_passed"),
+    [
+        (f"{_TESTS}::TestHostContract", 40),
+        (f"{_TESTS}::TestHostForwardedPorts", 12),
+        (f"{_TESTS}::TestHostPaths", 5),
+        (f"{_TESTS}::TestHostKilled", 3),
+        (f"{_TESTS}::TestHostRuns", 5),
+        (f"{_RESUME}[container=host]", 1),
+    ],
+)
 def test_sandboxed_suite_passes(suite: str, least_passed: int) -> None:
     done = run_in_sandbox("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", suite)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -52,34 +52,40 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
 
 
-@pytest.mark.parametrize("text", [
-    "FROM a\nRUN echo hi && \\\n  echo there\nCOPY here.txt /x\n",
-    "# syntax=docker/dockerfile:1\nFROM a AS b\nFROM c\nCOPY --from=b /gone /x\n",
-    'FROM a\nCOPY ["here.txt", "/x"]\nENTRYPOINT ["sh"]\nHEALTHCHECK --interval=1s CMD true\n',
-    'FROM a\nRUN echo "<< no here-document" && cat <<< word\n',
-    "FROM a\nRUN echo $((1<<2)) $(( 1 <<2 ))\nRUN bash -c \"cat <<EOF\"\nRUN echo ' <<EOF'\n",
-    "FROM a\nRUN echo \\\n\n  # COPY --chmod=1 x y\n  go && echo --mount=type=cache\n",
-    "FROM --platform=linux/amd64 a\nARG TARGETARCH=amd64\nARG OTHER\nCOPY --chown=1:1 here.txt /x\n",
-    "# comment\n# syntax=example.test/nix:1\nFROM a\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM a\nRUN echo hi && \\\n  echo there\nCOPY here.txt /x\n",
+        "# syntax=docker/dockerfile:1\nFROM a AS b\nFROM c\nCOPY --from=b /gone /x\n",
+        'FROM a\nCOPY ["here.txt", "/x"]\nENTRYPOINT ["sh"]\nHEALTHCHECK --interval=1s CMD true\n',
+        'FROM a\nRUN echo "<< no here-document" && cat <<< word\n',
+        "FROM a\nRUN echo $((1<<2)) $(( 1 <<2 ))\nRUN bash -c \"cat <<EOF\"\nRUN echo ' <<EOF'\n",
+        "FROM a\nRUN echo \\\n\n  # COPY --chmod=1 x y\n  go && echo --mount=type=cache\n",
+        "FROM --platform=linux/amd64 a\nARG TARGETARCH=amd64\nARG OTHER\nCOPY --chown=1:1 here.txt /x\n",
+        "# comment\n# syntax=example.test/nix:1\nFROM a\n",
+    ],
+)
 def test_plain_dockerfile_needs_no_buildkit(text: str) -> None:
     assert find_buildkit_feature(text) is None
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("FROM a\nRUN <<EOF\nFOO\nEOF\nRUN true\n", (2, "a here-document")),
-    ("FROM a\n\nCOPY <<'E' <<-F /x\nls\nE\nFOO\n\tF\nUSER 1\n", (3, "a here-document")),
-    ("FROM a\nRUN true && \\\n\n  cat <<E-1 > /x\nRUN --mount=x y\nE-1\n", (2, "a here-document")),
-    ("FROM a\nRUN cat > /x << 'E F' && ls\nFOO\nE F\nRUN true\n", (2, "a here-document")),
-    ("FROM a\nRUN --network=none --mount=type=cache,target=/c ls\n", (2, "RUN --network")),
-    ("FROM a\nrun  --security=insecure ls\n", (2, "RUN --security")),
-    ("FROM a\nCOPY --chown=1 --chmod=755 here.txt /x\n", (2, "COPY --chmod")),
-    ("FROM a\nADD --checksum=sha256:0 http://x.test/y /y\n", (2, "ADD --checksum")),
-    ("FROM --platform=$BUILDPLATFORM a\n", (1, "the value of BUILDPLATFORM")),
-    ("FROM a\nARG X=1 TARGETARCH\n", (2, "the value of TARGETARCH")),
-    ("# escape=\\\n#Syntax = example.test/nix:1\nANYTHING\n", (2, "the frontend example.test/nix:1")),
-    ("# syntax=docker/dockerfile-other\n", (1, "the frontend docker/dockerfile-other")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FROM a\nRUN <<EOF\nFOO\nEOF\nRUN true\n", (2, "a here-document")),
+        ("FROM a\n\nCOPY <<'E' <<-F /x\nls\nE\nFOO\n\tF\nUSER 1\n", (3, "a here-document")),
+        ("FROM a\nRUN true && \\\n\n  cat <<E-1 > /x\nRUN --mount=x y\nE-1\n", (2, "a here-document")),
+        ("FROM a\nRUN cat > /x << 'E F' && ls\nFOO\nE F\nRUN true\n", (2, "a here-document")),
+        ("FROM a\nRUN --network=none --mount=type=cache,target=/c ls\n", (2, "RUN --network")),
+        ("FROM a\nrun  --security=insecure ls\n", (2, "RUN --security")),
+        ("FROM a\nCOPY --chown=1 --chmod=755 here.txt /x\n", (2, "COPY --chmod")),
+        ("FROM a\nADD --checksum=sha256:0 http://x.test/y /y\n", (2, "ADD --checksum")),
+        ("FROM --platform=$BUILDPLATFORM a\n", (1, "the value of BUILDPLATFORM")),
+        ("FROM a\nARG X=1 TARGETARCH\n", (2, "the value of TARGETARCH")),
+        ("# escape=\\\n#Syntax = example.test/nix:1\nANYTHING\n", (2, "the frontend example.test/nix:1")),
+        ("# syntax=docker/dockerfile-other\n", (1, "the frontend docker/dockerfile-other")),
+    ],
+)
 def test_buildkit_feature_is_found_with_its_line(text: str, expected: tuple[int, str]) -> None:
     assert find_buildkit_feature(text) == expected
 

@@ -23,16 +23,19 @@ from ares_exp.errors import ConfigError, PreflightError, SnapshotUnsupportedErro
 _FACTORY = "ares_exp.containers.local.factory"
 
 
-@pytest.mark.parametrize(("file", "content", "environment", "filesystem", "found"), [
-    (".dockerenv", "", {}, "ext4", ["/.dockerenv exists"]),
-    ("run/.containerenv", "", {}, "ext4", ["/run/.containerenv exists"]),
-    ("proc/1/environ", "A=b\0container=podman\0", {}, "ext4", ["its first process has container=podman"]),
-    ("proc/1/cgroup", "0::/kubepods/x\n", {}, "ext4", ["/proc/1/cgroup names kubepods"]),
-    ("proc/1/cgroup", "0::/init.scope\n", {}, "ext4", []),
-    ("other", "", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "ext4", ["KUBERNETES_SERVICE_HOST is set"]),
-    ("other", "", {}, "overlay", ["its root is an overlay"]),
-    ("other", "", {}, "ext4", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "content", "environment", "filesystem", "found"),
+    [
+        (".dockerenv", "", {}, "ext4", ["/.dockerenv exists"]),
+        ("run/.containerenv", "", {}, "ext4", ["/run/.containerenv exists"]),
+        ("proc/1/environ", "A=b\0container=podman\0", {}, "ext4", ["its first process has container=podman"]),
+        ("proc/1/cgroup", "0::/kubepods/x\n", {}, "ext4", ["/proc/1/cgroup names kubepods"]),
+        ("proc/1/cgroup", "0::/init.scope\n", {}, "ext4", []),
+        ("other", "", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "ext4", ["KUBERNETES_SERVICE_HOST is set"]),
+        ("other", "", {}, "overlay", ["its root is an overlay"]),
+        ("other", "", {}, "ext4", []),
+    ],
+)
 def test_container_evidence_is_found(
     tmp_path: Path, file: str, content: str, environment: dict[str, str], filesystem: str, found: list[str]
 ) -> None:
@@ -120,13 +123,16 @@ async def test_host_needs_root_and_suggests_remedies(machine: pytest.MonkeyPatch
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("unsupported", [
-    {"docker_image": "debian"},
-    {"compose_file": Path("/compose.yaml")},
-    {"gpus": 1},
-    {"network": NetworkPolicy("allowlist", frozenset({"pypi.org"}))},
-    {"network": NO_NETWORK, "phase_networks": frozenset({PUBLIC})},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "unsupported",
+    [
+        {"docker_image": "debian"},
+        {"compose_file": Path("/compose.yaml")},
+        {"gpus": 1},
+        {"network": NetworkPolicy("allowlist", frozenset({"pypi.org"}))},
+        {"network": NO_NETWORK, "phase_networks": frozenset({PUBLIC})},
+    ],
+)
 def test_host_refuses_unsupported_specs(unsupported: dict[str, object]) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"container=(host|docker)"):
         HostContainerFactory().check(ContainerSpec("t", **unsupported))  # type: ignore[arg-type]

@@ -143,11 +143,14 @@ async def test_other_host_users_cannot_reach_container_files() -> None:
         assert stat.S_IMODE(container._directory.path.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("made", [
-    "mkdir -p /d/e; touch /d/e/f; chmod 0 /d/e",
-    "mkdir -p /d/e; touch /d/e/f; chmod 555 /d/e /d",
-    'python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(3000)]\'',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [
+        "mkdir -p /d/e; touch /d/e/f; chmod 0 /d/e",
+        "mkdir -p /d/e; touch /d/e/f; chmod 555 /d/e /d",
+        'python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(3000)]\'',
+    ],
+)
 async def test_closed_and_deep_directories_are_deleted(made: str) -> None:
     before = directories()
     async with local_container() as container:
@@ -160,18 +163,21 @@ DIRECTORY = Entry("directory", 0o755)
 LINK = Entry("symlink", target="/oldroot/tmp")
 
 
-@pytest.mark.parametrize("entries", [
-    {"/proc": DIRECTORY, "/proc/x": FILE},
-    {"/dev": LINK},
-    {"/run": LINK},
-    {"/run": Entry("whiteout")},
-    {CHANNELS: DIRECTORY},
-    {CHANNELS: LINK},
-    {CHANNELS: DIRECTORY, f"{CHANNELS}/serve": FILE},
-    {"/usr": LINK},
-    {"/usr": Entry("whiteout")},
-    {"/var": LINK},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"/proc": DIRECTORY, "/proc/x": FILE},
+        {"/dev": LINK},
+        {"/run": LINK},
+        {"/run": Entry("whiteout")},
+        {CHANNELS: DIRECTORY},
+        {CHANNELS: LINK},
+        {CHANNELS: DIRECTORY, f"{CHANNELS}/serve": FILE},
+        {"/usr": LINK},
+        {"/usr": Entry("whiteout")},
+        {"/var": LINK},
+    ],
+)
 async def test_changes_that_would_move_a_mount_are_refused(objects: ObjectStore, entries: Mapping[str, Entry]) -> None:
     """bubblewrap makes what it mounts on: a link there would have it made on the host."""
     delta, before = await after("true", objects), directories()

@@ -252,17 +252,20 @@ async def test_channels_of_other_boxes_are_invisible(container: LocalContainer) 
         assert "of-another" not in seen
 
 
-@pytest.mark.parametrize("attack", [
-    "rm -rf /run/ares_exp/* /run/ares_exp",
-    "mv /run/ares_exp /tmp/x",
-    "mv /run /tmp/run",
-    "ln -sf /etc/passwd /run/ares_exp/2.out",
-    "echo 'echo pwned' >/run/ares_exp/serve",
-    "rm -rf /run",
-    "chmod 777 /run/ares_exp/serve",
-    "mkfifo /run/ares_exp/99.in",
-    "echo 'x y z' >/proc/1/fd/0",  # its own first process may be talked to, by whoever is root in the container
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "rm -rf /run/ares_exp/* /run/ares_exp",
+        "mv /run/ares_exp /tmp/x",
+        "mv /run /tmp/run",
+        "ln -sf /etc/passwd /run/ares_exp/2.out",
+        "echo 'echo pwned' >/run/ares_exp/serve",
+        "rm -rf /run",
+        "chmod 777 /run/ares_exp/serve",
+        "mkfifo /run/ares_exp/99.in",
+        "echo 'x y z' >/proc/1/fd/0",  # its own first process may be talked to, by whoever is root in the container
+    ],
+)
 async def test_channels_survive_attacks_from_inside(container: LocalContainer, attack: str) -> None:
     before = {path: path.read_bytes() for path in (ROOT / "pyproject.toml", Path("/etc/passwd"))}
     await output(container, attack)

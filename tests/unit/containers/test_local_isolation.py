@@ -230,11 +230,14 @@ async def test_loopback_inside_the_box_works(container: LocalContainer) -> None:
     assert await output(container, f'python3 -c "{ASK.format(8123)}"') == "b'inside'\n"
 
 
-@pytest.mark.parametrize(("task", "phase", "answer"), [
-    (PUBLIC, PUBLIC, "b'hello"),
-    (NO_NETWORK, NO_NETWORK, "ConnectionRefusedError"),
-    (PUBLIC, NO_NETWORK, "ConnectionRefusedError"),  # which `check` refuses
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "phase", "answer"),
+    [
+        (PUBLIC, PUBLIC, "b'hello"),
+        (NO_NETWORK, NO_NETWORK, "ConnectionRefusedError"),
+        (PUBLIC, NO_NETWORK, "ConnectionRefusedError"),  # which `check` refuses
+    ],
+)
 async def test_public_network_needs_both_settings(
     loopback_port: int, task: NetworkPolicy, phase: NetworkPolicy, answer: str
 ) -> None:

@@ -43,12 +43,15 @@ def as_nobody(names: str) -> subprocess.CompletedProcess[str]:
     return as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *files, timeout=550)
 
 
-@pytest.mark.parametrize("names", [
-    "escape",
-    pytest.param(
-        ",contract,isolation,limits,failures,lifetime,dockerfile,changes,forwarded_ports", marks=pytest.mark.nightly
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "names",
+    [
+        "escape",
+        pytest.param(
+            ",contract,isolation,limits,failures,lifetime,dockerfile,changes,forwarded_ports", marks=pytest.mark.nightly
+        ),
+    ],
+)
 def test_isolation_suite_passes_as_ordinary_user(names: str) -> None:
     run = as_nobody(names)
     if re.search(r"SKIPPED.*container=local is not to be had here", run.stdout):

@@ -34,13 +34,16 @@ def test_newer_system_bubblewrap_is_preferred(tmp_path: Path, monkeypatch: pytes
     assert found_with(newer, "echo bubblewrap 0.12.1", monkeypatch) == newer
 
 
-@pytest.mark.parametrize(("text", "mode"), [
-    ("echo bubblewrap 0.8.0", 0o755),
-    ("echo bubblewrap 0.12.0", 0o4755),
-    ("exit 1", 0o755),
-    ("echo nonsense", 0o755),
-    ("exec /no/such/program", 0o755),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("echo bubblewrap 0.8.0", 0o755),
+        ("echo bubblewrap 0.12.0", 0o4755),
+        ("exit 1", 0o755),
+        ("echo nonsense", 0o755),
+        ("exec /no/such/program", 0o755),
+    ],
+)
 def test_unusable_system_bubblewrap_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, mode: int
 ) -> None:
@@ -98,10 +101,13 @@ except PreflightError as error:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("restriction", [
-    ["--unshare-user", "--uid", "1234", "--gid", "1234", "--disable-userns"],
-    ["--cap-drop", "ALL", "--unshare-user", "--disable-userns"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "restriction",
+    [
+        ["--unshare-user", "--uid", "1234", "--gid", "1234", "--disable-userns"],
+        ["--cap-drop", "ALL", "--unshare-user", "--disable-userns"],
+    ],
+)
 def test_unusable_isolation_is_explained_with_remedy(restriction: list[str]) -> None:
     run = subprocess.run(
         [*STEADY_MOUNTS, find_bwrap(), *restriction, "--dev-bind", "/", "/", "--", sys.executable, "-c", _PREFLIGHT],

@@ -113,17 +113,20 @@ def spec_of(tmp_path: Path, dockerfile: str, *directories: str) -> ContainerSpec
     return ContainerSpec("task", context_dir=context, directories=directories)
 
 
-@pytest.mark.parametrize(("dockerfile", "problem"), [
-    ("WORKDIR {}/full", "full exists and is not an empty directory"),
-    ("COPY data {}/full/data", "full/data exists"),
-    ("COPY data {}/full/", "full/data exists"),
-    ("COPY data {}/full", "full/data exists"),
-    ("COPY . {}/full", "full/data exists"),
-    ("COPY root/ {}/full", "full/sub/deep/hosts exists"),
-    ("COPY root/ {}/full", "full/sub/link exists"),
-    ("COPY root/ {}/full", "full/lib exists"),
-    ("COPY data {}/tests/data", "its Dockerfile fills .*/tests"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dockerfile", "problem"),
+    [
+        ("WORKDIR {}/full", "full exists and is not an empty directory"),
+        ("COPY data {}/full/data", "full/data exists"),
+        ("COPY data {}/full/", "full/data exists"),
+        ("COPY data {}/full", "full/data exists"),
+        ("COPY . {}/full", "full/data exists"),
+        ("COPY root/ {}/full", "full/sub/deep/hosts exists"),
+        ("COPY root/ {}/full", "full/sub/link exists"),
+        ("COPY root/ {}/full", "full/lib exists"),
+        ("COPY data {}/tests/data", "its Dockerfile fills .*/tests"),
+    ],
+)
 def test_check_names_the_occupied_paths(tmp_path: Path, dockerfile: str, problem: str) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/data").touch()

@@ -7,28 +7,34 @@ import pytest
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy, normalise_host
 
 
-@pytest.mark.parametrize(("entry", "expected"), [
-    ("Example.COM", "example.com"),
-    ("  example.com.. ", "example.com"),
-    ("localhost", "localhost"),
-    ("*.example.com", "*.example.com"),
-    ("a-b.example", "a-b.example"),
-    (f"{'a' * 63}.example", f"{'a' * 63}.example"),
-    ("10.0.0.1", "10.0.0.1"),
-    ("2001:DB8:0:0::1", "2001:db8::1"),
-    ("10.0.0.0/8", "10.0.0.0/8"),
-    ("2001:db8:0::/32", "2001:db8::/32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("Example.COM", "example.com"),
+        ("  example.com.. ", "example.com"),
+        ("localhost", "localhost"),
+        ("*.example.com", "*.example.com"),
+        ("a-b.example", "a-b.example"),
+        (f"{'a' * 63}.example", f"{'a' * 63}.example"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:DB8:0:0::1", "2001:db8::1"),
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("2001:db8:0::/32", "2001:db8::/32"),
+    ],
+)
 def test_valid_hosts_are_accepted(entry: str, expected: str) -> None:
     assert normalise_host(entry) == expected
 
 
-@pytest.mark.parametrize("entry", [
-    *("https://example.com", "example.com:443", "example.com/path", "[::1]", "fe80::1%eth0"),
-    *("*", "a.*.example", "*example.com", "*.10.0.0.1", "*.", "a_b.example", "", ".", " ", "a..b", "exämple.com"),
-    *("-a.example", "a-.example", f"{'a' * 64}.example"),
-    *("10.0.0.1/8", "10.0.0.0/255.0.0.0", "10.0.0.0/33", "10.0.0.0/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("https://example.com", "example.com:443", "example.com/path", "[::1]", "fe80::1%eth0"),
+        *("*", "a.*.example", "*example.com", "*.10.0.0.1", "*.", "a_b.example", "", ".", " ", "a..b", "exämple.com"),
+        *("-a.example", "a-.example", f"{'a' * 64}.example"),
+        *("10.0.0.1/8", "10.0.0.0/255.0.0.0", "10.0.0.0/33", "10.0.0.0/"),
+    ],
+)
 def test_invalid_hosts_are_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="expected a host name"):
         normalise_host(entry)
@@ -60,21 +66,38 @@ LIST = NetworkPolicy(
 )
 
 
-@pytest.mark.parametrize(("name", "allowed"), [
-    ("example.com", True), ("www.example.com", False), ("notexample.com", False), ("com", False),
-    ("a.wild.example", True), ("a.b.wild.example", True), ("wild.example", False), ("notwild.example", False),
-    ("10.0.0.1.example", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("example.com", True),
+        ("www.example.com", False),
+        ("notexample.com", False),
+        ("com", False),
+        ("a.wild.example", True),
+        ("a.b.wild.example", True),
+        ("wild.example", False),
+        ("notwild.example", False),
+        ("10.0.0.1.example", False),
+    ],
+)
 def test_allowed_names_match(name: str, allowed: bool) -> None:
     assert LIST.allows_name(name) is allowed
     assert PUBLIC.allows_name(name)
     assert not NO_NETWORK.allows_name(name)
 
 
-@pytest.mark.parametrize(("address", "allowed"), [
-    ("10.255.0.1", True), ("11.0.0.1", False), ("192.0.2.7", True), ("192.0.2.8", False), ("2001:db8:ffff::1", True),
-    ("2001:db9::1", False), ("::ffff:10.0.0.1", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("10.255.0.1", True),
+        ("11.0.0.1", False),
+        ("192.0.2.7", True),
+        ("192.0.2.8", False),
+        ("2001:db8:ffff::1", True),
+        ("2001:db9::1", False),
+        ("::ffff:10.0.0.1", False),
+    ],
+)
 def test_allowed_addresses_match(address: str, allowed: bool) -> None:
     assert LIST.allows_address(ipaddress.ip_address(address)) is allowed
     assert PUBLIC.allows_address(ipaddress.ip_address(address))

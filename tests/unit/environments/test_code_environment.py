@@ -360,12 +360,15 @@ async def test_agent_that_raises_or_exits_is_an_error(make_environment: Any, err
     assert caught.value.__cause__ is error
 
 
-@pytest.mark.parametrize(("asked", "expected"), [
-    ({"messages": [{"role": "user", "content": "?"}]}, "llm_client to be given an LLMRequest, got dict"),
-    ("?", "got str"),
-    (LLMRequest("?"), "mappings with a `role`, got '[?]'"),  # type: ignore[arg-type]
-    (LLMRequest([{"content": "?"}]), "mappings with a `role`, got .'content'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"messages": [{"role": "user", "content": "?"}]}, "llm_client to be given an LLMRequest, got dict"),
+        ("?", "got str"),
+        (LLMRequest("?"), "mappings with a `role`, got '[?]'"),  # type: ignore[arg-type]
+        (LLMRequest([{"content": "?"}]), "mappings with a `role`, got .'content'"),
+    ],
+)
 async def test_invalid_request_of_agent_is_explained(make_environment: Any, asked: Any, expected: str) -> None:
     async def asks(container: Any, llm: Any) -> None:
         await llm(asked)

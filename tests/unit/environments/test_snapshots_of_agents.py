@@ -272,12 +272,15 @@ class Stateless:
         raise AssertionError("it was to go on, not to start")
 
 
-@pytest.mark.parametrize(("kind", "error", "told"), [
-    (Newer, errors.SnapshotMismatchError, "a state of version 1 .* takes version 2"),
-    (Picky, errors.SnapshotMismatchError, "does not take the state that the snapshot has: I want more"),
-    (Different, errors.DivergenceError, "given its state, asks its LLM something else"),
-    (Stateless, errors.SnapshotMismatchError, r"Stateless has no set_state\(\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "error", "told"),
+    [
+        (Newer, errors.SnapshotMismatchError, "a state of version 1 .* takes version 2"),
+        (Picky, errors.SnapshotMismatchError, "does not take the state that the snapshot has: I want more"),
+        (Different, errors.DivergenceError, "given its state, asks its LLM something else"),
+        (Stateless, errors.SnapshotMismatchError, r"Stateless has no set_state\(\)"),
+    ],
+)
 async def test_agent_that_rejects_the_state_is_an_error(
     make_environment: Any, restore: Restore, store: Path, kind: type[Any], error: type[Exception], told: str
 ) -> None:

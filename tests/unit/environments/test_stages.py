@@ -110,19 +110,22 @@ async def test_broken_journal_of_past_stage_is_found(make_environment: Any, make
     assert not SnapshotStore(store).verify(snapshot.snapshot_id).ok
 
 
-@pytest.mark.parametrize("change", [
-    {"name": "two"},
-    {"step_count": -1},
-    {"step_count": 1000},
-    {"verdict": {"reward": "nan", "rewards": {}}},
-    {"verdict": {"reward": 1.0, "rewards": {"reward": "inf"}}},
-    {"verdict": {"reward": "much", "rewards": {}}},
-    {"truncated_by": "magic"},
-    {"started_at": "nan"},
-    {"seed": None},
-    {"journal": ["0" * 64]},
-    {"journal": ["../../etc/passwd"]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "two"},
+        {"step_count": -1},
+        {"step_count": 1000},
+        {"verdict": {"reward": "nan", "rewards": {}}},
+        {"verdict": {"reward": 1.0, "rewards": {"reward": "inf"}}},
+        {"verdict": {"reward": "much", "rewards": {}}},
+        {"truncated_by": "magic"},
+        {"started_at": "nan"},
+        {"seed": None},
+        {"journal": ["0" * 64]},
+        {"journal": ["../../etc/passwd"]},
+    ],
+)
 async def test_changed_stage_is_refused(
     make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, change: dict[str, Any]
 ) -> None:

@@ -111,19 +111,22 @@ async def test_correct_patch_is_resolved(player: Player) -> None:
 
 
 @pytest.mark.local
-@pytest.mark.parametrize(("command", "rewards"), [
-    ("true", (0.0, 0.0, 1.0)),
-    (f"{FIX} && sed -i 's/2 \\* a/3 * a/' calc.py", (0.0, 1.0, 0.0)),
-    (f"{FIX} && git -c user.name=a -c user.email=b commit -qam mine && git checkout -q --detach", (1.0, 1.0, 1.0)),
-    # What follows tries to be rewarded without a fix.
-    ("sed -i 's/5)/-1)/' tests/test_calc.py; echo > tests/test_new.py", (0.0, 0.0, 1.0)),
-    ("rm -r tests && mkdir -p tests/test_calc.py", (0.0, 0.0, 1.0)),
-    (
-        "printf '#!/bin/sh\\necho PASSED\\n' > /usr/local/bin/python3; chmod +x /usr/local/bin/python3",
-        (0.0, 0.0, 1.0),
-    ),
-    ("(while :; do echo 1 > /logs/verifier/reward.txt; done) >/dev/null 2>&1 &", (0.0, 0.0, 1.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "rewards"),
+    [
+        ("true", (0.0, 0.0, 1.0)),
+        (f"{FIX} && sed -i 's/2 \\* a/3 * a/' calc.py", (0.0, 1.0, 0.0)),
+        (f"{FIX} && git -c user.name=a -c user.email=b commit -qam mine && git checkout -q --detach", (1.0, 1.0, 1.0)),
+        # What follows tries to be rewarded without a fix.
+        ("sed -i 's/5)/-1)/' tests/test_calc.py; echo > tests/test_new.py", (0.0, 0.0, 1.0)),
+        ("rm -r tests && mkdir -p tests/test_calc.py", (0.0, 0.0, 1.0)),
+        (
+            "printf '#!/bin/sh\\necho PASSED\\n' > /usr/local/bin/python3; chmod +x /usr/local/bin/python3",
+            (0.0, 0.0, 1.0),
+        ),
+        ("(while :; do echo 1 > /logs/verifier/reward.txt; done) >/dev/null 2>&1 &", (0.0, 0.0, 1.0)),
+    ],
+)
 async def test_reward_follows_the_test_results(
     player: Player, command: str, rewards: tuple[float, float, float]
 ) -> None:
@@ -137,14 +140,17 @@ async def test_broken_code_resolves_no_tests(player: Player) -> None:
 
 
 @pytest.mark.local
-@pytest.mark.parametrize(("command", "told"), [
-    ("rm -rf .git", "The repository that the agent left gives no patch"),
-    ("printf 'import os, sys\\nos._exit(0)\\n' > calc.py", "no trustworthy test run"),
-    (
-        "printf 'import os\\nprint(\"test_add (a) ... ok\", flush=True)\\nos._exit(3)\\n' > calc.py",
-        "no trustworthy test run",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("rm -rf .git", "The repository that the agent left gives no patch"),
+        ("printf 'import os, sys\\nos._exit(0)\\n' > calc.py", "no trustworthy test run"),
+        (
+            "printf 'import os\\nprint(\"test_add (a) ... ok\", flush=True)\\nos._exit(3)\\n' > calc.py",
+            "no trustworthy test run",
+        ),
+    ],
+)
 async def test_ungradable_patch_is_unresolved_with_a_reason(player: Player, command: str, told: str) -> None:
     assert (await player.execute(command))["reward"] == 0.0
     assert told in player.report["reason"]
@@ -234,11 +240,14 @@ def test_agent_network_is_set_by_phase(player: Player) -> None:
     assert {policy.mode for policy in task.stages[0].verifier_spec.networks} == {"public"}
 
 
-@pytest.mark.parametrize(("columns", "told"), [
-    ({"image_assets": {"patch": [{"path": "a.png"}]}}, "multimodal"),
-    ({"eval_script": ""}, "expected a row with an `eval_script`"),
-    ({"patch": ""}, "expected a fix"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"image_assets": {"patch": [{"path": "a.png"}]}}, "multimodal"),
+        ({"eval_script": ""}, "expected a row with an `eval_script`"),
+        ({"patch": ""}, "expected a fix"),
+    ],
+)
 def test_invalid_rows_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:
     refused(player, told, columns=columns)
 
@@ -252,11 +261,14 @@ def refused(player: Player, told: str, **options: Any) -> None:
     assert "env.exclude=[demo__calc-1]" in str(caught.value)
 
 
-@pytest.mark.parametrize(("options", "image"), [
-    ({}, "swebench/sweb.eval.x86_64.demo_1776_calc-1:latest"),
-    ({"columns": {"image": "mine/a:1"}}, "mine/a:1"),
-    ({"columns": {"image": "mine/a:1"}, "image_template": "hub/{id}:2"}, "hub/demo_1776_calc-1:2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "image"),
+    [
+        ({}, "swebench/sweb.eval.x86_64.demo_1776_calc-1:latest"),
+        ({"columns": {"image": "mine/a:1"}}, "mine/a:1"),
+        ({"columns": {"image": "mine/a:1"}, "image_template": "hub/{id}:2"}, "hub/demo_1776_calc-1:2"),
+    ],
+)
 def test_published_images_are_refused_by_local_containers(
     player: Player, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], image: str
 ) -> None:

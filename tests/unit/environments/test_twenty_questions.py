@@ -104,12 +104,15 @@ async def test_correct_last_guess_is_termination() -> None:
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 0.0, None)
 
 
-@pytest.mark.parametrize(("limits", "limit"), [
-    (EpisodeLimits(steps=1), "steps"),
-    (EpisodeLimits(tokens=10), "tokens"),
-    (EpisodeLimits(cost=0.5), "cost"),
-    (EpisodeLimits(time=TimeLimits(agent_timeout_sec=1e-9)), "time"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        (EpisodeLimits(steps=1), "steps"),
+        (EpisodeLimits(tokens=10), "tokens"),
+        (EpisodeLimits(cost=0.5), "cost"),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=1e-9)), "time"),
+    ],
+)
 async def test_run_limits_apply(limits: EpisodeLimits, limit: str) -> None:
     async with game(limits=limits) as env:
         await env.reset(options=CAT)
@@ -247,19 +250,22 @@ async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> 
     assert env.report().environment_usage == EnvironmentUsage(20, 10, 0.5)
 
 
-@pytest.mark.parametrize(("oracle", "says"), [
-    (failing("perhaps", "It is a cat"), "got 'perhaps' and then 'It is a cat'"),
-    (
-        failing(EndpointTimeoutError("no answer: see policy.timeout_sec")),
-        r"EndpointTimeoutError: .* env\.oracle\.timeout_",
-    ),
-    (
-        failing("perhaps", ValueError("x")),
-        r"could not answer: ValueError: x \(asked again: expected yes, no or don't know, got 'perhaps'\)",
-    ),
-    (failing(7), "Expected the oracle to answer with an LLMResponse, got 7"),
-    (Oracle(Waiting(), timeout_sec=0.01), r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("oracle", "says"),
+    [
+        (failing("perhaps", "It is a cat"), "got 'perhaps' and then 'It is a cat'"),
+        (
+            failing(EndpointTimeoutError("no answer: see policy.timeout_sec")),
+            r"EndpointTimeoutError: .* env\.oracle\.timeout_",
+        ),
+        (
+            failing("perhaps", ValueError("x")),
+            r"could not answer: ValueError: x \(asked again: expected yes, no or don't know, got 'perhaps'\)",
+        ),
+        (failing(7), "Expected the oracle to answer with an LLMResponse, got 7"),
+        (Oracle(Waiting(), timeout_sec=0.01), r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"),
+    ],
+)
 async def test_oracle_failure_is_a_verifier_error(tmp_path: Path, oracle: Any, says: str) -> None:
     collector = MemoryTrajectoryCollector()
     env = TrajectoryCollectingEnvironment(game(oracle, output_dir=tmp_path), collector)

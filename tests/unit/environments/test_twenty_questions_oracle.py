@@ -38,22 +38,25 @@ def test_bundled_objects_have_distinct_facts() -> None:
     assert len(names) == len(set(names)), "a name of two objects"
 
 
-@pytest.mark.parametrize(("name", "question", "answer"), [
-    ("cat", "Is it alive?", Answer.YES),
-    ("candle", "Is it alive?", Answer.NO),
-    ("cat", "Does it have four legs?", Answer.YES),
-    ("eagle", "Does it have fur or feathers?", Answer.YES),
-    ("snake", "Does it have fur or feathers?", Answer.NO),
-    ("eagle", "Is it an animal that can fly?", Answer.YES),
-    ("airplane", "Is it an animal that can fly?", Answer.NO),
-    ("pencil", "Do you write with it?", Answer.YES),
-    ("cat", "Is it a kitten?", Answer.YES),
-    ("cat", "Is it a dog?", Answer.NO),
-    ("cat", "Is it blue?", Answer.UNKNOWN),
-    ("cat", "Is it a blue animal?", Answer.UNKNOWN),
-    ("cat", "Isn't it alive?", Answer.UNKNOWN),
-    ("cat", "Is it?", Answer.UNKNOWN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "question", "answer"),
+    [
+        ("cat", "Is it alive?", Answer.YES),
+        ("candle", "Is it alive?", Answer.NO),
+        ("cat", "Does it have four legs?", Answer.YES),
+        ("eagle", "Does it have fur or feathers?", Answer.YES),
+        ("snake", "Does it have fur or feathers?", Answer.NO),
+        ("eagle", "Is it an animal that can fly?", Answer.YES),
+        ("airplane", "Is it an animal that can fly?", Answer.NO),
+        ("pencil", "Do you write with it?", Answer.YES),
+        ("cat", "Is it a kitten?", Answer.YES),
+        ("cat", "Is it a dog?", Answer.NO),
+        ("cat", "Is it blue?", Answer.UNKNOWN),
+        ("cat", "Is it a blue animal?", Answer.UNKNOWN),
+        ("cat", "Isn't it alive?", Answer.UNKNOWN),
+        ("cat", "Is it?", Answer.UNKNOWN),
+    ],
+)
 async def test_facts_oracle_responds_from_facts(name: str, question: str, answer: Answer) -> None:
     [hidden] = [one for one in BUNDLED if one.name == name]
     said = await FactsOracle(BUNDLED).for_episode(EpisodeSpec(name))(oracle_request(hidden, question))
@@ -70,11 +73,14 @@ def test_request_contains_name_aliases_and_facts() -> None:
     assert "Hidden: tea {pot}\nAlso called: pot, kettle\nWhat is true of it:\n- holds tea\n" in request.system_prompt
 
 
-@pytest.mark.parametrize(("answer", "texts"), [
-    (Answer.YES, ["yes", "Yes.", "**YES**", "Yes, it has.", "Answer: yes", "yes\nas cats do"]),
-    (Answer.UNKNOWN, ["don't know", "I don’t know.", "No idea", "Not sure", "Unknown.", "It depends."]),
-    (None, ["", "nope", "Yes and no", "yes/no", "No one knows", "The cat says yes", "no " * 400]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "texts"),
+    [
+        (Answer.YES, ["yes", "Yes.", "**YES**", "Yes, it has.", "Answer: yes", "yes\nas cats do"]),
+        (Answer.UNKNOWN, ["don't know", "I don’t know.", "No idea", "Not sure", "Unknown.", "It depends."]),
+        (None, ["", "nope", "Yes and no", "yes/no", "No one knows", "The cat says yes", "no " * 400]),
+    ],
+)
 def test_oracle_response_is_parsed(answer: Answer | None, texts: list[str]) -> None:
     assert {text: parse_answer(text) for text in texts} == dict.fromkeys(texts, answer)
 
@@ -92,36 +98,45 @@ def test_empty_selection_is_refused() -> None:
 NAMES = ("cat", "house cat")
 
 
-@pytest.mark.parametrize("reply", [
-    *("Guess: cat", "guess: A CAT!", "**Guess:** cat.", "My final guess: the cat", "Final answer: cat"),
-    *("It purrs, it has fur.\nGuess: house-cat", "Guess: is it a cat?", "Is it a cat?", "is it the Cat ?"),
-    *("So, is it a “cat”?", "I know! Is it a cat?", "Could it be a house cat?", "Are you thinking of a cat?"),
-    *("Is the object a cat？", "Is it cats?", "<think>Is it a dog? No. Guess: dog?</think>\nGuess: cat"),
-    *("Is it a cat", "A cat.", "HOUSECAT", "It's a cat!", "I think it is a cat.", "My guess is the cat"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *("Guess: cat", "guess: A CAT!", "**Guess:** cat.", "My final guess: the cat", "Final answer: cat"),
+        *("It purrs, it has fur.\nGuess: house-cat", "Guess: is it a cat?", "Is it a cat?", "is it the Cat ?"),
+        *("So, is it a “cat”?", "I know! Is it a cat?", "Could it be a house cat?", "Are you thinking of a cat?"),
+        *("Is the object a cat？", "Is it cats?", "<think>Is it a dog? No. Guess: dog?</think>\nGuess: cat"),
+        *("Is it a cat", "A cat.", "HOUSECAT", "It's a cat!", "I think it is a cat.", "My guess is the cat"),
+    ],
+)
 def test_correct_guess_is_recognized(reply: str) -> None:
     assert is_one_of(parse_reply(reply).guess or "", NAMES)
 
 
-@pytest.mark.parametrize("reply", [
-    *("Is it bigger than a cat?", "Is it a cat or a dog?", "Is it a cat, a dog, a cow, a horse?"),
-    *("Is it a cat's toy?", "Does a cat chase it?", "Is it not a cat?", "Guess: cat, dog, cow, horse"),
-    *("Guess: cat or dog", "Guess: not a cat", "cat dog cow horse bee", "Guess: a", "Guess: …"),
-    "Is it a caterpillar?",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *("Is it bigger than a cat?", "Is it a cat or a dog?", "Is it a cat, a dog, a cow, a horse?"),
+        *("Is it a cat's toy?", "Does a cat chase it?", "Is it not a cat?", "Guess: cat, dog, cow, horse"),
+        *("Guess: cat or dog", "Guess: not a cat", "cat dog cow horse bee", "Guess: a", "Guess: …"),
+        "Is it a caterpillar?",
+    ],
+)
 def test_name_within_other_words_is_wrong(reply: str) -> None:
     assert not is_one_of(parse_reply(reply).guess or "", NAMES)
 
 
-@pytest.mark.parametrize(("reply", "reason"), [
-    ("", "it is empty"),
-    (" \n?…!", "it is empty"),
-    ("Is it alive? Is it a cat?", "several questions"),
-    ("Guess: cat\nGuess: dog", "several guesses"),
-    ("Is it alive?\nGuess: cat", "a question and a guess"),
-    ("Let me think about what this object could possibly be.", "neither asks something"),
-    ("Guess: cat" + " " * MAX_CHARS, "510 characters"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("", "it is empty"),
+        (" \n?…!", "it is empty"),
+        ("Is it alive? Is it a cat?", "several questions"),
+        ("Guess: cat\nGuess: dog", "several guesses"),
+        ("Is it alive?\nGuess: cat", "a question and a guess"),
+        ("Let me think about what this object could possibly be.", "neither asks something"),
+        ("Guess: cat" + " " * MAX_CHARS, "510 characters"),
+    ],
+)
 def test_unclear_reply_has_a_problem(reply: str, reason: str) -> None:
     found = parse_reply(reply)
     assert (found.question, found.guess) == (None, None)
@@ -254,18 +269,21 @@ GOOD = {"task": "cat", "question": "Is it old?", "said": ["yes"], "answer": "yes
 NUMBERS = {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.25, "sec": 1.0}
 
 
-@pytest.mark.parametrize("line", [
-    b"\xff\xfe\x00",
-    b"[" * 100_000,
-    b"7",
-    json.dumps({**GOOD, **NUMBERS, "answer": 7}).encode(),
-    json.dumps({**GOOD, **NUMBERS, "prompt_tokens": -1}).encode(),
-    json.dumps({**GOOD, **NUMBERS, "generated_tokens": 2**60}).encode(),
-    json.dumps({**GOOD, **NUMBERS, "cost": float("nan")}).encode(),
-    json.dumps({**GOOD, **NUMBERS, "cost": float("inf")}).encode(),
-    json.dumps({**GOOD, **NUMBERS, "said": "yes"}).encode(),
-    json.dumps(GOOD).encode(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b"7",
+        json.dumps({**GOOD, **NUMBERS, "answer": 7}).encode(),
+        json.dumps({**GOOD, **NUMBERS, "prompt_tokens": -1}).encode(),
+        json.dumps({**GOOD, **NUMBERS, "generated_tokens": 2**60}).encode(),
+        json.dumps({**GOOD, **NUMBERS, "cost": float("nan")}).encode(),
+        json.dumps({**GOOD, **NUMBERS, "cost": float("inf")}).encode(),
+        json.dumps({**GOOD, **NUMBERS, "said": "yes"}).encode(),
+        json.dumps(GOOD).encode(),
+    ],
+)
 def test_record_is_used_until_first_invalid_line(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     good = json.dumps({**GOOD, **NUMBERS, "of a later version": [1]}).encode()
     (tmp_path / "oracle.jsonl").write_bytes(b"\n".join([good, line, good, b""]))

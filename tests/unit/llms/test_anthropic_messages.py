@@ -96,11 +96,14 @@ def test_empty_messages_are_not_sent() -> None:
     assert [block["text"] for block in message["content"]] == ["b", "c"]
 
 
-@pytest.mark.parametrize(("message", "named"), [
-    ({"role": "assistant", "content": "x", "reasoning_content": "hm"}, "without a signature"),
-    ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "input_audio"),
-    ({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}, "file_data"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "assistant", "content": "x", "reasoning_content": "hm"}, "without a signature"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "input_audio"),
+        ({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}, "file_data"),
+    ],
+)
 def test_unsupported_content_is_named(message: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsendableRequestError, match=named):
         request_to_body(LLMRequest([message]), model="m")
@@ -148,13 +151,16 @@ def test_response_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"content": None}, "`content`"),
-    ({"content": [{"type": "server_tool_use", "id": "x"}]}, "server_tool_use"),
-    ({"content": [{"type": "text"}]}, "`text`"),
-    ({"usage": {"input_tokens": "many"}}, "`input_tokens`"),
-    ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"content": None}, "`content`"),
+        ({"content": [{"type": "server_tool_use", "id": "x"}]}, "server_tool_use"),
+        ({"content": [{"type": "text"}]}, "`text`"),
+        ({"usage": {"input_tokens": "many"}}, "`input_tokens`"),
+        ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
+    ],
+)
 def test_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
     body = {"role": "assistant", "content": [], "stop_reason": "end_turn", **change}
     with pytest.raises(MalformedResponseError, match=named):

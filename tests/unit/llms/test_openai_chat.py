@@ -201,19 +201,22 @@ def test_vllm_response_is_read() -> None:
 HM = {"type": "reasoning.text", "text": "hm", "signature": "s", "index": 0}
 
 
-@pytest.mark.parametrize(("fields", "thinking"), [
-    ({"reasoning_content": "hm"}, [ThinkingData("hm")]),
-    ({"reasoning": "hm"}, [ThinkingData("hm")]),
-    ({"reasoning": "hm", "reasoning_content": "hm"}, [ThinkingData("hm")]),
-    ({"reasoning": "short", "reasoning_content": "hm"}, [ThinkingData("hm"), ThinkingData("short")]),
-    ({"reasoning": "", "reasoning_content": None, "reasoning_details": []}, []),
-    ({"reasoning": "hm", "reasoning_details": [HM]}, [ThinkingData("hm", "s")]),
-    ({"reasoning_details": [{"type": "reasoning.summary", "summary": "so"}]}, [ThinkingData("so")]),
-    (
-        {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.encrypted", "data": "Zm8="}]},
-        [ThinkingData("hm"), ThinkingData("Zm8=", redacted=True)],
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({"reasoning_content": "hm"}, [ThinkingData("hm")]),
+        ({"reasoning": "hm"}, [ThinkingData("hm")]),
+        ({"reasoning": "hm", "reasoning_content": "hm"}, [ThinkingData("hm")]),
+        ({"reasoning": "short", "reasoning_content": "hm"}, [ThinkingData("hm"), ThinkingData("short")]),
+        ({"reasoning": "", "reasoning_content": None, "reasoning_details": []}, []),
+        ({"reasoning": "hm", "reasoning_details": [HM]}, [ThinkingData("hm", "s")]),
+        ({"reasoning_details": [{"type": "reasoning.summary", "summary": "so"}]}, [ThinkingData("so")]),
+        (
+            {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.encrypted", "data": "Zm8="}]},
+            [ThinkingData("hm"), ThinkingData("Zm8=", redacted=True)],
+        ),
+    ],
+)
 def test_reasoning_is_read_from_every_field(fields: dict[str, Any], thinking: list[ThinkingData]) -> None:
     response = response_from_body(respond(message={"content": "hi", **fields}))
     assert list(response.data) == [*thinking, TextData("hi")]
@@ -233,15 +236,18 @@ def test_response_with_only_reasoning_has_no_text() -> None:
     assert (response.text, response.thinking) == ("", (ThinkingData("hm"),))
 
 
-@pytest.mark.parametrize(("counts", "usage"), [
-    ({"completion_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 17}, Usage(10, 7, reasoning_tokens=5)),
-    ({"completion_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 22}, Usage(10, 12, reasoning_tokens=5)),
-    ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2}}, Usage(10, 7, 4, 2)),
-    ({"completion_tokens_details": None, "prompt_tokens_details": "x"}, Usage(10, 7)),
-    ({"completion_tokens_details": {"reasoning_tokens": -5}}, Usage(10, 7)),
-    ({"completion_tokens_details": {"reasoning_tokens": "5"}}, Usage(10, 7)),
-    ({"prompt_tokens_details": {"cached_tokens": 10**30, "cache_write_tokens": True}}, Usage(10, 7)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("counts", "usage"),
+    [
+        ({"completion_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 17}, Usage(10, 7, reasoning_tokens=5)),
+        ({"completion_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 22}, Usage(10, 12, reasoning_tokens=5)),
+        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2}}, Usage(10, 7, 4, 2)),
+        ({"completion_tokens_details": None, "prompt_tokens_details": "x"}, Usage(10, 7)),
+        ({"completion_tokens_details": {"reasoning_tokens": -5}}, Usage(10, 7)),
+        ({"completion_tokens_details": {"reasoning_tokens": "5"}}, Usage(10, 7)),
+        ({"prompt_tokens_details": {"cached_tokens": 10**30, "cache_write_tokens": True}}, Usage(10, 7)),
+    ],
+)
 def test_usage_details_are_read(counts: dict[str, Any], usage: Usage) -> None:
     body = respond() | {"usage": {"prompt_tokens": 10, "completion_tokens": 7, **counts}}
     assert response_from_body(body).usage == usage
@@ -292,17 +298,20 @@ def test_dropped_fields_of_written_response_are_named() -> None:
         assert response_to_body(two, strict=False)["choices"][0]["message"]["content"] == "ab"
 
 
-@pytest.mark.parametrize(("body", "named"), [
-    (respond() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the response"),
-    (respond(stop_reason="END"), "`stop_reason` of the response's choice"),
-    (respond(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is no text"),
-    (respond(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are no list"),
-    (respond(message={"content": "hi", "reasoning_details": [{"type": ["x"]}]}), "`reasoning_details` of type"),
-    (respond(message={"content": "hi", "reasoning_details": [[]]}), "`reasoning_details` of type None"),
-    (respond(message={"content": "hi", "audio": {"id": "a"}}), "`audio` of the response's message"),
-    ({"choices": respond()["choices"] * 2}, "all but the first of 2 choices"),
-    (respond(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (respond() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the response"),
+        (respond(stop_reason="END"), "`stop_reason` of the response's choice"),
+        (respond(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is no text"),
+        (respond(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are no list"),
+        (respond(message={"content": "hi", "reasoning_details": [{"type": ["x"]}]}), "`reasoning_details` of type"),
+        (respond(message={"content": "hi", "reasoning_details": [[]]}), "`reasoning_details` of type None"),
+        (respond(message={"content": "hi", "audio": {"id": "a"}}), "`audio` of the response's message"),
+        ({"choices": respond()["choices"] * 2}, "all but the first of 2 choices"),
+        (respond(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
+    ],
+)
 def test_dropped_fields_of_read_response_are_named(body: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         response_from_body(body)
@@ -329,11 +338,14 @@ def test_alternative_spellings_are_read() -> None:
     assert (request.stop_sequences, request.max_output_tokens, request.top_k) == (("END",), 5, 2)
 
 
-@pytest.mark.parametrize("first", [
-    {"role": "developer", "content": "be brief"},
-    {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
-    {"role": "system", "content": "be brief", "name": "boss"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"role": "developer", "content": "be brief"},
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "system", "content": "be brief", "name": "boss"},
+    ],
+)
 def test_unusual_system_text_is_unchanged(first: dict[str, Any]) -> None:
     body = {"model": "m", "messages": [first, {"role": "user", "content": "x"}]}
     request = request_from_body(body)
@@ -341,35 +353,41 @@ def test_unusual_system_text_is_unchanged(first: dict[str, Any]) -> None:
     assert request_to_body(request, model="m") == body
 
 
-@pytest.mark.parametrize(("body", "said"), [
-    (None, "`the request`"),
-    ({}, "`messages`"),
-    ({"messages": "hi"}, "`messages` to be list, got str: 'hi'"),
-    ({"messages": ["hi"]}, r"messages\[\]"),
-    ({"messages": [{"content": "hi"}]}, "`role`"),
-    ({"messages": [], "temperature": "hot"}, "`temperature` to be int or float, got str"),
-    ({"messages": [], "temperature": True}, "`temperature`"),
-    ({"messages": [], "stream": 1}, "`stream`"),
-    ({"messages": [], "stop": [1]}, r"`stop\[\]`"),
-    ({"messages": [], "tools": {}}, "`tools`"),
-    ({"messages": [], "max_tokens": 1, "max_completion_tokens": 2}, "one bound on output tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (None, "`the request`"),
+        ({}, "`messages`"),
+        ({"messages": "hi"}, "`messages` to be list, got str: 'hi'"),
+        ({"messages": ["hi"]}, r"messages\[\]"),
+        ({"messages": [{"content": "hi"}]}, "`role`"),
+        ({"messages": [], "temperature": "hot"}, "`temperature` to be int or float, got str"),
+        ({"messages": [], "temperature": True}, "`temperature`"),
+        ({"messages": [], "stream": 1}, "`stream`"),
+        ({"messages": [], "stop": [1]}, r"`stop\[\]`"),
+        ({"messages": [], "tools": {}}, "`tools`"),
+        ({"messages": [], "max_tokens": 1, "max_completion_tokens": 2}, "one bound on output tokens"),
+    ],
+)
 def test_malformed_requests_are_rejected(body: Any, said: str) -> None:
     with pytest.raises(WireFormatError, match=said):
         request_from_body(body, strict=False)
 
 
-@pytest.mark.parametrize(("body", "said"), [
-    ("hi", "`the response`"),
-    ({"choices": []}, "at least one choice"),
-    (respond(logprobs={"content": [{"token": "x"}]}), "`logprob`"),
-    (respond(logprobs=5), "`logprobs`"),
-    (respond(token_ids=["1"]), r"`token_ids\[\]`"),
-    (respond(finish_reason=0), "`finish_reason`"),
-    (respond(message={"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]}), "`arguments`"),
-    (respond() | {"usage": {"completion_tokens": True}}, "`completion_tokens`"),
-    (respond() | {"model": 5}, "`model`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("hi", "`the response`"),
+        ({"choices": []}, "at least one choice"),
+        (respond(logprobs={"content": [{"token": "x"}]}), "`logprob`"),
+        (respond(logprobs=5), "`logprobs`"),
+        (respond(token_ids=["1"]), r"`token_ids\[\]`"),
+        (respond(finish_reason=0), "`finish_reason`"),
+        (respond(message={"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]}), "`arguments`"),
+        (respond() | {"usage": {"completion_tokens": True}}, "`completion_tokens`"),
+        (respond() | {"model": 5}, "`model`"),
+    ],
+)
 def test_malformed_responses_are_rejected(body: Any, said: str) -> None:
     with pytest.raises(WireFormatError, match=said) as raised:
         response_from_body(body, strict=False)

@@ -87,13 +87,16 @@ def test_unsealed_reasoning_is_sent_as_text() -> None:
     assert "encrypted_content" not in reasoning
 
 
-@pytest.mark.parametrize(("request_", "named"), [
-    (LLMRequest([], stop_sequences=["END"]), "`stop_sequences`"),
-    (LLMRequest([], top_k=1), "`top_k`"),
-    (LLMRequest([], metadata={"n": 1}), "`n` of the metadata"),
-    (LLMRequest([{"role": "user", "content": [{"type": "input_audio"}]}]), "input_audio"),
-    (LLMRequest([], tools=[{"type": "custom", "custom": {}}]), r"`tools\[\]`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        (LLMRequest([], stop_sequences=["END"]), "`stop_sequences`"),
+        (LLMRequest([], top_k=1), "`top_k`"),
+        (LLMRequest([], metadata={"n": 1}), "`n` of the metadata"),
+        (LLMRequest([{"role": "user", "content": [{"type": "input_audio"}]}]), "input_audio"),
+        (LLMRequest([], tools=[{"type": "custom", "custom": {}}]), r"`tools\[\]`"),
+    ],
+)
 def test_unsupported_content_is_named(request_: LLMRequest, named: str) -> None:
     with pytest.raises(UnsendableRequestError, match=named):
         request_to_body(request_, model="m")
@@ -136,11 +139,14 @@ def test_response_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(("change", "finish"), [
-    ({"status": "completed"}, "stop"),
-    ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "length"),
-    ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "content_filter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "finish"),
+    [
+        ({"status": "completed"}, "stop"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "length"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "content_filter"),
+    ],
+)
 def test_finish_reasons_are_read(change: dict[str, Any], finish: str) -> None:
     assert response_from_body({"output": [], **change}).finish_reason == finish
 
@@ -152,13 +158,16 @@ def test_refusal_is_text() -> None:
     assert (response.text, response.finish_reason) == ("no", "refusal")
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"output": None}, "`output`"),
-    ({"status": "failed", "error": {"message": "overloaded"}}, "overloaded"),
-    ({"output": [{"type": "web_search_call"}]}, "web_search_call"),
-    ({"output": [{"type": "function_call", "call_id": "c"}]}, "`name`"),
-    ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"output": None}, "`output`"),
+        ({"status": "failed", "error": {"message": "overloaded"}}, "overloaded"),
+        ({"output": [{"type": "web_search_call"}]}, "web_search_call"),
+        ({"output": [{"type": "function_call", "call_id": "c"}]}, "`name`"),
+        ({"usage": {"input_tokens": -1}}, "`input_tokens`"),
+    ],
+)
 def test_malformed_response_is_named(change: dict[str, Any], named: str) -> None:
     with pytest.raises(MalformedResponseError, match=named):
         response_from_body({"output": [], "status": "completed", **change})

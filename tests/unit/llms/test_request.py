@@ -17,10 +17,18 @@ def test_later_message_edits_do_not_change_the_request() -> None:
     assert request.messages[0] == {"role": "user", "content": ({"type": "text", "text": "hi"},)}
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: m.__setitem__("role", "x"), lambda m: m.pop("role"), lambda m: m.update(role="x"), lambda m: m.clear(),
-    lambda m: m.setdefault("x", 1), lambda m: m.__delitem__("role"), lambda m: m.__ior__({"role": "x"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.__setitem__("role", "x"),
+        lambda m: m.pop("role"),
+        lambda m: m.update(role="x"),
+        lambda m: m.clear(),
+        lambda m: m.setdefault("x", 1),
+        lambda m: m.__delitem__("role"),
+        lambda m: m.__ior__({"role": "x"}),
+    ],
+)
 def test_message_is_immutable(change: object) -> None:
     message = LLMRequest([{"role": "user", "content": "hi"}]).messages[0]
     with pytest.raises(TypeError, match="cannot change"):

@@ -123,12 +123,15 @@ async def test_reasoning_is_not_sent_back_by_default(
     assert "reasoning" not in caplog.text
 
 
-@pytest.mark.parametrize(("send", "field", "sent"), [
-    (True, "reasoning_content", "hm"),
-    ("reasoning_content", "reasoning_content", "hm"),
-    ("reasoning", "reasoning", "hm"),
-    ("reasoning_details", "reasoning_details", [{"type": "reasoning.text", "text": "hm"}]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("send", "field", "sent"),
+    [
+        (True, "reasoning_content", "hm"),
+        ("reasoning_content", "reasoning_content", "hm"),
+        ("reasoning", "reasoning", "hm"),
+        ("reasoning_details", "reasoning_details", [{"type": "reasoning.text", "text": "hm"}]),
+    ],
+)
 async def test_reasoning_is_sent_back_on_request(
     endpoint: LoopbackEndpoint, make: Make, send: Any, field: str, sent: Any
 ) -> None:
@@ -223,14 +226,17 @@ async def test_responses_without_usage_are_a_warning(
     assert "no limit on tokens (`limits.tokens`, `budget.tokens`)" in caplog.text
 
 
-@pytest.mark.parametrize(("behaviour", "said"), [
-    (raw(b"<html>busy</html>", content_type="text/html"), "Expected JSON .* got: '<html>busy"),
-    (raw(b""), "Expected JSON"),
-    (raw(b"[" * 100_000), "Expected JSON"),
-    (raw(b"\xff\xfe{}"), "Expected JSON"),
-    (json_body({"choices": []}), "at least one choice"),
-    (json_body({"error": {"message": "overloaded " * 500}}), "overloaded"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (raw(b"<html>busy</html>", content_type="text/html"), "Expected JSON .* got: '<html>busy"),
+        (raw(b""), "Expected JSON"),
+        (raw(b"[" * 100_000), "Expected JSON"),
+        (raw(b"\xff\xfe{}"), "Expected JSON"),
+        (json_body({"choices": []}), "at least one choice"),
+        (json_body({"error": {"message": "overloaded " * 500}}), "overloaded"),
+    ],
+)
 async def test_malformed_responses_are_errors(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str
 ) -> None:
@@ -247,10 +253,13 @@ def refusing(text: str | None, finish_reason: str, **message: Any) -> Any:
     return json_body(body)
 
 
-@pytest.mark.parametrize(("behaviour", "seen", "reason"), [
-    (refusing("I had be", "content_filter"), "I had be", "content_filter"),
-    (refusing(None, "content_filter"), "", "content_filter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("behaviour", "seen", "reason"),
+    [
+        (refusing("I had be", "content_filter"), "I had be", "content_filter"),
+        (refusing(None, "content_filter"), "", "content_filter"),
+    ],
+)
 async def test_refusal_is_a_response_or_an_error(
     endpoint: LoopbackEndpoint, make: Make, behaviour: Any, seen: str, reason: str
 ) -> None:
@@ -328,23 +337,26 @@ async def test_invalid_unicode_is_rejected(endpoint: LoopbackEndpoint, make: Mak
     assert not endpoint.requests
 
 
-@pytest.mark.parametrize(("setting", "said"), [
-    ({"model": ""}, "model"),
-    ({"temperature": -1}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"timeout_sec": 0}, "timeout_sec"),
-    ({"timeout_sec": float("inf")}, "timeout_sec"),
-    ({"max_concurrency": 0}, "max_concurrency"),
-    ({"max_retries": -1}, "max_retries"),
-    ({"seed": "other"}, "seed"),
-    ({"base_url": "127.0.0.1:8000"}, "expected a URL such as"),
-    ({"base_url": "http://127.0.0.1:99999/v1"}, "[Pp]ort"),
-    ({"base_url": "https://me:pass@host/v1"}, "no user or password"),
-    ({"api_key_env": KEY}, "api_key_env"),
-    ({"extra_body": {"n": 2}}, "cannot set n"),
-    ({"prices": {"m": {"input_per_million_usd": 1}}}, "output_per_million_usd"),
-    ({"prices": {"m": {**PRICES["m"], "currency": "EUR"}}}, "currency"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"model": ""}, "model"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"timeout_sec": 0}, "timeout_sec"),
+        ({"timeout_sec": float("inf")}, "timeout_sec"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"seed": "other"}, "seed"),
+        ({"base_url": "127.0.0.1:8000"}, "expected a URL such as"),
+        ({"base_url": "http://127.0.0.1:99999/v1"}, "[Pp]ort"),
+        ({"base_url": "https://me:pass@host/v1"}, "no user or password"),
+        ({"api_key_env": KEY}, "api_key_env"),
+        ({"extra_body": {"n": 2}}, "cannot set n"),
+        ({"prices": {"m": {"input_per_million_usd": 1}}}, "output_per_million_usd"),
+        ({"prices": {"m": {**PRICES["m"], "currency": "EUR"}}}, "currency"),
+    ],
+)
 def test_wrong_settings_are_rejected(setting: dict[str, Any], said: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=said):
         OpenAIPolicy(**{"model": "m", **setting})

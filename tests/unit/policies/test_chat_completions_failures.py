@@ -175,17 +175,20 @@ def test_backoff_waits_at_least_retry_after() -> None:
     assert backoff.wait_sec(1, at_bound) == 5.0
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("7", 7.0),
-    (" 1.5 ", 1.5),
-    ("-3", 0.0),
-    ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
-    ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
-    ("1e999", float("inf")),
-    ("nan", None),
-    ("soon", None),
-    ("", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        (" 1.5 ", 1.5),
+        ("-3", 0.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("1e999", float("inf")),
+        ("nan", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
 def test_retry_after_header_is_read(text: str, seconds: float | None) -> None:
     assert retry_after_sec({"retry-after": text}, now=10.0) == seconds
 

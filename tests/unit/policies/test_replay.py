@@ -232,12 +232,15 @@ async def test_unrecorded_task_is_an_error(tmp_path: Path) -> None:
     assert policy.report([result("other")]) is None, "an earlier session ran it"
 
 
-@pytest.mark.parametrize("options", [
-    {"strict": "sometimes"},
-    {"normalise": ["timestmps"]},
-    {"normalise": [{"pattern": "("}]},
-    {"normalise": ["dates"] * 51},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strict": "sometimes"},
+        {"normalise": ["timestmps"]},
+        {"normalise": [{"pattern": "("}]},
+        {"normalise": ["dates"] * 51},
+    ],
+)
 def test_wrong_options_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ReplayPolicy(trajectory=Path("x"), **options)

@@ -27,29 +27,36 @@ def call(number: int = 0, **arguments: Any) -> ToolCallData:
 LS = '{"name": "bash", "arguments": {"command": "ls"}}'
 
 
-@pytest.mark.parametrize(("template", "text", "pieces"), [
-    (HERMES, "Only text.", [TextData("Only text.")]),
-    (HERMES, "", [TextData("")]),
-    (HERMES, f"Look.\n<tool_call>\n{LS}\n</tool_call>", [TextData("Look."), call(command="ls")]),
-    (HERMES, f"<tool_call>{LS}</tool_call>\n<tool_call>{LS}</tool_call>", [call(command="ls"), call(1, command="ls")]),
-    (HERMES, "<tool_call>{broken</tool_call>", [TextData("<tool_call>{broken</tool_call>")]),
-    (HERMES, '<tool_call>{"name": 3}</tool_call>', [TextData('<tool_call>{"name": 3}</tool_call>')]),
-    (HERMES, f"<think>\nHm.\n</think>\n\n<tool_call>{LS}</tool_call>", [ThinkingData("Hm."), call(command="ls")]),
-    (HERMES, "<think>\nwithout an end", [ThinkingData("without an end")]),
-    (
-        CODER,
-        "So:\n<tool_call>\n<function=bash>\n<parameter=command>\n12\n</parameter>\n<parameter=count>\n3\n</parameter>\n"
-        "</function>\n</tool_call>",
-        [TextData("So:"), call(command="12", count=3)],
-    ),
-    (CODER, "<tool_call><function=</tool_call>", [TextData("<tool_call><function=</tool_call>")]),
-    (MISTRAL, f"Look.[TOOL_CALLS][{LS}]", [TextData("Look."), call(command="ls")]),
-    (MISTRAL, '[TOOL_CALLS]bash[ARGS]{"command": "ls"}', [call(command="ls")]),
-    (MISTRAL, '[TOOL_CALLS]bash[ARGS]{"command"', [TextData('[TOOL_CALLS]bash[ARGS]{"command"')]),
-    (LLAMA, '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}', [call(command="ls")]),
-    (LLAMA, '{"name": "bash"} and more', [TextData('{"name": "bash"} and more')]),
-    ("no marks at all", f"<tool_call>{LS}</tool_call>", [TextData(f"<tool_call>{LS}</tool_call>")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "text", "pieces"),
+    [
+        (HERMES, "Only text.", [TextData("Only text.")]),
+        (HERMES, "", [TextData("")]),
+        (HERMES, f"Look.\n<tool_call>\n{LS}\n</tool_call>", [TextData("Look."), call(command="ls")]),
+        (
+            HERMES,
+            f"<tool_call>{LS}</tool_call>\n<tool_call>{LS}</tool_call>",
+            [call(command="ls"), call(1, command="ls")],
+        ),
+        (HERMES, "<tool_call>{broken</tool_call>", [TextData("<tool_call>{broken</tool_call>")]),
+        (HERMES, '<tool_call>{"name": 3}</tool_call>', [TextData('<tool_call>{"name": 3}</tool_call>')]),
+        (HERMES, f"<think>\nHm.\n</think>\n\n<tool_call>{LS}</tool_call>", [ThinkingData("Hm."), call(command="ls")]),
+        (HERMES, "<think>\nwithout an end", [ThinkingData("without an end")]),
+        (
+            CODER,
+            "So:\n<tool_call>\n<function=bash>\n<parameter=command>\n12\n</parameter>\n<parameter=count>\n3\n</parameter>\n"
+            "</function>\n</tool_call>",
+            [TextData("So:"), call(command="12", count=3)],
+        ),
+        (CODER, "<tool_call><function=</tool_call>", [TextData("<tool_call><function=</tool_call>")]),
+        (MISTRAL, f"Look.[TOOL_CALLS][{LS}]", [TextData("Look."), call(command="ls")]),
+        (MISTRAL, '[TOOL_CALLS]bash[ARGS]{"command": "ls"}', [call(command="ls")]),
+        (MISTRAL, '[TOOL_CALLS]bash[ARGS]{"command"', [TextData('[TOOL_CALLS]bash[ARGS]{"command"')]),
+        (LLAMA, '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}', [call(command="ls")]),
+        (LLAMA, '{"name": "bash"} and more', [TextData('{"name": "bash"} and more')]),
+        ("no marks at all", f"<tool_call>{LS}</tool_call>", [TextData(f"<tool_call>{LS}</tool_call>")]),
+    ],
+)
 def test_text_is_parsed_into_pieces(template: str, text: str, pieces: list[Piece]) -> None:
     assert read(text, template) == pieces
 

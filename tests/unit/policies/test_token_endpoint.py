@@ -281,12 +281,15 @@ async def test_tool_calls_are_parsed_locally(
 
 
 @pytest.mark.train
-@pytest.mark.parametrize(("changed", "said"), [
-    ({"prompt_token_ids": [1, 2]}, "got 2 others"),
-    ({"text": None}, "text"),
-    ({"token_ids": ["a"]}, "token_ids"),
-    ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompt_token_ids": [1, 2]}, "got 2 others"),
+        ({"text": None}, "text"),
+        ({"token_ids": ["a"]}, "token_ids"),
+        ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),
+    ],
+)
 async def test_malformed_responses_are_rejected(
     endpoint: LoopbackEndpoint, engine: str, tokenizer: Any, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:

@@ -313,11 +313,14 @@ async def test_invalid_models_are_rejected(model: Any, tmp_path: Path) -> None:
     await fine.close()
 
 
-@pytest.mark.parametrize(("request_", "error", "said"), [
-    (ask("x" * 9000), ContextOverflowError, "reads 8192"),
-    (LLMRequest([{"role": "user", "content": [{"type": "image_url"}]}]), UnsendableRequestError, "image_url"),
-    (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a tool call"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("request_", "error", "said"),
+    [
+        (ask("x" * 9000), ContextOverflowError, "reads 8192"),
+        (LLMRequest([{"role": "user", "content": [{"type": "image_url"}]}]), UnsendableRequestError, "image_url"),
+        (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a tool call"),
+    ],
+)
 async def test_invalid_requests_are_rejected(
     policy: TransformersPolicy, request_: LLMRequest, error: type[Exception], said: str
 ) -> None:

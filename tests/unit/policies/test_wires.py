@@ -181,13 +181,16 @@ async def test_tokens_and_cost_are_read(server: Server) -> None:
     assert plain.cost == pytest.approx((1000 * 10 + 50 * 100) / 1e6)
 
 
-@pytest.mark.parametrize(("status", "kind", "message", "expected", "tries"), [
-    (401, "authentication_error", "no", errors.AuthenticationError, 1),
-    (400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum", errors.ContextOverflowError, 1),
-    (400, "invalid_request_error", "Your credit balance is too low", errors.QuotaError, 1),
-    (429, "rate_limit_error", "no", errors.RateLimitError, 2),
-    (529, "overloaded_error", "no", errors.ServerError, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "kind", "message", "expected", "tries"),
+    [
+        (401, "authentication_error", "no", errors.AuthenticationError, 1),
+        (400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum", errors.ContextOverflowError, 1),
+        (400, "invalid_request_error", "Your credit balance is too low", errors.QuotaError, 1),
+        (429, "rate_limit_error", "no", errors.RateLimitError, 2),
+        (529, "overloaded_error", "no", errors.ServerError, 2),
+    ],
+)
 async def test_error_responses_become_their_error_class(
     server: Server, status: int, kind: str, message: str, expected: type[Exception], tries: int
 ) -> None:

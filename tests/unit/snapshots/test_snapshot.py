@@ -225,19 +225,22 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
         EnvironmentSnapshot.load_from_file(copy)
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    (b"", "line 1, column 1"),
-    (b'{\n "a": 1,\n "b": }', "line 3, column 7"),
-    (b"[]", r"expected a JSON object, got \[\]"),
-    (b"\xff\xfe\xfd", "expected JSON"),
-    (b"[" * 100_000, "nested too deeply"),
-    (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels, got more in `a`"),
-    (b'{"episode": {"cost": NaN}}', "NaN is not a number"),
-    (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
-    (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),
-    (b'{"step_count": ' + b"9" * 400 + b"}", "expected plain JSON, got 9+.*in `step_count`"),
-    (b" " * (MAX_FILE_BYTES + 1), "expected at most 8,388,608 bytes, got more"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "line 1, column 1"),
+        (b'{\n "a": 1,\n "b": }', "line 3, column 7"),
+        (b"[]", r"expected a JSON object, got \[\]"),
+        (b"\xff\xfe\xfd", "expected JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels, got more in `a`"),
+        (b'{"episode": {"cost": NaN}}', "NaN is not a number"),
+        (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
+        (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (b'{"step_count": ' + b"9" * 400 + b"}", "expected plain JSON, got 9+.*in `step_count`"),
+        (b" " * (MAX_FILE_BYTES + 1), "expected at most 8,388,608 bytes, got more"),
+    ],
+)
 def test_invalid_file_is_refused(tmp_path: Path, text: bytes, told: str) -> None:
     path = tmp_path / "snapshot.json"
     path.write_bytes(text)

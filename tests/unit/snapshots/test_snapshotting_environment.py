@@ -92,13 +92,16 @@ async def test_every_waiting_step_has_a_snapshot(make: Make, store: SnapshotStor
 
 
 @pytest.mark.local
-@pytest.mark.parametrize(("options", "kept"), [
-    ({"every": 2}, ["episode@0", "episode@2"]),
-    ({"keep": 2}, ["episode@1", "episode@2"]),
-    ({"every": None}, []),
-    ({"keep": 1, "success_reward": 1.0}, ["episode@2"]),
-    ({"success_reward": 0.0}, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"every": 2}, ["episode@0", "episode@2"]),
+        ({"keep": 2}, ["episode@1", "episode@2"]),
+        ({"every": None}, []),
+        ({"keep": 1, "success_reward": 1.0}, ["episode@2"]),
+        ({"success_reward": 0.0}, []),
+    ],
+)
 async def test_failed_episode_keeps_selected_snapshots(
     make: Make, store: SnapshotStore, options: dict[str, Any], kept: list[str]
 ) -> None:
@@ -285,12 +288,15 @@ async def test_wrapper_forwards_attributes(make: Make) -> None:
         _ = env.no_such_thing
 
 
-@pytest.mark.parametrize("options", [
-    {"every": 0},
-    {"every": 1, "keep": 0},
-    {"every": 1, "success_reward": float("nan")},
-    {"every": 1, "timeout_sec": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 0},
+        {"every": 1, "keep": 0},
+        {"every": 1, "success_reward": float("nan")},
+        {"every": 1, "timeout_sec": 0},
+    ],
+)
 def test_invalid_schedule_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SnapshotSchedule(Path("store"), **options)

@@ -121,11 +121,14 @@ def test_all_unsupported_features_are_named_together(make_task: MakeTask) -> Non
         task.check_runnable()
 
 
-@pytest.mark.parametrize(("toml", "files", "need"), [
-    ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "mcp_servers"),
-    ("[environment]\nskills_dir = '/skills'", {}, "skills_dir"),
-    ("", {"trajectory.json": CONVERSATION}, "messages"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("toml", "files", "need"),
+    [
+        ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "mcp_servers"),
+        ("[environment]\nskills_dir = '/skills'", {}, "skills_dir"),
+        ("", {"trajectory.json": CONVERSATION}, "messages"),
+    ],
+)
 def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: str, files: Files, need: str) -> None:
     task = load_task(make_task(toml=toml, files=files))
     task.check_runnable(supported=frozenset({need}))
@@ -134,11 +137,14 @@ def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: 
         task.check_runnable(supported=frozenset({"messages", "skills_dir", "mcp_servers"} - {need}))
 
 
-@pytest.mark.parametrize("toml", [
-    "artifacts = [{source = '/a', service = 'db'}]",
-    "[[verifier.collect]]\ncommand = 'a'\nservice = 'db'",
-    f"{STEP}\nartifacts = [{{source = '/a', service = 'db'}}]",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "artifacts = [{source = '/a', service = 'db'}]",
+        "[[verifier.collect]]\ncommand = 'a'\nservice = 'db'",
+        f"{STEP}\nartifacts = [{{source = '/a', service = 'db'}}]",
+    ],
+)
 def test_services_need_a_compose_file(make_task: MakeTask, toml: str) -> None:
     files = {"steps/a/instruction.md": ""}
     with pytest.raises(TaskError, match=r"name the services db, and there is no environment/docker-compose\.yaml"):
@@ -239,24 +245,27 @@ def document(*steps: dict[str, Any]) -> str:
     return json.dumps({"schema_version": "ATIF-v1.8", "agent": {"name": "a", "version": "1"}, "steps": numbered})
 
 
-@pytest.mark.parametrize(("steps", "messages"), [
-    ([USER], TOLD[:1]),
-    ([SYSTEM, USER, CALL], TOLD),
-    ([SYSTEM, USER, CALL, RESPONSE], [*TOLD, {"role": "assistant", "content": "There are 42."}]),
-    ([USER, RESPONSE, USER], [TOLD[0], {"role": "assistant", "content": "There are 42."}, TOLD[0]]),
-    ([USER, {**CALL, "is_copied_context": True}], TOLD),
-    ([USER, {**CALL, "llm_call_count": 0}], TOLD),
-    ([USER, SYSTEM], [TOLD[0], {"role": "system", "content": "You operate a shell."}]),
-    ([SYSTEM, USER, RESPONSE, REPLACED, USER], [{"role": "user", "content": "So far."}, TOLD[0]]),
-    (
-        [{**USER, "message": PARTS}, {**RESPONSE, "message": PARTS}, {**USER, "message": AUDIO}],
-        [
-            {"role": "user", "content": [PARTS[0], {"type": "image_url", "image_url": {"url": "a.png"}}]},
-            {"role": "assistant", "content": "See"},
-            {"role": "user", "content": [{"type": "text", "text": "[audio: a.wav]"}]},
-        ],
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "messages"),
+    [
+        ([USER], TOLD[:1]),
+        ([SYSTEM, USER, CALL], TOLD),
+        ([SYSTEM, USER, CALL, RESPONSE], [*TOLD, {"role": "assistant", "content": "There are 42."}]),
+        ([USER, RESPONSE, USER], [TOLD[0], {"role": "assistant", "content": "There are 42."}, TOLD[0]]),
+        ([USER, {**CALL, "is_copied_context": True}], TOLD),
+        ([USER, {**CALL, "llm_call_count": 0}], TOLD),
+        ([USER, SYSTEM], [TOLD[0], {"role": "system", "content": "You operate a shell."}]),
+        ([SYSTEM, USER, RESPONSE, REPLACED, USER], [{"role": "user", "content": "So far."}, TOLD[0]]),
+        (
+            [{**USER, "message": PARTS}, {**RESPONSE, "message": PARTS}, {**USER, "message": AUDIO}],
+            [
+                {"role": "user", "content": [PARTS[0], {"type": "image_url", "image_url": {"url": "a.png"}}]},
+                {"role": "assistant", "content": "See"},
+                {"role": "user", "content": [{"type": "text", "text": "[audio: a.wav]"}]},
+            ],
+        ),
+    ],
+)
 def test_complete_conversation_is_read(tmp_path: Path, steps: list[dict[str, Any]], messages: list[Any]) -> None:
     (tmp_path / "trajectory.json").write_text(document(*steps))
     assert read_prior_context(tmp_path / "trajectory.json") == freeze(messages)
@@ -288,15 +297,18 @@ def test_exported_conversation_is_read(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ('{\n"agent": 7,\n,}', r"line 3 column 1"),
-    (document(), r"steps.*at least 1"),
-    (document({"source": "user"}), r"steps\.0\.message"),
-    ("[]", "valid ATIF document"),
-    ("", "line 1 column 1"),
-    ('{"agent": ' * 100_000, "nested too deeply"),
-    (document(SYSTEM), "found no message"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{\n"agent": 7,\n,}', r"line 3 column 1"),
+        (document(), r"steps.*at least 1"),
+        (document({"source": "user"}), r"steps\.0\.message"),
+        ("[]", "valid ATIF document"),
+        ("", "line 1 column 1"),
+        ('{"agent": ' * 100_000, "nested too deeply"),
+        (document(SYSTEM), "found no message"),
+    ],
+)
 def test_invalid_conversations_are_found_before_the_start(make_task: MakeTask, text: str, said: str) -> None:
     task = load_task(make_task(files={"trajectory.json": text}))
     task.check_runnable()

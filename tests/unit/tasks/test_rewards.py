@@ -22,10 +22,13 @@ def test_invalid_reward_txt_is_refused(data: bytes) -> None:
         parse_reward_txt(data)
 
 
-@pytest.mark.parametrize("data", [
-    *(b'{"a": 1' + b"0" * 400 + b"}", b"\xff", b"1.5"),
-    *(b'{"\\ud800": 1}', b'{"a":' * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b'{"a": 1' + b"0" * 400 + b"}", b"\xff", b"1.5"),
+        *(b'{"\\ud800": 1}', b'{"a":' * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"),
+    ],
+)
 def test_invalid_reward_json_is_refused(data: bytes) -> None:
     with pytest.raises(VerifierOutputParseError, match=r"reward\.json: expected a JSON object") as caught:
         parse_reward_json(data)

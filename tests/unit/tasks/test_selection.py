@@ -22,25 +22,28 @@ def chosen(selector: Entries, exclude: list[str] | str | None = None, limit: int
     return [item.name for item in select(ITEMS, tasks_selector=selector, exclude=exclude, limit=limit)]
 
 
-@pytest.mark.parametrize(("selector", "expected"), [
-    (None, NAMES),
-    ("fix-1", ["fix-1"]),
-    ("fix-*", NAMES[:5]),
-    ("*-[12]", ["fix-1", "fix-2", "write-1", "write-2"]),
-    ("fix-?", NAMES[:5]),
-    (5, ["write-0"]),
-    ("5", ["write-0"]),
-    ("0:2", NAMES[:2]),
-    ("8:", NAMES[8:]),
-    (":3", NAMES[:3]),
-    ("::4", ["fix-0", "fix-4", "write-3"]),
-    ("7:100", NAMES[7:]),
-    ("@0/3", NAMES[:3]),
-    ("@1/3", NAMES[3:6]),
-    ("@2/3", NAMES[6:]),
-    (["write-0", "fix-*", 0, "0:2"], NAMES[:6]),
-    (["9", "1"], ["fix-1", "write-4"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        (None, NAMES),
+        ("fix-1", ["fix-1"]),
+        ("fix-*", NAMES[:5]),
+        ("*-[12]", ["fix-1", "fix-2", "write-1", "write-2"]),
+        ("fix-?", NAMES[:5]),
+        (5, ["write-0"]),
+        ("5", ["write-0"]),
+        ("0:2", NAMES[:2]),
+        ("8:", NAMES[8:]),
+        (":3", NAMES[:3]),
+        ("::4", ["fix-0", "fix-4", "write-3"]),
+        ("7:100", NAMES[7:]),
+        ("@0/3", NAMES[:3]),
+        ("@1/3", NAMES[3:6]),
+        ("@2/3", NAMES[6:]),
+        (["write-0", "fix-*", 0, "0:2"], NAMES[:6]),
+        (["9", "1"], ["fix-1", "write-4"]),
+    ],
+)
 def test_selected_in_the_order_of_the_set(selector: Entries, expected: list[str]) -> None:
     assert chosen(selector) == expected
 
@@ -62,23 +65,26 @@ def test_names_are_case_sensitive() -> None:
         chosen("FIX-*")
 
 
-@pytest.mark.parametrize(("selector", "said"), [
-    ("10", "expected an index below 10, got 10"),
-    (-1, "none of it negative, got '-1'"),
-    ("-3:", "none of it negative, got '-3:'"),
-    ("1:2:3:4", "expected an index 5, a slice 0:10"),
-    ("::0", "a step of at least 1"),
-    ("5:5", "expected a slice that holds something"),
-    ("50:", "expected a slice that holds something, got none of 10"),
-    ("@", "a shard @2/8"),
-    ("@2", "a shard @2/8"),
-    ("@3/3", "i from 0 to n - 1"),
-    ("@0/0", "i from 0 to n - 1"),
-    ("@0/11", "expected at least 11 items for 11 shards, got 10"),
-    ("wirte-1", "Did you mean 'write-1'"),
-    ([], r"to name tasks, got an empty list\. Use env\.tasks=null for all"),
-    (["zzz", "yyy-*"], "got 'zzz', 'yyy-\\*'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("selector", "said"),
+    [
+        ("10", "expected an index below 10, got 10"),
+        (-1, "none of it negative, got '-1'"),
+        ("-3:", "none of it negative, got '-3:'"),
+        ("1:2:3:4", "expected an index 5, a slice 0:10"),
+        ("::0", "a step of at least 1"),
+        ("5:5", "expected a slice that holds something"),
+        ("50:", "expected a slice that holds something, got none of 10"),
+        ("@", "a shard @2/8"),
+        ("@2", "a shard @2/8"),
+        ("@3/3", "i from 0 to n - 1"),
+        ("@0/0", "i from 0 to n - 1"),
+        ("@0/11", "expected at least 11 items for 11 shards, got 10"),
+        ("wirte-1", "Did you mean 'write-1'"),
+        ([], r"to name tasks, got an empty list\. Use env\.tasks=null for all"),
+        (["zzz", "yyy-*"], "got 'zzz', 'yyy-\\*'"),
+    ],
+)
 def test_unknown_selector_lists_the_tasks(selector: Entries, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         chosen(selector)

@@ -35,13 +35,16 @@ def test_effective_limit_is_computed(
     assert getattr(TimeLimits(**limits), phase)(limited) == expected
 
 
-@pytest.mark.parametrize(("limits", "said"), [
-    ({"agent_timeout_sec": -1}, "`agent_timeout_sec` to be a number of seconds, 0 or more, got -1"),
-    ({"verifier_timeout_max_sec": math.nan}, "`verifier_timeout_max_sec`.*got nan"),
-    ({"timeout_multiplier": 0}, "`timeout_multiplier` to be a positive number, got 0"),
-    ({"agent_timeout_multiplier": -2.0}, "`agent_timeout_multiplier`.*got -2.0"),
-    ({"timeout_multiplier": math.inf}, "`timeout_multiplier`.*got inf"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"agent_timeout_sec": -1}, "`agent_timeout_sec` to be a number of seconds, 0 or more, got -1"),
+        ({"verifier_timeout_max_sec": math.nan}, "`verifier_timeout_max_sec`.*got nan"),
+        ({"timeout_multiplier": 0}, "`timeout_multiplier` to be a positive number, got 0"),
+        ({"agent_timeout_multiplier": -2.0}, "`agent_timeout_multiplier`.*got -2.0"),
+        ({"timeout_multiplier": math.inf}, "`timeout_multiplier`.*got inf"),
+    ],
+)
 def test_impossible_limits_are_rejected(limits: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TimeLimits(**limits)
@@ -51,22 +54,25 @@ def test_time_limit_may_be_infinite(tmp_path: Path) -> None:
     assert TimeLimits(agent_timeout_sec=math.inf).agent_timeout_sec == math.inf
 
 
-@pytest.mark.parametrize(("toml", "expected"), [
-    ("[agent]\ntimeout_sec = 100", 2 * (600 + 100 + 600) + 600),
-    (
-        "[agent]\ntimeout_sec = 100\n[environment.healthcheck]\ncommand = 'true'\nretries = 2\n"
-        "[[verifier.collect]]\ncommand = 'true'\ntimeout_sec = 70",
-        2 * (600 + 100 + 600) + (30 + 5 + 2 * (30 + 5)) + (600 + 70),
-    ),
-    (
-        "[agent]\ntimeout_sec = 100\n[environment.healthcheck]\ncommand = 'true'\ntimeout_sec = inf",
-        2 * (600 + 100 + 600) + 3600 + 600,
-    ),
-    ("[agent]\ntimeout_sec = inf", None),
-    ("", None),
-    ("[agent]\ntimeout_sec = 100\n[verifier]\ntimeout_sec = inf", None),
-    ("[agent]\ntimeout_sec = 100\n[environment]\nbuild_timeout_sec = inf", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        ("[agent]\ntimeout_sec = 100", 2 * (600 + 100 + 600) + 600),
+        (
+            "[agent]\ntimeout_sec = 100\n[environment.healthcheck]\ncommand = 'true'\nretries = 2\n"
+            "[[verifier.collect]]\ncommand = 'true'\ntimeout_sec = 70",
+            2 * (600 + 100 + 600) + (30 + 5 + 2 * (30 + 5)) + (600 + 70),
+        ),
+        (
+            "[agent]\ntimeout_sec = 100\n[environment.healthcheck]\ncommand = 'true'\ntimeout_sec = inf",
+            2 * (600 + 100 + 600) + 3600 + 600,
+        ),
+        ("[agent]\ntimeout_sec = inf", None),
+        ("", None),
+        ("[agent]\ntimeout_sec = 100\n[verifier]\ntimeout_sec = inf", None),
+        ("[agent]\ntimeout_sec = 100\n[environment]\nbuild_timeout_sec = inf", None),
+    ],
+)
 def test_container_lifetime_covers_all_limits(make_task: Any, toml: str, expected: float | None) -> None:
     task = load_task(make_task(toml=toml))
     assert TimeLimits(timeout_multiplier=2).container_spec(task).lifetime_sec == expected

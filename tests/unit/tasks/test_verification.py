@@ -195,12 +195,15 @@ def test_separate_verifier_uses_the_nearest_table(make_task: MakeTask) -> None:
 NONE = "network_mode = 'no-network'\n"
 
 
-@pytest.mark.parametrize(("toml", "start", "tests"), [
-    (f"[environment]\n{NONE}[verifier]\n{SEPARATE}", NO_NETWORK, NO_NETWORK),
-    (f"[environment]\n{NONE}[verifier.environment]", PUBLIC, PUBLIC),
-    (f"[verifier]\n{NONE}[verifier.environment]", PUBLIC, NO_NETWORK),
-    (f"[verifier.environment]\n{NONE}{STEP}verifier.network_mode = 'public'", NO_NETWORK, PUBLIC),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("toml", "start", "tests"),
+    [
+        (f"[environment]\n{NONE}[verifier]\n{SEPARATE}", NO_NETWORK, NO_NETWORK),
+        (f"[environment]\n{NONE}[verifier.environment]", PUBLIC, PUBLIC),
+        (f"[verifier]\n{NONE}[verifier.environment]", PUBLIC, NO_NETWORK),
+        (f"[verifier.environment]\n{NONE}{STEP}verifier.network_mode = 'public'", NO_NETWORK, PUBLIC),
+    ],
+)
 def test_separate_verifier_has_its_network(
     make_task: MakeTask, toml: str, start: NetworkPolicy, tests: NetworkPolicy
 ) -> None:

@@ -681,15 +681,18 @@ class Mute:
         return Delta("base", {"/a": Entry("file", mode=0o644)})
 
 
-@pytest.mark.parametrize(("suite", "test"), [
-    (ContainerContract, "test_command_has_a_result"),
-    (ContainerContract, "test_commands_share_files_but_not_shell_state"),
-    (ContainerContract, "test_stdin_is_empty"),
-    (ContainerContract, "test_command_runs_as_the_user"),
-    (ContainerContract, "test_unknown_user_is_refused"),
-    (ContainerContract, "test_unusual_directory_names_are_supported"),
-    (ChangesContract, "test_new_container_has_no_changes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("suite", "test"),
+    [
+        (ContainerContract, "test_command_has_a_result"),
+        (ContainerContract, "test_commands_share_files_but_not_shell_state"),
+        (ContainerContract, "test_stdin_is_empty"),
+        (ContainerContract, "test_command_runs_as_the_user"),
+        (ContainerContract, "test_unknown_user_is_refused"),
+        (ContainerContract, "test_unusual_directory_names_are_supported"),
+        (ChangesContract, "test_new_container_has_no_changes"),
+    ],
+)
 async def test_broken_container_is_found(suite: type, test: str) -> None:
     given = {"box": Mute(), "objects": None}
     with pytest.raises(FAILURES):
@@ -711,13 +714,16 @@ def run(suite: type, test: str, fixtures: dict[str, Any], *, may_skip: bool = Fa
         assert may_skip, "the suite left the test out"
 
 
-@pytest.mark.parametrize(("suite", "cases"), [
-    (SourceContract, SOURCES),
-    (EnvironmentContract, ENVIRONMENTS),
-    (PolicyContract, POLICIES),
-    (CollectorContract, COLLECTORS),
-    (TrackerContract, TRACKERS),
-    (AgentContract, AGENTS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("suite", "cases"),
+    [
+        (SourceContract, SOURCES),
+        (EnvironmentContract, ENVIRONMENTS),
+        (PolicyContract, POLICIES),
+        (CollectorContract, COLLECTORS),
+        (TrackerContract, TRACKERS),
+        (AgentContract, AGENTS),
+    ],
+)
 def test_every_test_of_a_suite_is_covered(suite: type, cases: list[Any]) -> None:
     assert {name for name in vars(suite) if name.startswith("test_")} == {one.values[0] for one in cases}

@@ -99,10 +99,13 @@ def test_part_gets_its_options(run: Run) -> None:
     assert rows(done)["TestKept::test_concurrent_episodes_are_separate"] == "PASSED"
 
 
-@pytest.mark.parametrize(("part", "message"), [
-    ("my_parts:Missing", "`my_parts.Missing` cannot be imported: the module `my_parts`"),
-    ("my_parts:Wheel", "Expected my_parts:Wheel to be the class of an agent, which takes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("my_parts:Missing", "`my_parts.Missing` cannot be imported: the module `my_parts`"),
+        ("my_parts:Wheel", "Expected my_parts:Wheel to be the class of an agent, which takes"),
+    ],
+)
 def test_part_without_a_suite_is_an_error(run: Run, part: str, message: str) -> None:
     done = run(f"--ares-exp-part={part}")
     assert done.returncode != 0

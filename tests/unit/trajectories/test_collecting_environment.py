@@ -86,12 +86,15 @@ async def test_close_mid_episode_records_closed(tmp_path: Path, counting: Any, h
     assert inner.closed >= 1
 
 
-@pytest.mark.parametrize(("error", "outcome"), [
-    (AgentError("no"), Outcome.AGENT_ERROR),
-    (ContainerDiedError("no"), Outcome.CONTAINER_ERROR),
-    (VerifierError("no"), Outcome.VERIFIER_ERROR),
-    (KeyError("no"), Outcome.ERRORED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (AgentError("no"), Outcome.AGENT_ERROR),
+        (ContainerDiedError("no"), Outcome.CONTAINER_ERROR),
+        (VerifierError("no"), Outcome.VERIFIER_ERROR),
+        (KeyError("no"), Outcome.ERRORED),
+    ],
+)
 @pytest.mark.parametrize("where", ["reset", "step"])
 async def test_error_is_recorded_and_raised_unchanged(
     tmp_path: Path, counting: Any, error: Exception, outcome: Outcome, where: str

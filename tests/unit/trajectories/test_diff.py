@@ -103,12 +103,15 @@ def test_tool_call_ids_are_compared_by_reference() -> None:
     assert divergence.difference.where == "message 1 (tool)"
 
 
-@pytest.mark.parametrize(("changes", "where", "old", "new"), [
-    ({"task_name": "x"}, "task", "fix-bug", "x"),
-    ({"outcome": Outcome.CLOSED}, "outcome", "completed", "closed"),
-    ({"total_reward": None}, "total reward", "1.0", "None"),
-    ({"error": ErrorInfo("Odd", "")}, "error", "None", "Odd"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "where", "old", "new"),
+    [
+        ({"task_name": "x"}, "task", "fix-bug", "x"),
+        ({"outcome": Outcome.CLOSED}, "outcome", "completed", "closed"),
+        ({"total_reward": None}, "total reward", "1.0", "None"),
+        ({"error": ErrorInfo("Odd", "")}, "error", "None", "Odd"),
+    ],
+)
 def test_different_end_is_a_difference(changes: dict[str, Any], where: str, old: str, new: str) -> None:
     divergence = find_divergence(chat(), replace(chat(), **changes))
     assert (divergence.step, divergence.difference) == (4, Difference(where, old, new))

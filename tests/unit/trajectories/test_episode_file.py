@@ -119,15 +119,18 @@ def test_broken_step_is_reported_with_its_line(tmp_path: Path) -> None:
     assert "line 3" in problem
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    (lambda text: text.replace('"num_steps": 4', '"num_steps": 5'), "expected 5 steps, got 4"),
-    (lambda text: text.replace('"outcome": "truncated"', '"outcome": "great"'), "great"),
-    (lambda text: text.replace('"end_time": 1003.5', '"end_time": "late"'), "end_time"),
-    (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "use the run that it was exported from"),
-    (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
-    (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
-    (lambda text: text + "{}\n", "has ended"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda text: text.replace('"num_steps": 4', '"num_steps": 5'), "expected 5 steps, got 4"),
+        (lambda text: text.replace('"outcome": "truncated"', '"outcome": "great"'), "great"),
+        (lambda text: text.replace('"end_time": 1003.5', '"end_time": "late"'), "end_time"),
+        (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "use the run that it was exported from"),
+        (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
+        (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
+        (lambda text: text + "{}\n", "has ended"),
+    ],
+)
 def test_other_mistakes_are_reported(tmp_path: Path, change: object, what: str) -> None:
     path = tmp_path / "e.json"
     path.write_text(change((GOLDEN / "version_3.json").read_text()))  # type: ignore[operator]
@@ -226,15 +229,18 @@ def test_returns_without_a_reward_are_missing(tmp_path: Path) -> None:
     assert record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0)]).returns_to_go() == (None,)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("step_index", "0"),
-    ("step_type", "NEXT"),
-    ("reward", "1"),
-    ("timestamp", None),
-    ("action", [1]),
-    ("discount", True),
-    ("commands", [{"command": "ls", "exit_code": "0", "duration_sec": 1.0}]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step_index", "0"),
+        ("step_type", "NEXT"),
+        ("reward", "1"),
+        ("timestamp", None),
+        ("action", [1]),
+        ("discount", True),
+        ("commands", [{"command": "ls", "exit_code": "0", "duration_sec": 1.0}]),
+    ],
+)
 def test_field_of_wrong_type_is_named(name: str, value: object) -> None:
     data = json.loads(json.dumps(step(1, 0.0).to_dict()))
     assert StepRecord.from_dict(data) == step(1, 0.0)

@@ -100,12 +100,15 @@ def test_show_ends_with_output_of_verifier(tmp_path: Path, name: str) -> None:
     assert "oops" not in shown(tmp_path, "--step", "1")
 
 
-@pytest.mark.parametrize(("conditions", "ids"), [
-    (["--failed"], ["b__0__x", "b__1__x"]),
-    (["--outcome", "errored", "--outcome", "policy_error"], ["b__1__x"]),
-    (["--task", "b*", "--list"], ["b__0__x", "b__1__x"]),
-    (["--task", "a", "--failed"], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("conditions", "ids"),
+    [
+        (["--failed"], ["b__0__x", "b__1__x"]),
+        (["--outcome", "errored", "--outcome", "policy_error"], ["b__1__x"]),
+        (["--task", "b*", "--list"], ["b__0__x", "b__1__x"]),
+        (["--task", "a", "--failed"], []),
+    ],
+)
 def test_show_lists_episodes_that_meet_conditions(tmp_path: Path, conditions: list[str], ids: list[str]) -> None:
     failed = [chat("b__0__x", "b", reward=0.5), chat("b__1__x", "b", reward=None, outcome=Outcome.POLICY_ERROR)]
     write(tmp_path / "trajectories.jsonl", chat("a__0__x", "a"), *failed)
@@ -114,11 +117,14 @@ def test_show_lists_episodes_that_meet_conditions(tmp_path: Path, conditions: li
     assert text.endswith(f"{len(ids)} of 3 episodes\n")
 
 
-@pytest.mark.parametrize(("rewards", "listed"), [
-    ({"reward": 1.0}, ""),
-    ({"reward": 1.0, "sorted": 0.85, "judge": 0.9}, " (reward 1, sorted 0.85, judge 0.9)"),
-    ({"tests": 1.0}, " (tests 1)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rewards", "listed"),
+    [
+        ({"reward": 1.0}, ""),
+        ({"reward": 1.0, "sorted": 0.85, "judge": 0.9}, " (reward 1, sorted 0.85, judge 0.9)"),
+        ({"tests": 1.0}, " (tests 1)"),
+    ],
+)
 def test_named_rewards_are_listed(tmp_path: Path, rewards: dict[str, float], listed: str) -> None:
     text = shown(write(tmp_path / "e.json", replace(chat(), rewards=rewards)))
     assert text.splitlines()[1] == f"  fix-bug  completed  reward 1{listed}"
@@ -130,10 +136,18 @@ def test_steps_of_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.C
     assert f"found 2 in {run / 'a'}, such as {run / 'a__0'}." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "steps"), [
-    (["--step", "0"], [0]), (["--step", "-1"], [3]), (["--steps", "1:3"], [1, 2]), (["--steps", "2:"], [2, 3]),
-    (["--steps=-2:"], [2, 3]), (["--steps", ":1"], [0]), ([], [0, 1, 2, 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (["--step", "0"], [0]),
+        (["--step", "-1"], [3]),
+        (["--steps", "1:3"], [1, 2]),
+        (["--steps", "2:"], [2, 3]),
+        (["--steps=-2:"], [2, 3]),
+        (["--steps", ":1"], [0]),
+        ([], [0, 1, 2, 3]),
+    ],
+)
 def test_selected_steps_are_shown(tmp_path: Path, arguments: list[str], steps: list[int]) -> None:
     text = shown(write(tmp_path / "e.json", chat()), *arguments)
     assert [int(number) for number in re.findall(r"^step (\d+)", text, re.MULTILINE)] == steps
@@ -258,11 +272,14 @@ def test_shown_changes_reconstruct_each_request(episode: EpisodeTrajectory) -> N
         assert [*base[: change.kept], *(m for sign, m in change.edits if sign != "+")] == list(base)
 
 
-@pytest.mark.parametrize(("command", "told"), [
-    (CommandRecord("ls", 2, 0.25), "exit 2  0.25 s"),
-    (CommandRecord("ls", None, 12.0, timed_out=True), "timed out  12.0 s"),
-    (CommandRecord("ls", None, 120.0), "killed  120 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (CommandRecord("ls", 2, 0.25), "exit 2  0.25 s"),
+        (CommandRecord("ls", None, 12.0, timed_out=True), "timed out  12.0 s"),
+        (CommandRecord("ls", None, 120.0), "killed  120 s"),
+    ],
+)
 def test_end_of_commands_is_shown(tmp_path: Path, command: CommandRecord, told: str) -> None:
     assert f"  $ ls\n    {told}\n" in shown(write(tmp_path / "e.json", with_step(chat(), 1, commands=(command,))))
 
@@ -283,12 +300,15 @@ def test_episodes_are_listed(tmp_path: Path) -> None:
     assert alone.endswith("\n1 episode\n")
 
 
-@pytest.mark.parametrize(("width", "columns"), [
-    (120, ["episode", "task", "outcome", "reward", "steps", "seconds", "started"]),
-    (80, ["episode", "task", "outcome", "reward", "steps", "seconds"]),
-    (30, ["episode", "outcome", "reward"]),
-    (10, ["episode", "outcome", "reward"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (120, ["episode", "task", "outcome", "reward", "steps", "seconds", "started"]),
+        (80, ["episode", "task", "outcome", "reward", "steps", "seconds"]),
+        (30, ["episode", "outcome", "reward"]),
+        (10, ["episode", "outcome", "reward"]),
+    ],
+)
 def test_narrow_list_omits_columns(tmp_path: Path, width: int, columns: list[str]) -> None:
     write(tmp_path / "e.json", chat("fix-bug__0__12345678"))
     fitting = columns_that_fit(list_columns(load(tmp_path)), width, leave_out=LEFT_OUT_WHERE_NARROW)
@@ -312,16 +332,19 @@ def test_id_prefix_selects_the_exact_or_all_episodes(tmp_path: Path) -> None:
     assert "3 episodes" in shown(tmp_path / "fix")
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["gone"], r"gone: No such file"),
-    (["run/gone"], r"gone.*none has an id that starts with 'gone'"),
-    (["no/such/place"], "No such file"),
-    (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
-    (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
-    (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
-    (["run/a1", "--steps", "50:60"], "Expected steps from 0 to 3, got none with `--steps`"),
-    (["broken.json"], "broken.json at byte 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gone"], r"gone: No such file"),
+        (["run/gone"], r"gone.*none has an id that starts with 'gone'"),
+        (["no/such/place"], "No such file"),
+        (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
+        (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
+        (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
+        (["run/a1", "--steps", "50:60"], "Expected steps from 0 to 3, got none with `--steps`"),
+        (["broken.json"], "broken.json at byte 0"),
+    ],
+)
 def test_mistakes_are_explained(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

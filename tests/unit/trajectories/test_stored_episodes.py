@@ -119,19 +119,22 @@ def test_empty_or_missing_path_is_reported(tmp_path: Path) -> None:
         load(tmp_path / "e.txt")
 
 
-@pytest.mark.parametrize(("conditions", "expected"), [
-    ({}, ["a", "b", "c", "d"]),
-    ({"task": "fix-*"}, ["a", "b"]),
-    ({"task": "fix"}, []),
-    ({"outcome": "completed"}, ["a", "b", "d"]),
-    ({"outcome": [Outcome.ERRORED, "lost"]}, ["c"]),
-    ({"min_reward": 0.5}, ["b", "d"]),
-    ({"max_reward": 0.5}, ["a", "d"]),
-    ({"min_reward": 0.5, "max_reward": 0.5}, ["d"]),
-    ({"min_reward": float("-inf")}, ["a", "b", "d"]),  # a missing reward is within no bounds
-    ({"task": "fix-*", "min_reward": 1}, ["b"]),
-    ({"where": lambda episode: episode.start_time > 2}, ["c", "d"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({}, ["a", "b", "c", "d"]),
+        ({"task": "fix-*"}, ["a", "b"]),
+        ({"task": "fix"}, []),
+        ({"outcome": "completed"}, ["a", "b", "d"]),
+        ({"outcome": [Outcome.ERRORED, "lost"]}, ["c"]),
+        ({"min_reward": 0.5}, ["b", "d"]),
+        ({"max_reward": 0.5}, ["a", "d"]),
+        ({"min_reward": 0.5, "max_reward": 0.5}, ["d"]),
+        ({"min_reward": float("-inf")}, ["a", "b", "d"]),  # a missing reward is within no bounds
+        ({"task": "fix-*", "min_reward": 1}, ["b"]),
+        ({"where": lambda episode: episode.start_time > 2}, ["c", "d"]),
+    ],
+)
 def test_filters_select_episodes(tmp_path: Path, conditions: dict[str, object], expected: list[str]) -> None:
     write(tmp_path / "a.json", chat("a", "fix-one", reward=0.0, start=1.0))
     write(tmp_path / "b.json", chat("b", "fix-two", reward=1.0, start=2.0))

@@ -249,11 +249,14 @@ def test_attempts_split_by_environment_share_a_reply() -> None:
     assert row["chosen"] == [assistant("a"), user("3"), assistant("b")]
 
 
-@pytest.mark.parametrize(("worse", "reason"), [
-    (talk("a", reward=0.0), "pairs of attempts that are equal"),
-    (talk("b", reward=0.0, tools=[TOOL]), "pairs of attempts with different tools"),
-    (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no start in common"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("worse", "reason"),
+    [
+        (talk("a", reward=0.0), "pairs of attempts that are equal"),
+        (talk("b", reward=0.0, tools=[TOOL]), "pairs of attempts with different tools"),
+        (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no start in common"),
+    ],
+)
 def test_reason_for_a_missing_pair_is_reported(worse: records.EpisodeTrajectory, reason: str) -> None:
     rows, report = preference_rows([talk("a"), worse])
     assert list(rows) == []

@@ -21,15 +21,18 @@ from tests.unit.wrappers import gym_environments
 REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
 
 
-@pytest.mark.parametrize(("time_step", "expected"), [
-    (restart(REQUEST), (REQUEST, 0.0, False, False)),
-    (transition(REQUEST, 0.5), (REQUEST, 0.5, False, False)),
-    (termination(1.0), (NO_REQUEST, 1.0, True, False)),
-    (truncation(0.75), (NO_REQUEST, 0.75, False, True)),
-    (truncation(None), (NO_REQUEST, 0.0, False, True)),
-    (gym_environments.ForeignTimeStep("LAST", 1, 0, REQUEST), (REQUEST, 1.0, True, False)),
-    (gym_environments.ForeignTimeStep("LAST", 1, 0.9, None), (NO_REQUEST, 1.0, False, True)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("time_step", "expected"),
+    [
+        (restart(REQUEST), (REQUEST, 0.0, False, False)),
+        (transition(REQUEST, 0.5), (REQUEST, 0.5, False, False)),
+        (termination(1.0), (NO_REQUEST, 1.0, True, False)),
+        (truncation(0.75), (NO_REQUEST, 0.75, False, True)),
+        (truncation(None), (NO_REQUEST, 0.0, False, True)),
+        (gym_environments.ForeignTimeStep("LAST", 1, 0, REQUEST), (REQUEST, 1.0, True, False)),
+        (gym_environments.ForeignTimeStep("LAST", 1, 0.9, None), (NO_REQUEST, 1.0, False, True)),
+    ],
+)
 def test_time_step_is_converted(time_step, expected):
     values = to_gym(time_step)
     assert values == expected
@@ -37,10 +40,13 @@ def test_time_step_is_converted(time_step, expected):
     assert values[0] in LLMRequestSpace()
 
 
-@pytest.mark.parametrize(("broken", "said"), [
-    (gym_environments.ForeignTimeStep(2, 0.0, 0.0, None), "step_type FIRST, MID or LAST, got 2"),
-    (truncation(1.0)._replace(discount=None), "to have a discount"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (gym_environments.ForeignTimeStep(2, 0.0, 0.0, None), "step_type FIRST, MID or LAST, got 2"),
+        (truncation(1.0)._replace(discount=None), "to have a discount"),
+    ],
+)
 def test_broken_time_step_is_refused(broken, said):
     with pytest.raises(ValueError, match=said):
         to_gym(broken)
@@ -72,10 +78,13 @@ class ReportingEnvironment(gym_environments.CountingEnvironment):
         )
 
 
-@pytest.mark.parametrize(("truncate", "end"), [
-    (False, {"outcome": "completed", "limit": None, "rewards": {"tests": 1.0, "style": 0.5}}),
-    (True, {"outcome": "truncated", "limit": "tokens", "rewards": {"tests": 1.0, "style": 0.5}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("truncate", "end"),
+    [
+        (False, {"outcome": "completed", "limit": None, "rewards": {"tests": 1.0, "style": 0.5}}),
+        (True, {"outcome": "truncated", "limit": "tokens", "rewards": {"tests": 1.0, "style": 0.5}}),
+    ],
+)
 async def test_info_has_the_same_keys_at_every_step(truncate, end):
     paid = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
     async with AsyncGymWrapper(ReportingEnvironment(2, truncate=truncate)) as gym:

@@ -100,32 +100,38 @@ def test_harbor_tasks_are_loaded_from_a_registry(tmp_path):
     env.close()
 
 
-@pytest.mark.parametrize(("id_", "arguments", "said"), [
-    ("SWEBench-v0", {"dataset": "x.y"}, "Expected `dataset` to be verified"),
-    ("TwentyQuestions-v0", {"questions": 0}, r"`questions`: .*greater than or equal to 1 \(got 0\)"),
-    ("Preset-v0", {}, r"`preset`: Missing required keyword only argument\.$"),
-    ("Preset-v0", {"preset": "ares"}, "needs a value for `env.preset`"),
-    ("Preset-v0", {"preset": "harbr"}, "Did you mean `harbor`"),
-    ("Preset-v0", {"preset": "twenty_questions:x"}, "Expected a preset `name`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("id_", "arguments", "said"),
+    [
+        ("SWEBench-v0", {"dataset": "x.y"}, "Expected `dataset` to be verified"),
+        ("TwentyQuestions-v0", {"questions": 0}, r"`questions`: .*greater than or equal to 1 \(got 0\)"),
+        ("Preset-v0", {}, r"`preset`: Missing required keyword only argument\.$"),
+        ("Preset-v0", {"preset": "ares"}, "needs a value for `env.preset`"),
+        ("Preset-v0", {"preset": "harbr"}, "Did you mean `harbor`"),
+        ("Preset-v0", {"preset": "twenty_questions:x"}, "Expected a preset `name`"),
+    ],
+)
 def test_wrong_argument_of_another_id_is_named(id_, arguments, said):
     with pytest.raises(ConfigError, match=said):
         gymnasium.make(f"ares_exp/{id_}", **arguments)
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"step_limit": 0}, r"`step_limit`: .*greater than or equal to 1 \(got 0\)"),
-    ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
-    ({"container": "lxc"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'lxc'"),
-    ({"agent": "json"}, "`agent`: expected 'claude_code', .* or a factory of agents, got 'json'"),
-    ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
-    ({"seed": "x"}, "`seed`"),
-    ({"pth": PATH}, r"there is no argument `pth`\. Did you mean `path`"),
-    ({"step_limit": 0, "token_limit": 0}, "`step_limit`.*; `token_limit`"),
-    ({"tasks": "no-such"}, "no-such"),
-    ({"exclude": "*"}, "leaves none"),
-    ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"step_limit": 0}, r"`step_limit`: .*greater than or equal to 1 \(got 0\)"),
+        ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
+        ({"container": "lxc"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'lxc'"),
+        ({"agent": "json"}, "`agent`: expected 'claude_code', .* or a factory of agents, got 'json'"),
+        ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
+        ({"seed": "x"}, "`seed`"),
+        ({"pth": PATH}, r"there is no argument `pth`\. Did you mean `path`"),
+        ({"step_limit": 0, "token_limit": 0}, "`step_limit`.*; `token_limit`"),
+        ({"tasks": "no-such"}, "no-such"),
+        ({"exclude": "*"}, "leaves none"),
+        ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
+    ],
+)
 def test_wrong_argument_is_named_in_one_paragraph(arguments, said):
     with pytest.raises(ConfigError, match=said) as caught:
         gymnasium.make(ID, **arguments)

@@ -48,23 +48,29 @@ def test_options_of_env_are_presets() -> None:
     assert info("harbor-shell").description.endswith("; agent shell")
 
 
-@pytest.mark.parametrize(("preset_id", "expected"), [
-    ("harbor:5", ["write-greeting"]),
-    ("harbor-shell:0:2", ["access-log-report", "count-records"]),
-    ("harbor@1/3", ["fix-moving-average", "monthly-revenue"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("preset_id", "expected"),
+    [
+        ("harbor:5", ["write-greeting"]),
+        ("harbor-shell:0:2", ["access-log-report", "count-records"]),
+        ("harbor@1/3", ["fix-moving-average", "monthly-revenue"]),
+    ],
+)
 def test_made_environment_has_the_selected_tasks(preset_id: str, expected: list[str]) -> None:
     assert [*make(preset_id).task_names] == expected  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("preset_id", "kind", "message"), [
-    ("harbr", LookupError, "Did you mean `harbor`"),
-    ("harbor-shel", LookupError, "not `shel`. Did you mean `shell`"),
-    ("nothing_like_it", LookupError, "Presets: .*harbor"),
-    ("harbor:x", ValueError, "got 'harbor:x'"),
-    (5, ValueError, "got 5"),
-    ("x" * 9000, LookupError, r"^.{,600}$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("preset_id", "kind", "message"),
+    [
+        ("harbr", LookupError, "Did you mean `harbor`"),
+        ("harbor-shel", LookupError, "not `shel`. Did you mean `shell`"),
+        ("nothing_like_it", LookupError, "Presets: .*harbor"),
+        ("harbor:x", ValueError, "got 'harbor:x'"),
+        (5, ValueError, "got 5"),
+        ("x" * 9000, LookupError, r"^.{,600}$"),
+    ],
+)
 def test_invalid_preset_ids_are_refused(preset_id: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:
         make(preset_id)

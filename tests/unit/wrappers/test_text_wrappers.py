@@ -274,14 +274,17 @@ class Prompt:
     messages: list
 
 
-@pytest.mark.parametrize(("observation", "text"), [
-    (Prompt([{"role": "user", "content": "hi"}]), "[user]\nhi"),
-    ({"messages": [{"role": "user", "content": "hi"}]}, "[user]\nhi"),
-    (Prompt(["bare"]), "[message]\nbare"),
-    (Prompt([{"role": "user", "content": {"a": 1}}]), '[user]\n{"a": 1}'),
-    (Prompt([{"role": "user", "content": ["bare", 7], "tool_calls": [3]}]), "[user]\n<part>\n<part>"),
-    (42, "[observation]\n42"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        (Prompt([{"role": "user", "content": "hi"}]), "[user]\nhi"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "[user]\nhi"),
+        (Prompt(["bare"]), "[message]\nbare"),
+        (Prompt([{"role": "user", "content": {"a": 1}}]), '[user]\n{"a": 1}'),
+        (Prompt([{"role": "user", "content": ["bare", 7], "tool_calls": [3]}]), "[user]\n<part>\n<part>"),
+        (42, "[observation]\n42"),
+    ],
+)
 def test_requests_of_other_classes_are_shown(observation, text):
     assert conversation_text(observation) == text
 

@@ -162,16 +162,22 @@ def test_empty_tools_are_omitted() -> None:
     assert (request.tools, request.tool_choice) == (None, None)
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"n": 2}, "`n` to be 1"),
-    ({"messages": None}, "`messages`"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/a"}}]}]}, "data:"),
-    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]}, "`file_data`"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "`tool_call_id`"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "`id`"),
-    ({"tools": [{"type": "function"}]}, "`function`"),
-    ({"stream_options": [1]}, "`stream_options`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"n": 2}, "`n` to be 1"),
+        ({"messages": None}, "`messages`"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/a"}}]}]},
+            "data:",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]}, "`file_data`"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "`tool_call_id`"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "`id`"),
+        ({"tools": [{"type": "function"}]}, "`function`"),
+        ({"stream_options": [1]}, "`stream_options`"),
+    ],
+)
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         WIRE.read({**HELLO, **change}, {})

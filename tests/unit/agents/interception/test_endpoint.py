@@ -68,11 +68,14 @@ async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> Non
     assert llm.calls == []
 
 
-@pytest.mark.parametrize(("path", "body", "status", "says"), [
-    ("/v1/chat/completions", b"{no json", 400, "JSON"),
-    ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
-    ("/v1/nothing", {}, 404, "/v1/nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/chat/completions", b"{no json", 400, "JSON"),
+        ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
+        ("/v1/nothing", {}, 404, "/v1/nothing"),
+    ],
+)
 async def test_unreadable_body_is_explained(
     port: Port, llm: Recorder, path: str, body: object, status: int, says: str
 ) -> None:

@@ -203,22 +203,25 @@ def test_messages_are_read_as_chat_messages() -> None:
     )
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"messages": 1}, "`messages`"),
-    ({"messages": [{"role": "tool", "content": ""}]}, "`role`"),
-    (
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}
-            ]
-        },
-        "data:",
-    ),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}, "`source`"),
-    ({"messages": [said({"type": "tool_result"})]}, "`tool_use_id`"),
-    ({"tools": [{"name": "x"}]}, "`input_schema`"),
-    ({"stream": "yes"}, "`stream`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"messages": 1}, "`messages`"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "`role`"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}
+                ]
+            },
+            "data:",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}, "`source`"),
+        ({"messages": [said({"type": "tool_result"})]}, "`tool_use_id`"),
+        ({"tools": [{"name": "x"}]}, "`input_schema`"),
+        ({"stream": "yes"}, "`stream`"),
+    ],
+)
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         WIRE.read({**HELLO, **change}, {})

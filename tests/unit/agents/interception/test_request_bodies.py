@@ -179,16 +179,19 @@ def test_changed_body_is_read_or_refused(wire: Wire, data: st.DataObject) -> Non
     check(wire, body)
 
 
-@pytest.mark.parametrize(("raw", "named"), [
-    (b"", "a JSON body"),
-    (b"{", "a JSON body"),
-    (b"\xff", "a JSON body"),
-    (b'{"a": NaN}', "not a JSON number"),
-    (b'{"a": 1e999}', "numbers that a double holds"),
-    (b'{"a": ' + b"1" * 5000 + b"}", "a JSON body"),
-    (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "levels"),
-    (b"[" * 100_000, "a JSON body"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (b"", "a JSON body"),
+        (b"{", "a JSON body"),
+        (b"\xff", "a JSON body"),
+        (b'{"a": NaN}', "not a JSON number"),
+        (b'{"a": 1e999}', "numbers that a double holds"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "a JSON body"),
+        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "levels"),
+        (b"[" * 100_000, "a JSON body"),
+    ],
+)
 def test_invalid_bytes_are_refused(raw: bytes, named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         parse_body(raw)

@@ -144,11 +144,14 @@ def test_stream_has_the_documented_order(server: WireServer) -> None:
     }
 
 
-@pytest.mark.parametrize(("finish", "status", "details"), [
-    ("stop", "completed", None),
-    ("length", "incomplete", {"reason": "max_output_tokens"}),
-    ("content_filter", "incomplete", {"reason": "content_filter"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("finish", "status", "details"),
+    [
+        ("stop", "completed", None),
+        ("length", "incomplete", {"reason": "max_output_tokens"}),
+        ("content_filter", "incomplete", {"reason": "content_filter"}),
+    ],
+)
 def test_finish_reasons_are_converted(finish: str, status: str, details: Any) -> None:
     asked = WIRE.read({**HELLO, "stream": True}, {})
     *_, last = event_data(b"".join(WIRE.events(asked, LLMResponse.from_text("x", finish_reason=finish), 0)))
@@ -259,21 +262,24 @@ def item(kind: str, **fields: Any) -> dict[str, Any]:
     return {"input": [{"type": kind, **fields}]}
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"input": None}, "`input`"),
-    ({"previous_response_id": "resp_1"}, "`previous_response_id`"),
-    ({"conversation": {"id": "c"}}, "`conversation`"),
-    ({"background": True}, "`background`"),
-    ({"tool_choice": "some"}, "`tool_choice`"),
-    ({"tools": [{"type": "function"}]}, "`name`"),
-    (item("item_reference", id="rs_1"), "`item_reference`"),
-    (item("message", role="tool", content=""), "`role`"),
-    (item("function_call", call_id="c", name="f"), "`arguments`"),
-    (item("function_call_output", call_id="c", output=None), "`output`"),
-    (item("message", role="user", content=[{"type": "input_image", "image_url": "http://x"}]), "data:"),
-    (item("message", role="user", content=[{"type": "input_image", "file_id": "f"}]), "`image_url`"),
-    (item("message", role="user", content=[{"type": "input_file", "file_url": "http://x"}]), "`file_data`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"input": None}, "`input`"),
+        ({"previous_response_id": "resp_1"}, "`previous_response_id`"),
+        ({"conversation": {"id": "c"}}, "`conversation`"),
+        ({"background": True}, "`background`"),
+        ({"tool_choice": "some"}, "`tool_choice`"),
+        ({"tools": [{"type": "function"}]}, "`name`"),
+        (item("item_reference", id="rs_1"), "`item_reference`"),
+        (item("message", role="tool", content=""), "`role`"),
+        (item("function_call", call_id="c", name="f"), "`arguments`"),
+        (item("function_call_output", call_id="c", output=None), "`output`"),
+        (item("message", role="user", content=[{"type": "input_image", "image_url": "http://x"}]), "data:"),
+        (item("message", role="user", content=[{"type": "input_image", "file_id": "f"}]), "`image_url`"),
+        (item("message", role="user", content=[{"type": "input_file", "file_url": "http://x"}]), "`file_data`"),
+    ],
+)
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
         WIRE.read({**HELLO, **change}, {})

@@ -239,16 +239,19 @@ def test_errors_name_the_line() -> None:
         decode(lines_of(D, {**F, "mode": 99999}))
 
 
-@pytest.mark.parametrize(("header", "message"), [
-    ([], "a first line with a version"),
-    ({}, "a first line with a version"),
-    ({**HEADER, "base": None}, "a base such as"),
-    ({**HEADER, "base": "no colon"}, "a base such as"),
-    ({**HEADER, "base": "sha256:\n"}, "a base such as"),
-    ({**HEADER, "notes": "x"}, "at most 1000 notes"),
-    ({**HEADER, "notes": [1]}, "at most 1000 notes"),
-    ({**HEADER, "notes": ["x"] * 1001}, "at most 1000 notes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ([], "a first line with a version"),
+        ({}, "a first line with a version"),
+        ({**HEADER, "base": None}, "a base such as"),
+        ({**HEADER, "base": "no colon"}, "a base such as"),
+        ({**HEADER, "base": "sha256:\n"}, "a base such as"),
+        ({**HEADER, "notes": "x"}, "at most 1000 notes"),
+        ({**HEADER, "notes": [1]}, "at most 1000 notes"),
+        ({**HEADER, "notes": ["x"] * 1001}, "at most 1000 notes"),
+    ],
+)
 def test_first_line_is_checked(header: Any, message: str) -> None:
     with pytest.raises(SnapshotMetadataError, match=message):
         decode(lines_of(header=header))

@@ -243,18 +243,21 @@ def test_file_removed_from_the_store_is_read_again(upper: Path, objects: ObjectS
         assert content(store, entries, "/f") == b"data"
 
 
-@pytest.mark.parametrize(("size", "writes", "stored"), [
-    (0, {}, 0),
-    (1, {}, 0),
-    (CHUNK_BYTES, {}, 0),
-    (10 * CHUNK_BYTES + 1, {}, 0),
-    (10 * CHUNK_BYTES, {0: b"x"}, 1),
-    (10 * CHUNK_BYTES + 1, {10 * CHUNK_BYTES: b"x"}, 1),
-    (10 * CHUNK_BYTES, {5 * CHUNK_BYTES - 1: b"xy"}, 2),
-    (3 * CHUNK_BYTES, {0: bytes(3 * CHUNK_BYTES)}, 0),
-    (3 * CHUNK_BYTES, {0: b"x" * CHUNK_BYTES, 2 * CHUNK_BYTES: b"x" * CHUNK_BYTES}, 1),
-    (2**36, {2**35: b"x"}, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "writes", "stored"),
+    [
+        (0, {}, 0),
+        (1, {}, 0),
+        (CHUNK_BYTES, {}, 0),
+        (10 * CHUNK_BYTES + 1, {}, 0),
+        (10 * CHUNK_BYTES, {0: b"x"}, 1),
+        (10 * CHUNK_BYTES + 1, {10 * CHUNK_BYTES: b"x"}, 1),
+        (10 * CHUNK_BYTES, {5 * CHUNK_BYTES - 1: b"xy"}, 2),
+        (3 * CHUNK_BYTES, {0: bytes(3 * CHUNK_BYTES)}, 0),
+        (3 * CHUNK_BYTES, {0: b"x" * CHUNK_BYTES, 2 * CHUNK_BYTES: b"x" * CHUNK_BYTES}, 1),
+        (2**36, {2**35: b"x"}, 1),
+    ],
+)
 def test_holes_and_zeros_are_not_stored(
     upper: Path, objects: ObjectStore, tmp_path: Path, size: int, writes: dict[int, bytes], stored: int
 ) -> None:

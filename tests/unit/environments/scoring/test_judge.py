@@ -35,20 +35,23 @@ class Saying(Policy):
         return LLMResponse.from_text(text, usage=Usage(10, 5), cost=0.25, model="grader-1")
 
 
-@pytest.mark.parametrize(("said", "grades"), [
-    ("Score: 7", {"Score": 7.0}),
-    ("First Score: 3\nscore: 2\n\n**Score:** 7.5/10", {"Score": 7.5}),
-    ("- `Score` = 10.", {"Score": 10.0}),
-    ("<think>\nScore: 1\n</think>\nScore: 2", {"Score": 2.0}),
-    ("<think>\nScore: 1\n</think>\nwell", None),
-    ("Score: 11", None),
-    ("Score: -1", None),
-    ("Score: 7/20", None),
-    ("Score: seven", None),
-    ("The score: 7 is good", None),
-    ("Underscore: 7", None),
-    ("", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "grades"),
+    [
+        ("Score: 7", {"Score": 7.0}),
+        ("First Score: 3\nscore: 2\n\n**Score:** 7.5/10", {"Score": 7.5}),
+        ("- `Score` = 10.", {"Score": 10.0}),
+        ("<think>\nScore: 1\n</think>\nScore: 2", {"Score": 2.0}),
+        ("<think>\nScore: 1\n</think>\nwell", None),
+        ("Score: 11", None),
+        ("Score: -1", None),
+        ("Score: 7/20", None),
+        ("Score: seven", None),
+        ("The score: 7 is good", None),
+        ("Underscore: 7", None),
+        ("", None),
+    ],
+)
 def test_response_is_parsed(said: str, grades: dict[str, float] | None) -> None:
     assert read_grades(said, ("Score",), lowest=0, highest=10) == grades
 
@@ -77,13 +80,16 @@ async def test_prompt_contains_task_response_and_reward() -> None:
     assert "4,000 characters left out" in str(long.asked[0].messages[0]["content"])
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"prompt": "Grade {task}: {outpt}"}, r"got `\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`"),
-    ({"prompt": "Grade: {Answer}"}, r"got `\{Answer\}`"),
-    ({"prompt": "Grade it."}, "Expected a placeholder .* got 'Grade it.'. The placeholders are"),
-    ({"command": "git diff"}, r"Expected `\{output\}` in the `prompt`"),
-    ({"prompt": "Grade: {output}"}, "Expected a `command` .* got none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": "Grade {task}: {outpt}"}, r"got `\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`"),
+        ({"prompt": "Grade: {Answer}"}, r"got `\{Answer\}`"),
+        ({"prompt": "Grade it."}, "Expected a placeholder .* got 'Grade it.'. The placeholders are"),
+        ({"command": "git diff"}, r"Expected `\{output\}` in the `prompt`"),
+        ({"prompt": "Grade: {output}"}, "Expected a `command` .* got none"),
+    ],
+)
 def test_prompt_without_response_is_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Judge(policy=Saying("Score: 7"), **options)  # type: ignore[arg-type]
@@ -138,12 +144,15 @@ async def test_response_is_paid_once_and_counted(tmp_path: Path) -> None:
     assert {one.scorer for one in read_asked(third) or ()} == {"q", "other"}
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"lowest": 5, "highest": 5}, "`highest`"),
-    ({"criteria": {"reward": "x"}}, "'reward'"),
-    ({"criteria": {"a:b": "x"}}, "'a:b'"),
-    ({"policy": OraclePolicy()}, "runs the solutions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lowest": 5, "highest": 5}, "`highest`"),
+        ({"criteria": {"reward": "x"}}, "'reward'"),
+        ({"criteria": {"a:b": "x"}}, "'a:b'"),
+        ({"policy": OraclePolicy()}, "runs the solutions"),
+    ],
+)
 def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Judge(**{"policy": Saying("Score: 1"), **options})

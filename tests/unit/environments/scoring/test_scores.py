@@ -19,12 +19,15 @@ from ares_exp.testing.check_scorer import check_scorer, sample_episode
 HERE = __name__
 
 
-@pytest.mark.parametrize(("returned", "value", "rewards"), [
-    (0.5, 0.5, {"x": 0.5}),
-    (True, 1.0, {"x": 1.0}),
-    ({"reward": 1, "lines": 7}, 1.0, {"x": 1.0, "x.lines": 7.0}),
-    ({"lines": 7}, 7.0, {"x.lines": 7.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("returned", "value", "rewards"),
+    [
+        (0.5, 0.5, {"x": 0.5}),
+        (True, 1.0, {"x": 1.0}),
+        ({"reward": 1, "lines": 7}, 1.0, {"x": 1.0, "x.lines": 7.0}),
+        ({"lines": 7}, 7.0, {"x.lines": 7.0}),
+    ],
+)
 def test_returned_values_become_named_rewards(returned: Any, value: float, rewards: dict[str, float]) -> None:
     score = checked_score("x", 1.0, returned)
     assert (score.value, score.rewards) == (value, rewards)
@@ -145,18 +148,21 @@ def test_scorers_are_built_from_the_config() -> None:
     assert (named.name, named.part.step) == ("steps", 3)
 
 
-@pytest.mark.parametrize(("override", "said"), [
-    ("env.scorers=3", "a list or a mapping"),
-    ("env.scorers=[nowhere.at.all]", "`nowhere.at.all`"),
-    (f"env.scorers=[{HERE}.half,{HERE}.half]", "a unique name"),
-    (f"env.scorers={{reward: {{_target_: {HERE}.half}}}}", "got 'reward'"),
-    ("env.scorers={x: {weight: 1}}", "`env.scorers.x` to name a function"),
-    (f"env.scorers={{x: {{_target_: {HERE}.half, off: 1}}}}", "unexpected keyword argument 'off'"),
-    (f"env.scorers={{x: {{_target_: {HERE}.Counts, stepp: 1}}}}", "`stepp`"),
-    (f"env.scorers={{x: {{_target_: {HERE}.half, weight: much}}}}", "`env.scorers.x.weight`"),
-    (f"env.scorers={{x: {{_target_: {HERE}.half, timeout_sec: 0}}}}", "`env.scorers.x.timeout_sec`"),
-    (f"env.scorers=[{HERE}.test_rewards_are_a_weighted_sum]", "callable with an episode and its container"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("env.scorers=3", "a list or a mapping"),
+        ("env.scorers=[nowhere.at.all]", "`nowhere.at.all`"),
+        (f"env.scorers=[{HERE}.half,{HERE}.half]", "a unique name"),
+        (f"env.scorers={{reward: {{_target_: {HERE}.half}}}}", "got 'reward'"),
+        ("env.scorers={x: {weight: 1}}", "`env.scorers.x` to name a function"),
+        (f"env.scorers={{x: {{_target_: {HERE}.half, off: 1}}}}", "unexpected keyword argument 'off'"),
+        (f"env.scorers={{x: {{_target_: {HERE}.Counts, stepp: 1}}}}", "`stepp`"),
+        (f"env.scorers={{x: {{_target_: {HERE}.half, weight: much}}}}", "`env.scorers.x.weight`"),
+        (f"env.scorers={{x: {{_target_: {HERE}.half, timeout_sec: 0}}}}", "`env.scorers.x.timeout_sec`"),
+        (f"env.scorers=[{HERE}.test_rewards_are_a_weighted_sum]", "callable with an episode and its container"),
+    ],
+)
 def test_invalid_scorer_is_refused_before_the_start(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(override)

@@ -20,13 +20,16 @@ def log(output: str) -> str:
 
 
 @needs_harness
-@pytest.mark.parametrize(("parser", "output", "passed", "failed"), [
-    ("parse_log_sympy", "test_fix ok\ntest_bad F\n", "test_fix", "test_bad"),
-    ("parse_log_django", "test_a (x.T) ... ok\ntest_b (x.T) ... FAIL\n", "test_a (x.T)", "test_b (x.T)"),
-    ("parse_log_requests", "PASSED t.py::a[/x/y]\nFAILED t.py::b - no\n", "t.py::a[/y]", "t.py::b"),
-    ("parse_log_pytest", "PASSED t.py::a[log(b)]\nFAILED t.py::b\n", "t.py::a[log(", "t.py::b"),
-    ("", "PASSED t.py::a\nFAILED t.py::b - no\n", "t.py::a", "t.py::b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parser", "output", "passed", "failed"),
+    [
+        ("parse_log_sympy", "test_fix ok\ntest_bad F\n", "test_fix", "test_bad"),
+        ("parse_log_django", "test_a (x.T) ... ok\ntest_b (x.T) ... FAIL\n", "test_a (x.T)", "test_b (x.T)"),
+        ("parse_log_requests", "PASSED t.py::a[/x/y]\nFAILED t.py::b - no\n", "t.py::a[/y]", "t.py::b"),
+        ("parse_log_pytest", "PASSED t.py::a[log(b)]\nFAILED t.py::b\n", "t.py::a[log(", "t.py::b"),
+        ("", "PASSED t.py::a\nFAILED t.py::b - no\n", "t.py::a", "t.py::b"),
+    ],
+)
 async def test_log_formats_of_published_data_sets_are_graded(
     row: dict[str, Any], parser: str, output: str, passed: str, failed: str
 ) -> None:
@@ -40,12 +43,15 @@ async def test_unknown_log_parser_is_an_error(row: dict[str, Any]) -> None:
         await official_grade(with_tests(row, "a", "b", "parse_log_of_nobody"), log("PASSED a"))
 
 
-@pytest.mark.parametrize(("fixed", "kept", "rewards"), [
-    ((True, True), (True,), (1.0, 1.0, 1.0)),
-    ((True, False), (True,), (0.0, 0.5, 1.0)),
-    ((True, True), (False, True), (0.0, 1.0, 0.5)),
-    ((True,), (), (1.0, 1.0, 1.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fixed", "kept", "rewards"),
+    [
+        ((True, True), (True,), (1.0, 1.0, 1.0)),
+        ((True, False), (True,), (0.0, 0.5, 1.0)),
+        ((True, True), (False, True), (0.0, 1.0, 0.5)),
+        ((True,), (), (1.0, 1.0, 1.0)),
+    ],
+)
 def test_rewards_are_fractions_of_tests(
     fixed: tuple[bool, ...], kept: tuple[bool, ...], rewards: tuple[float, ...]
 ) -> None:

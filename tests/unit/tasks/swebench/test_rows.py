@@ -40,25 +40,28 @@ def test_null_column_becomes_its_default(row: Row) -> None:
     assert found.eval_type == "pass_and_fail"
 
 
-@pytest.mark.parametrize(("column", "value", "told"), [
-    ("instance_id", "../up", "instance_id: "),
-    ("instance_id", "a b", "instance_id: "),
-    ("repo", "calc", "repo: "),
-    ("repo", "../../x", "repo: "),
-    ("base_commit", "main", "base_commit: "),
-    ("base_commit", "--upload-pack=x", "base_commit: "),
-    ("problem_statement", 3.5j, "problem_statement: "),
-    ("problem_statement", "\ud800", "UTF-8"),
-    ("patch", "x" * (16 * 2**20 + 1), "patch: "),
-    ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or one as JSON text, got '['"),
-    ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
-    ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS.0: "),
-    ("PASS_TO_PASS", [""], "PASS_TO_PASS.0: "),
-    ("image", "a b", "image: "),
-    ("log_parser", "os.system", "log_parser: "),
-    ("eval_type", "other", "eval_type: "),
-    ("image_assets", "[1]", "image_assets: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("instance_id", "../up", "instance_id: "),
+        ("instance_id", "a b", "instance_id: "),
+        ("repo", "calc", "repo: "),
+        ("repo", "../../x", "repo: "),
+        ("base_commit", "main", "base_commit: "),
+        ("base_commit", "--upload-pack=x", "base_commit: "),
+        ("problem_statement", 3.5j, "problem_statement: "),
+        ("problem_statement", "\ud800", "UTF-8"),
+        ("patch", "x" * (16 * 2**20 + 1), "patch: "),
+        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or one as JSON text, got '['"),
+        ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
+        ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS.0: "),
+        ("PASS_TO_PASS", [""], "PASS_TO_PASS.0: "),
+        ("image", "a b", "image: "),
+        ("log_parser", "os.system", "log_parser: "),
+        ("eval_type", "other", "eval_type: "),
+        ("image_assets", "[1]", "image_assets: "),
+    ],
+)
 def test_wrong_column_is_named(row: Row, column: str, value: Any, told: str) -> None:
     with pytest.raises(TaskError) as caught:
         parse_row({**row, column: value}, "rows.jsonl: row 7")
@@ -101,15 +104,18 @@ def test_blank_lines_count_as_line_numbers(row: Row, tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize(("name", "content", "told"), [
-    ("rows.jsonl", b"", "found none"),
-    ("rows.jsonl", b"{", "row 1: expected JSON"),
-    ("rows.jsonl", b"[1]", "row 1: expected a table"),
-    ("rows.jsonl", b"[" * 100_000, "row 1: expected JSON"),
-    ("rows.jsonl", b"\xff", "row 1: expected JSON"),
-    ("rows.json", b"3", "expected a list"),
-    ("rows.parquet", b"PAR1", "expected a Parquet file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("rows.jsonl", b"", "found none"),
+        ("rows.jsonl", b"{", "row 1: expected JSON"),
+        ("rows.jsonl", b"[1]", "row 1: expected a table"),
+        ("rows.jsonl", b"[" * 100_000, "row 1: expected JSON"),
+        ("rows.jsonl", b"\xff", "row 1: expected JSON"),
+        ("rows.json", b"3", "expected a list"),
+        ("rows.parquet", b"PAR1", "expected a Parquet file"),
+    ],
+)
 def test_broken_file_is_reported(tmp_path: Path, name: str, content: bytes, told: str) -> None:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
@@ -130,12 +136,15 @@ def test_duplicate_name_is_refused(row: Row, tmp_path: Path) -> None:
         load(write_rows(tmp_path / "rows.jsonl", row, row))
 
 
-@pytest.mark.parametrize(("given", "name"), [
-    ("verified", "SWE-bench/SWE-bench_Verified"),
-    ("Lite", "SWE-bench/SWE-bench_Lite"),
-    ("full", "SWE-bench/SWE-bench"),
-    ("princeton-nlp/SWE-bench_Verified", "princeton-nlp/SWE-bench_Verified"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("verified", "SWE-bench/SWE-bench_Verified"),
+        ("Lite", "SWE-bench/SWE-bench_Lite"),
+        ("full", "SWE-bench/SWE-bench"),
+        ("princeton-nlp/SWE-bench_Verified", "princeton-nlp/SWE-bench_Verified"),
+    ],
+)
 def test_data_set_names_of_the_hub_are_resolved(given: str, name: str) -> None:
     assert find_dataset(given, "dev") == Dataset(None, name, "dev")
 

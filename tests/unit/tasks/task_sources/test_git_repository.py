@@ -295,11 +295,14 @@ def test_cached_task_is_found(cache: TaskCache, cache_dir: Path) -> None:
     assert [path.name for path in cache_dir.iterdir()] == [place.parent.name]
 
 
-@pytest.mark.parametrize("other", [
-    TaskOrigin("file:///others", "a" * 40, "tasks/one"),
-    TaskOrigin("file:///tasks", "b" * 40, "tasks/one"),
-    TaskOrigin("file:///tasks", "a" * 40, "more/one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        TaskOrigin("file:///others", "a" * 40, "tasks/one"),
+        TaskOrigin("file:///tasks", "b" * 40, "tasks/one"),
+        TaskOrigin("file:///tasks", "a" * 40, "more/one"),
+    ],
+)
 def test_other_repository_commit_or_path_is_another_task(cache: TaskCache, other: TaskOrigin) -> None:
     keep(cache)
     assert not cache.has(cache.task(other, "one"))

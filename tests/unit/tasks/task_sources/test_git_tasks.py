@@ -134,19 +134,22 @@ def test_repository_may_contain_a_registry(load: Load, make_repository: MakeRepo
         load(repo=repository.url, dataset="small", registry="nowhere.json")
 
 
-@pytest.mark.parametrize(("options", "complaint"), [
-    ({"git_commit": "nothing"}, r"has no 'nothing'\. Expected a branch, a tag, or all 40"),
-    ({"git_commit": "0" * 40}, "'0{40}' of file:.* cannot be copied: .*all 40 digits"),
-    ({"path": "tasks/aa"}, r"aa: .*there is no tasks/aa\. Did you mean `tasks/a`"),
-    ({"path": "tasks/a/task.toml"}, "expected tasks/a/task.toml to be a folder, got a file"),
-    ({"path": "linked/a"}, "expected a path without symbolic links, but linked is one"),
-    ({"path": "tasks/absolute"}, r"absolute/tests/data: expected a link to a place inside the task, .* to /etc\."),
-    ({"path": "tasks/leaving"}, r"leaving/tests/data: expected a link to a place inside the task"),
-    (
-        {"path": "tasks"},
-        r"found no task\.toml in `tasks`\. A folder of tasks: `env\.repo=<repository> env\.path=tasks`",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"git_commit": "nothing"}, r"has no 'nothing'\. Expected a branch, a tag, or all 40"),
+        ({"git_commit": "0" * 40}, "'0{40}' of file:.* cannot be copied: .*all 40 digits"),
+        ({"path": "tasks/aa"}, r"aa: .*there is no tasks/aa\. Did you mean `tasks/a`"),
+        ({"path": "tasks/a/task.toml"}, "expected tasks/a/task.toml to be a folder, got a file"),
+        ({"path": "linked/a"}, "expected a path without symbolic links, but linked is one"),
+        ({"path": "tasks/absolute"}, r"absolute/tests/data: expected a link to a place inside the task, .* to /etc\."),
+        ({"path": "tasks/leaving"}, r"leaving/tests/data: expected a link to a place inside the task"),
+        (
+            {"path": "tasks"},
+            r"found no task\.toml in `tasks`\. A folder of tasks: `env\.repo=<repository> env\.path=tasks`",
+        ),
+    ],
+)
 def test_unfetchable_task_is_reported(
     load: Load, make_repository: MakeRepository, options: dict[str, str], complaint: str
 ) -> None:

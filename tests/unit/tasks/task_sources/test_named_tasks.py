@@ -20,35 +20,47 @@ def parsed(*rows: object) -> Any:
     return parse_registry(json.dumps(rows).encode(), where="registry.json")
 
 
-@pytest.mark.parametrize(("rows", "complaint"), [
-    ([{**ROW, "version": 1.0}], r"data set 0 \('bench'\): version: .*string"),
-    ([{**ROW, "metrics": [{"type": "median"}]}], r"metrics\[0\]\.type: expected"),
-    ([{key: value for key, value in ROW.items() if key != "description"}], "description: this key is required"),
-    ([ROW, {**ROW, "tasks": [{"name": "t"}]}], r"data set 1 .*tasks\[0\]\.path: this key is required"),
-    ([{**ROW, "tasks": [{"name": "t", "path": "t", "git_url": "ext::sh"}]}], r"tasks\[0\]\.git_url: expected the addr"),
-    ([{**ROW, "tasks": [{"name": "t", "path": "t", "git_commit_id": "-x"}]}], "git_commit_id: expected a commit"),
-    (["bench"], "data set 0: expected an object, got a str"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([{**ROW, "version": 1.0}], r"data set 0 \('bench'\): version: .*string"),
+        ([{**ROW, "metrics": [{"type": "median"}]}], r"metrics\[0\]\.type: expected"),
+        ([{key: value for key, value in ROW.items() if key != "description"}], "description: this key is required"),
+        ([ROW, {**ROW, "tasks": [{"name": "t"}]}], r"data set 1 .*tasks\[0\]\.path: this key is required"),
+        (
+            [{**ROW, "tasks": [{"name": "t", "path": "t", "git_url": "ext::sh"}]}],
+            r"tasks\[0\]\.git_url: expected the addr",
+        ),
+        ([{**ROW, "tasks": [{"name": "t", "path": "t", "git_commit_id": "-x"}]}], "git_commit_id: expected a commit"),
+        (["bench"], "data set 0: expected an object, got a str"),
+    ],
+)
 def test_invalid_entries_are_reported_with_their_position(rows: list[object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parsed(*rows)
 
 
-@pytest.mark.parametrize(("versions", "expected"), [
-    (["1.0", "head", "2.0"], "head"),
-    (["1.9", "1.10", "1.2"], "1.10"),
-    (["1.0", "v2", "zebra"], "v2"),
-    (["1.0", "2.0rc1"], "2.0rc1"),
-    (["autumn", "spring", "nightly"], "spring"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        (["1.0", "head", "2.0"], "head"),
+        (["1.9", "1.10", "1.2"], "1.10"),
+        (["1.0", "v2", "zebra"], "v2"),
+        (["1.0", "2.0rc1"], "2.0rc1"),
+        (["autumn", "spring", "nightly"], "spring"),
+    ],
+)
 def test_newest_version_is_selected(versions: list[str], expected: str) -> None:
     assert newest(versions) == expected
 
 
-@pytest.mark.parametrize(("wanted", "complaint"), [
-    ("bnech", r"r has no data set 'bnech'\. Did you mean `bench`\? It has 'bench', 'other'\."),
-    ("bench@1.2", r"r has no version '1\.2' of bench\. Did you mean .* It has '1\.0', '1\.1'\."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        ("bnech", r"r has no data set 'bnech'\. Did you mean `bench`\? It has 'bench', 'other'\."),
+        ("bench@1.2", r"r has no version '1\.2' of bench\. Did you mean .* It has '1\.0', '1\.1'\."),
+    ],
+)
 def test_unknown_data_set_lists_the_available_ones(wanted: str, complaint: str) -> None:
     datasets = parsed(ROW, {**ROW, "version": "1.1"}, {**ROW, "name": "other"})
     with pytest.raises(ConfigError, match=complaint):
@@ -101,44 +113,53 @@ def test_remote_list_cannot_name_local_repositories() -> None:
     assert [task.url for task in references(LOCAL)] == ["file:///home/somebody/tasks"]
 
 
-@pytest.mark.parametrize(("options", "complaint"), [
-    ({"repo": "o/n", "git_url": "host:x"}, r"two ways to name a repository.*`env.git_url`, `env.repo`"),
-    ({"git_commit": "main"}, "`env.git_commit` belongs to `env.git_url`"),
-    ({"repo": "o/n", "git_commit": "main"}, "`env.repo=<…>@<commit>`"),
-    ({"git_url": "host:x", "registry": "r.json"}, "`env.git_url` is one task"),
-    ({"git_url": "host:x", "dataset": "d"}, "`env.git_url` is one task"),
-    ({"git_url": "ext::sh"}, "`env.git_url`: expected the address"),
-    ({"git_url": "host:x", "git_commit": "--x"}, "`env.git_commit`: expected a commit"),
-    ({"git_url": "host:x", "path": "../a"}, "`env.path`: expected a relative path that stays inside"),
-    ({"git_url": "host:x", "path": "/a"}, "`env.path`: expected a relative path"),
-    ({"repo": "./tasks"}, "`env.repo`: expected a repository"),
-    ({"repo": "o/n", "path": ".."}, "`env.path`: expected a relative path"),
-    ({"repo": "https://h/o/n/tree/main/a", "path": "b"}, "Expected one folder of `env.repo`, got 'a' in it and 'b'"),
-    ({"repo": "o/n", "dataset": "d", "path": "b"}, "do not name a folder"),
-    ({"repo": "o/n", "registry": "r.json"}, "choose one with `env.dataset"),
-    ({"repo": "o/n", "dataset": "d", "registry": "../r.json"}, "`env.registry`: expected a relative path"),
-    ({"registry": "r.json"}, "choose one with `env.dataset"),
-    (
-        {"registry": "https://h/o/r.json", "dataset": "d"},
-        "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
-    ),
-    ({"path": "https://h/o/n"}, "`env.path` to be a path, got the URL https://h/o/n: .* `env.repo=<url>`"),
-    ({"dataset": "d", "path": "tasks"}, "`env.path` is a folder of tasks"),
-    ({"dataset": "org/name"}, "`env.dataset`: 'org/name' is a package"),
-    ({"registry": "r.json", "dataset": "@1"}, "`env.dataset`: expected name or name@version"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"repo": "o/n", "git_url": "host:x"}, r"two ways to name a repository.*`env.git_url`, `env.repo`"),
+        ({"git_commit": "main"}, "`env.git_commit` belongs to `env.git_url`"),
+        ({"repo": "o/n", "git_commit": "main"}, "`env.repo=<…>@<commit>`"),
+        ({"git_url": "host:x", "registry": "r.json"}, "`env.git_url` is one task"),
+        ({"git_url": "host:x", "dataset": "d"}, "`env.git_url` is one task"),
+        ({"git_url": "ext::sh"}, "`env.git_url`: expected the address"),
+        ({"git_url": "host:x", "git_commit": "--x"}, "`env.git_commit`: expected a commit"),
+        ({"git_url": "host:x", "path": "../a"}, "`env.path`: expected a relative path that stays inside"),
+        ({"git_url": "host:x", "path": "/a"}, "`env.path`: expected a relative path"),
+        ({"repo": "./tasks"}, "`env.repo`: expected a repository"),
+        ({"repo": "o/n", "path": ".."}, "`env.path`: expected a relative path"),
+        (
+            {"repo": "https://h/o/n/tree/main/a", "path": "b"},
+            "Expected one folder of `env.repo`, got 'a' in it and 'b'",
+        ),
+        ({"repo": "o/n", "dataset": "d", "path": "b"}, "do not name a folder"),
+        ({"repo": "o/n", "registry": "r.json"}, "choose one with `env.dataset"),
+        ({"repo": "o/n", "dataset": "d", "registry": "../r.json"}, "`env.registry`: expected a relative path"),
+        ({"registry": "r.json"}, "choose one with `env.dataset"),
+        (
+            {"registry": "https://h/o/r.json", "dataset": "d"},
+            "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
+        ),
+        ({"path": "https://h/o/n"}, "`env.path` to be a path, got the URL https://h/o/n: .* `env.repo=<url>`"),
+        ({"dataset": "d", "path": "tasks"}, "`env.path` is a folder of tasks"),
+        ({"dataset": "org/name"}, "`env.dataset`: 'org/name' is a package"),
+        ({"registry": "r.json", "dataset": "@1"}, "`env.dataset`: expected name or name@version"),
+    ],
+)
 def test_conflicting_options_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         HarborEnvironments(**options)
 
 
-@pytest.mark.parametrize("options", [
-    {"registry": "r.json", "dataset": "d@1"},
-    {"dataset": "d@1"},
-    {"git_url": "host:x", "path": "tasks/a", "git_commit": "main"},
-    {"repo": "o/n@main", "path": "."},
-    {"repo": "o/n", "dataset": "d", "registry": "data/r.json"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"registry": "r.json", "dataset": "d@1"},
+        {"dataset": "d@1"},
+        {"git_url": "host:x", "path": "tasks/a", "git_commit": "main"},
+        {"repo": "o/n@main", "path": "."},
+        {"repo": "o/n", "dataset": "d", "registry": "data/r.json"},
+    ],
+)
 def test_compatible_options_have_no_single_directory(options: dict[str, Any]) -> None:
     source = HarborEnvironments(**options)
     assert source.path is None

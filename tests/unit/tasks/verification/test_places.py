@@ -10,14 +10,17 @@ def artifact(source: str, destination: str = "", **more: object) -> Artifact:
     return Artifact.model_validate({"source": source, "destination": destination, **more})
 
 
-@pytest.mark.parametrize(("source", "destination", "place"), [
-    ("/app/out.txt", "", "app/out.txt"),
-    ("/app/out/", "", "app/out"),
-    ("//app//out", "", "app/out"),
-    ("relative/x", "", "relative/x"),
-    ("/app/out.txt", "kept/report.txt", "kept/report.txt"),
-    ("/", "", "."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "destination", "place"),
+    [
+        ("/app/out.txt", "", "app/out.txt"),
+        ("/app/out/", "", "app/out"),
+        ("//app//out", "", "app/out"),
+        ("relative/x", "", "relative/x"),
+        ("/app/out.txt", "kept/report.txt", "kept/report.txt"),
+        ("/", "", "."),
+    ],
+)
 def test_artifact_paths_are_normalised(source: str, destination: str, place: str) -> None:
     assert str(place_of(artifact(source, destination))) == place
 
