@@ -4,8 +4,6 @@ Run by hand, with an engine: `python -m tests.benchmarks.bench_build [IMAGE]`. d
 walks through the builder's cache, as a plain implementation does at each start. The two take turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

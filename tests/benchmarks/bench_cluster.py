@@ -9,8 +9,6 @@ more if episodes are short: a code agent takes some 30 steps (`--steps 30`). The
 ready. Each row shows the load average, which includes other programs.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -3,8 +3,6 @@
 Run by hand, with an engine: `python -m tests.benchmarks.bench_containers [IMAGE]`. It takes two minutes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 
@@ -13,7 +11,6 @@ from tests.benchmarks.comparison import HEADER
 
 
 async def main(image: str) -> None:
-    """All rows."""
     print(HEADER)
     for benchmark in (bench_exec, bench_lifecycle, bench_build):
         await benchmark.main(image)

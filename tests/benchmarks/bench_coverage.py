@@ -12,8 +12,6 @@ sweeps whose interval over tasks and seeds contains the true mean. In its last r
 as with checkpoints of several training runs, which such an interval does not contain.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -149,14 +147,12 @@ def _moment(center: float, correlation: float, k: int) -> float:
 
 
 def worlds() -> Iterator[World]:
-    """All that are printed."""
     for tasks, attempts, center, correlation in product((3, 6, 20, 100), (1, 4, 8), (0.5, 0.8, 0.95), (0, 0.3, 0.8)):
         if tasks * attempts < 800:
             yield World(tasks, attempts, center, correlation)
 
 
 def main() -> None:
-    """Prints the table."""
     print(
         "| tasks | attempts | mean | correlation | mean reward | pass@k | pass^k | k | independent | difference | p |"
     )

@@ -9,8 +9,6 @@ ext4 are to be a few minutes apart, as the first removes its files.
 the difference to `--once json 1`, divided by 180, is what an episode costs whatever else the machine does.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -4,8 +4,6 @@ Run by hand, with an engine: `python -m tests.benchmarks.bench_exec [IMAGE]`. Th
 noisy machine is noisy for all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time
@@ -114,7 +112,6 @@ async def _all(commands: Iterable[Awaitable[object]]) -> float:
 
 
 async def main(image: str) -> None:
-    """All rows."""
     client = docker.from_env(max_pool_size=32)
     await latency(client, image)
     for boxes in (8, 32):

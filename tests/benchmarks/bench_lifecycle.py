@@ -4,8 +4,6 @@ Run by hand, with an engine: `python -m tests.benchmarks.bench_lifecycle [IMAGE]
 machine is noisy for all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import sys
@@ -133,7 +131,6 @@ async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, 
 
 
 async def main(image: str) -> None:
-    """All tables."""
     client = docker.from_env(max_pool_size=AT_ONCE)
     factory, spec = DockerContainerFactory(), ContainerSpec("bench", docker_image=image)
     await life(client, factory, spec)

@@ -9,8 +9,6 @@ start of the run, the first containers and requests included, until the last epi
 not enough of them left.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -5,8 +5,6 @@ containers. The time of a run is from its first start to its last end of an epis
 its trainer sees: from the submission to the last line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -49,9 +47,7 @@ async def over_http(folder: Path, url: str, rollouts: int) -> float:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(whole, text=True, **pipes) as server:  # noqa: ASYNC220 - nothing else runs meanwhile
         try:
-            assert server.stdout is not None
             found = re.search(r"http://\S+\d", server.stdout.readline())
-            assert found is not None
             async with calling(found[0]) as service:
                 started = time.perf_counter()
                 made = await service.submit(url, tasks=[{"name": "write-greeting"}], n=rollouts, want="rows")
@@ -97,7 +93,6 @@ async def relay_overhead(folder: Path, calls: int = 300) -> list[float]:
     options(folder / "options")
     spent = []
     async with served([]) as caller:
-        assert caller.service is not None
         relay = caller.service.policy.relay
 
         async def sample() -> None:

@@ -4,8 +4,6 @@ Run by hand: `python -m tests.benchmarks.bench_snapshots [IMAGE]`; with an engin
 takes some minutes. What is compared takes turns, so that a noisy machine is noisy for all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import sys
@@ -70,7 +68,6 @@ SUBMIT = reply("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 
 def row(what: str, measured: str, beside: str = "", ratio: str = "") -> None:
-    """Prints a line of the table."""
     print(f"| {what} | {measured} | {beside} | {ratio} |", flush=True)
 
 
@@ -214,7 +211,6 @@ async def run_with_snapshots(place: Place) -> None:
 
 
 async def main(image: str, client: docker.DockerClient) -> None:
-    """All rows."""
     print("| what | measured | beside it | ratio |\n|---|---|---|---|")
     on_docker: Place = ("docker", DockerContainerFactory(), image)
     local: Place = ("local", LocalContainerFactory(), None)

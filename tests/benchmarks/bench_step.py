@@ -6,8 +6,6 @@ wrapper. Also measures `env.step` at 1 and 1,000 environments, with an agent tha
 that also runs commands.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import sys

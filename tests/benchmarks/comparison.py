@@ -1,7 +1,5 @@
 """Rows of the table of containers in docs/numbers.md: docker-py used the plain way beside ours."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ The specification is what Harbor 0.25.0 does with a task. Its sections are numbe
 directory, 2 the life of a trial, 3 data sets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sections 1.5 to 1.9: task.toml, legacy spellings, network policies, variables."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import INVALID, Case, Containers, Episode, Reading
 
 ENV = "environment"

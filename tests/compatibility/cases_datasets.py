@@ -1,7 +1,5 @@
 """Section 3: data sets, and which of their tasks are run."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

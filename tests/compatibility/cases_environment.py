@@ -1,7 +1,5 @@
 """Sections 1.10 to 1.12, 1.16 and 1.17: the environment, commands, health checks, skills, unsupported features."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import INVALID, PASSES, Case, Containers, Directory, Episode, Reading
 
 IMAGE = "[environment]\ndocker_image = 'debian:bookworm-slim'\n"
@@ -205,10 +203,7 @@ CASES: list[Case] = [
     Episode(
         id="1.12 healthy in the end",
         says="A check that succeeds within its retries lets the agent start, at once.",
-        files={
-            "task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=3),
-            "tests/test.sh": SHOWS_TRIES,
-        },
+        files={"task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=3), "tests/test.sh": SHOWS_TRIES},
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
     ),
     Episode(

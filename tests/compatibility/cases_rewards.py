@@ -1,7 +1,5 @@
 """Section 2.4: what a verifier may write."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import Case, Episode, Reading
 
 EMPTY, UNPARSABLE = "RewardFileEmptyError", "VerifierOutputParseError"

@@ -1,7 +1,5 @@
 """Sections 1.15 and 2.6: tasks of several steps."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import DONE, INVALID, PASSES, Case, Containers, Directory, Episode, Limits, Reading
 
 A, B = "[[steps]]\nname = 'a'\n", "[[steps]]\nname = 'b'\n"
@@ -88,20 +86,14 @@ CASES: list[Case] = [
         },
         agent=[DONE],
         expected={
-            "files": {
-                "steps/a/verifier/test-stdout.txt": "task step",
-                "steps/b/verifier/test-stdout.txt": "task task",
-            }
+            "files": {"steps/a/verifier/test-stdout.txt": "task step", "steps/b/verifier/test-stdout.txt": "task task"}
         },
     ),
     # 2.6 the order of things
     Episode(
         id="2.6 one container for all steps",
         says="Steps are run in order in the same container, an agent run and a verification each.",
-        files={
-            **STEPS,
-            "tests/test.sh": "#!/bin/bash\ncat /log | paste -sd' '\necho 1 > /logs/verifier/reward.txt\n",
-        },
+        files={**STEPS, "tests/test.sh": "#!/bin/bash\ncat /log | paste -sd' '\necho 1 > /logs/verifier/reward.txt\n"},
         agent=["echo one >> /log", DONE, "echo two >> /log"],
         expected={
             "steps": {"a": 1, "b": 1},

@@ -1,7 +1,5 @@
 """Sections 2.1 to 2.5, 2.7, and the prior context: the life of a trial."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import PASSES, Case, Directory, Episode, Limits
 
 CONVERSATION = """{"schema_version": "ATIF-v1.8", "agent": {"name": "other", "version": "1"}, "steps": [
@@ -306,8 +304,6 @@ CASES: list[Case] = [
         expected={"reward": 1},
     ),
     Directory(
-        id="2.2 a broken prior context loads",
-        says="It is no matter of validity.",
-        files={"trajectory.json": "["},
+        id="2.2 a broken prior context loads", says="It is no matter of validity.", files={"trajectory.json": "["}
     ),
 ]

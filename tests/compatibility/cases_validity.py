@@ -1,7 +1,5 @@
 """Sections 1.1 to 1.4: files, validity, links, .harborignore, instructions."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import PASSES, Case, Directory, Episode, Reading
 
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
@@ -17,11 +15,7 @@ CASES: list[Case] = [
         says="An empty task.toml is valid: every key has a default.",
         files={"task.toml": ""},
     ),
-    Directory(
-        id="1.1 an empty instruction",
-        says="The instruction may be empty.",
-        files={"instruction.md": ""},
-    ),
+    Directory(id="1.1 an empty instruction", says="The instruction may be empty.", files={"instruction.md": ""}),
     Directory(
         id="1.1 other files",
         says="Other files are ignored, metric.py and dataset.toml among them.",
@@ -34,12 +28,7 @@ CASES: list[Case] = [
         files={"task.toml": None},
         scan=False,
     ),
-    Directory(
-        id="1.2 broken TOML",
-        says="A TOML error: skipped, refused.",
-        files={"task.toml": "[agent"},
-        scan=False,
-    ),
+    Directory(id="1.2 broken TOML", says="A TOML error: skipped, refused.", files={"task.toml": "[agent"}, scan=False),
     Directory(
         id="1.2 a schema error",
         says="A schema error: skipped, refused.",

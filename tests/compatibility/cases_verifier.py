@@ -1,7 +1,5 @@
 """Sections 1.13 and 1.14: where the verifier works, artifacts, collect hooks."""
 
-from __future__ import annotations
-
 from tests.compatibility.case import INVALID, PASSES, Case, Containers, Episode, Reading
 
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
@@ -109,12 +107,7 @@ CASES: list[Case] = [
     Episode(
         id="1.13 a separate verifier with tests/Dockerfile",
         says="Its image owns /tests: nothing is uploaded to it, and nothing from environment/.",
-        files={
-            "task.toml": SEPARATE,
-            "tests/test.sh": LOOKS,
-            "tests/data": "x",
-            "tests/Dockerfile": BRINGS_TESTS,
-        },
+        files={"task.toml": SEPARATE, "tests/test.sh": LOOKS, "tests/data": "x", "tests/Dockerfile": BRINGS_TESTS},
         agent=["touch /answer"],
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "logs/artifacts of-the-verifier"}},
     ),
@@ -167,11 +160,7 @@ CASES: list[Case] = [
         files={"task.toml": "artifacts = ['/out', {source = '/app/r.txt', destination = 'report/final.txt'}]\n"},
         agent=["mkdir /out; echo x > /out/x; echo y > /logs/artifacts/y; echo r > /app/r.txt"],
         expected={
-            "files": {
-                "artifacts/logs/artifacts/y": "y",
-                "artifacts/out/x": "x",
-                "artifacts/report/final.txt": "r",
-            },
+            "files": {"artifacts/logs/artifacts/y": "y", "artifacts/out/x": "x", "artifacts/report/final.txt": "r"},
             "manifest": [
                 ("/logs/artifacts", "artifacts/logs/artifacts", "directory", "ok"),
                 ("/out", "artifacts/out", "directory", "ok"),

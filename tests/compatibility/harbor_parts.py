@@ -1,7 +1,5 @@
 """An environment and an agent for Harbor's own code: a plain container without compose, and a script."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads texts and task directories of the table with Harbor's own code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from enum import Enum

@@ -4,8 +4,6 @@
 Episodes need a Docker engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The outcome of an episode or a reading, to compare with the expected outcome."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

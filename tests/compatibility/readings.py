@@ -1,7 +1,5 @@
 """How the text of a `Reading` is read: by the functions that tasks are read by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs an `Episode` like a run does, by env=harbor, a container and a policy, and returns its outcome by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

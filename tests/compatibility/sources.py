@@ -1,7 +1,5 @@
 """Makes the folders, the registry.json and the git repository of a `Selection`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

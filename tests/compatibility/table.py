@@ -1,7 +1,5 @@
 """The whole table. `python -m tests.compatibility.table` prints it as Markdown."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.compatibility import (

@@ -1,7 +1,5 @@
 """Runs the table of cases, each of which shows a sentence of the specification of the Harbor task format."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +15,7 @@ from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import scan_tasks
 from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
 from ares_exp.tasks.verification.time_limits import TimeLimits
-from tests.compatibility.case import (
-    Case,
-    Containers,
-    Directory,
-    Episode,
-    Limits,
-    Reading,
-    Selection,
-    write_task,
-)
+from tests.compatibility.case import Case, Containers, Directory, Episode, Limits, Reading, Selection, write_task
 from tests.compatibility.outcome import as_json, matches
 from tests.compatibility.readings import read
 from tests.compatibility.running import execute

@@ -1,7 +1,5 @@
 """Puts the table to Harbor's own code. Opt-in: it needs a Python that has Harbor, and minutes for the episodes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

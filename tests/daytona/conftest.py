@@ -30,7 +30,6 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def said(sandbox: AsyncSandbox, command: str) -> str:
-    """What a command prints."""
     return str((await sandbox.process.exec(command, timeout=30)).result)
 
 
@@ -91,7 +90,6 @@ async def factory(emulator: Emulator) -> AsyncIterator[DaytonaContainerFactory]:
 
 @pytest_asyncio.fixture
 async def box(factory: DaytonaContainerFactory) -> AsyncIterator[DaytonaContainer]:
-    """A sandbox that runs."""
     async with factory(ContainerSpec("t", docker_image="debian:12.9")) as box:
         assert isinstance(box, DaytonaContainer)
         yield box

@@ -3,8 +3,6 @@
 Cases about snapshot files on disk are left out: the service keeps the files, and the disk has only the name.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.container import ContainerSpec

@@ -1,7 +1,5 @@
 """The life of a sandbox: how it is requested, kept and removed, and how failures are cleaned up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -83,24 +81,17 @@ async def test_capture_starts_another_sandbox(
         await factory(replace(spec, changes=elsewhere)).start()
 
 
-# A start that fails
-
-
-@pytest.mark.parametrize(
-    ("fault", "error", "said"),
-    [
-        (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
-        (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
-        (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
-        (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
-        (
-            Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no dd"}, times=None),
-            ContainerError,
-            "No shell could be started.*no dd",
-        ),
-    ],
-    ids=["rate-limit", "key", "refused-command", "lost", "no-shell"],
-)
+@pytest.mark.parametrize(("fault", "error", "said"), [
+    (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
+    (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
+    (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
+    (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
+    (
+        Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no dd"}, times=None),
+        ContainerError,
+        "No shell could be started.*no dd",
+    ),
+], ids=["rate-limit", "key", "refused-command", "lost", "no-shell"])  # fmt: skip
 async def test_rejected_start_leaves_no_sandbox(
     emulator: Emulator, fault: Fault, error: type[Exception], said: str
 ) -> None:
@@ -134,9 +125,6 @@ async def test_missing_credentials_are_a_preflight_error(emulator: Emulator, mon
         with pytest.raises(PreflightError, match="DAYTONA_API_KEY"):
             await start
     assert not emulator.requests
-
-
-# A start that is given up
 
 
 async def test_cancelled_start_leaves_no_sandbox(emulator: Emulator) -> None:
@@ -233,9 +221,6 @@ def test_factory_works_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -
             return "".join(result.output for result in results)
 
     assert [asyncio.run(run()) for _ in range(2)] == ["one\ntwo\n"] * 2
-
-
-# Requests
 
 
 async def test_requests_contain_variables_and_network(emulator: Emulator) -> None:
@@ -344,9 +329,6 @@ async def test_service_builds_a_dockerfile_without_files(emulator: Emulator, tmp
     assert not posted(emulator, "/network-settings")
 
 
-# Its time to live
-
-
 async def test_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) -> None:
     """The runner's machine is disconnected: the service removes the sandbox, and a command reports it."""
     factory = DaytonaContainerFactory(ttl_min=30)
@@ -360,9 +342,6 @@ async def test_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) 
         with pytest.raises(ContainerDiedError, match="ares-exp-t-"):
             await running
     await nothing_is_left(emulator, factory)
-
-
-# Secrets
 
 
 async def test_key_is_never_shown(

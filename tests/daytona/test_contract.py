@@ -4,8 +4,6 @@ Sandboxes of the emulator are local boxes, which are fast and cover all cases ex
 networks. The nightly run also runs the other cases there, where every request is a `docker exec`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
@@ -18,14 +16,10 @@ from tests.daytona.conftest import OnSandboxes
 pytestmark = pytest.mark.once
 
 OF_THE_SERVICE = {
-    "test_port_is_open_under_every_network",
-    "test_megabytes_pass_each_way",
-    "test_stalled_connection_does_not_block_others",
-    "test_cancelled_opening_releases_the_port",
-    "test_stop_during_opening_does_not_hang",
-    "test_stopped_container_has_no_forwarded_ports",
-    "test_killed_relay_is_restarted_once",
-    "test_closed_port_leaves_no_relay",
+    *("test_port_is_open_under_every_network", "test_megabytes_pass_each_way"),
+    *("test_stalled_connection_does_not_block_others", "test_cancelled_opening_releases_the_port"),
+    *("test_stop_during_opening_does_not_hang", "test_stopped_container_has_no_forwarded_ports"),
+    *("test_killed_relay_is_restarted_once", "test_closed_port_leaves_no_relay"),
 }
 """What the service has a part in; the rest of a relay is the same on every backend."""
 

@@ -1,7 +1,5 @@
 """Creation of sandboxes, their time to live, and snapshots that the service makes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -74,22 +72,18 @@ async def test_create_gives_a_running_sandbox(emulator: Emulator, service: Dayto
     await nothing_is_left(emulator, service)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("status_after", "POST", CREATION, status=500),
-        Fault("status_after", "POST", CREATION, status=504),
-        Fault("drop_after", "POST", CREATION),
-        Fault("status", "POST", CREATION, status=503, times=2),
-        Fault("drop", "POST", CREATION),
-        Fault("status", "POST", CREATION, status=429, retry_after=0),
-        Fault("status_after", "POST", CREATION, status=200, body="<html>"),
-        Fault("half", "POST", CREATION),
-        Fault("status", "GET", "/api/sandbox/", status=502, times=3),
-        Fault("status", "GET", "/api/sandbox/", status=429, times=3),
-    ],
-    ids=lambda fault: f"{fault.kind}-{fault.method}-{fault.status}",
-)
+@pytest.mark.parametrize("fault", [
+    Fault("status_after", "POST", CREATION, status=500),
+    Fault("status_after", "POST", CREATION, status=504),
+    Fault("drop_after", "POST", CREATION),
+    Fault("status", "POST", CREATION, status=503, times=2),
+    Fault("drop", "POST", CREATION),
+    Fault("status", "POST", CREATION, status=429, retry_after=0),
+    Fault("status_after", "POST", CREATION, status=200, body="<html>"),
+    Fault("half", "POST", CREATION),
+    Fault("status", "GET", "/api/sandbox/", status=502, times=3),
+    Fault("status", "GET", "/api/sandbox/", status=429, times=3),
+], ids=lambda fault: f"{fault.kind}-{fault.method}-{fault.status}")  # fmt: skip
 async def test_exactly_one_sandbox_exists_after_faults(
     emulator: Emulator, service: DaytonaService, fault: Fault
 ) -> None:
@@ -118,18 +112,14 @@ async def test_exceeded_quota_is_a_quota_error(emulator: Emulator, service: Dayt
     await nothing_is_left(emulator, service)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "error", "message"),
-    [
-        (CreateSandboxFromSnapshotParams(snapshot="nowhere"), ContainerServiceError, "Snapshot nowhere not found"),
-        (
-            CreateSandboxFromImageParams(image="registry.invalid/nothing:1"),
-            ContainerStartError,
-            r"its image could not be built: failed to pull registry\.invalid",
-        ),
-    ],
-    ids=["snapshot", "image"],
-)
+@pytest.mark.parametrize(("wanted", "error", "message"), [
+    (CreateSandboxFromSnapshotParams(snapshot="nowhere"), ContainerServiceError, "Snapshot nowhere not found"),
+    (
+        CreateSandboxFromImageParams(image="registry.invalid/nothing:1"),
+        ContainerStartError,
+        r"its image could not be built: failed to pull registry\.invalid",
+    ),
+], ids=["snapshot", "image"])  # fmt: skip
 async def test_missing_image_or_snapshot_is_an_error(
     emulator: Emulator, service: DaytonaService, wanted: SandboxRequest, error: type[Exception], message: str
 ) -> None:
@@ -158,15 +148,11 @@ async def test_slow_creation_times_out(emulator: Emulator, service: DaytonaServi
     await nothing_is_left(emulator, service)
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [Fault("slow", "POST", CREATION, seconds=0.0)],
-        [Fault("slow", "POST", CREATION, seconds=0.5)],
-        [Fault("drop_after", "POST", CREATION), Fault("slow", "GET", NAME, seconds=1)],
-    ],
-    ids=["at once", "later", "answer lost"],
-)
+@pytest.mark.parametrize("faults", [
+    [Fault("slow", "POST", CREATION, seconds=0.0)],
+    [Fault("slow", "POST", CREATION, seconds=0.5)],
+    [Fault("drop_after", "POST", CREATION), Fault("slow", "GET", NAME, seconds=1)],
+], ids=["at once", "later", "answer lost"])  # fmt: skip
 async def test_cancelled_creation_leaves_no_sandbox(
     emulator: Emulator, service: DaytonaService, faults: list[Fault]
 ) -> None:
@@ -191,14 +177,10 @@ async def test_removal_during_creation_fails_the_creation(emulator: Emulator, se
     await nothing_is_left(emulator, service)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"}),
-        Fault("lost", "DELETE"),
-    ],
-    ids=["its state changes", "it disappears"],
-)
+@pytest.mark.parametrize("fault", [
+    Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"}),
+    Fault("lost", "DELETE"),
+], ids=["its state changes", "it disappears"])  # fmt: skip
 async def test_changing_sandbox_is_removed(emulator: Emulator, service: DaytonaService, fault: Fault) -> None:
     await delete_sandbox(service, NAME)  # there is none yet
     await create_sandbox(service, params(), name=NAME, timeout_sec=60)

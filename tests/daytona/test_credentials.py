@@ -1,7 +1,5 @@
 """Credentials: how they are read from the environment, which are rejected, and that none of them is shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.daytona.credentials import DEFAULT_API_URL, Credentials, has_credentials
@@ -23,22 +21,18 @@ def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         monkeypatch.setenv(f"DAYTONA_{name}", value)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"API_KEY": KEY}, Credentials(DEFAULT_API_URL, api_key=KEY)),
-        (
-            {"API_KEY": f"{KEY}\n", "API_URL": "https://daytona.example.org:8443/api/", "TARGET": "eu"},
-            Credentials("https://daytona.example.org:8443/api", api_key=KEY, target="eu"),
-        ),
-        (
-            {"JWT_TOKEN": TOKEN, "ORGANIZATION_ID": "org"},
-            Credentials(DEFAULT_API_URL, jwt_token=TOKEN, organization_id="org"),
-        ),
-        ({"API_KEY": KEY, "JWT_TOKEN": TOKEN, "ORGANIZATION_ID": "org"}, Credentials(DEFAULT_API_URL, api_key=KEY)),
-    ],
-    ids=["key", "all", "token", "both"],
-)
+@pytest.mark.parametrize(("values", "expected"), [
+    ({"API_KEY": KEY}, Credentials(DEFAULT_API_URL, api_key=KEY)),
+    (
+        {"API_KEY": f"{KEY}\n", "API_URL": "https://daytona.example.org:8443/api/", "TARGET": "eu"},
+        Credentials("https://daytona.example.org:8443/api", api_key=KEY, target="eu"),
+    ),
+    (
+        {"JWT_TOKEN": TOKEN, "ORGANIZATION_ID": "org"},
+        Credentials(DEFAULT_API_URL, jwt_token=TOKEN, organization_id="org"),
+    ),
+    ({"API_KEY": KEY, "JWT_TOKEN": TOKEN, "ORGANIZATION_ID": "org"}, Credentials(DEFAULT_API_URL, api_key=KEY)),
+], ids=["key", "all", "token", "both"])  # fmt: skip
 def test_credentials_are_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, str], expected: Credentials
 ) -> None:

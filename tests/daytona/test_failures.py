@@ -1,7 +1,5 @@
 """What each error of the SDK becomes, and whether the request is sent again."""
 
-from __future__ import annotations
-
 import time
 from email.utils import formatdate
 

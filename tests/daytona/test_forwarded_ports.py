@@ -1,7 +1,5 @@
 """Forwarded ports of sandboxes whose run is killed, or is not heard for a while."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

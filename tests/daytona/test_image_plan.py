@@ -1,7 +1,5 @@
 """The image plan of a sandbox: its base, the files of the context, and the steps after the start."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -36,7 +34,6 @@ def plan(context: Path, dockerfile: str, **files: str) -> ImagePlan:
 
 
 def files_of(planned: ImagePlan) -> list[str]:
-    assert planned.local is not None
     assert planned.local.not_stored is None
     return sorted(planned.local.files)
 
@@ -229,7 +226,6 @@ def test_files_unsupported_by_the_sdk_upload_after_start(tmp_path: Path, instruc
     elif what == "not UTF-8":
         (folder / os.fsdecode(b"\xff")).touch()
     planned = plan_image(task)
-    assert planned.local is not None
     assert what in str(planned.local.not_stored)
     assert planned.stored(tmp_path / "staged", ()).builds_after_start
     assert planned.warnings == ()
@@ -393,14 +389,6 @@ async def test_failed_command_after_start_names_its_line(tmp_path: Path) -> None
     async with built(planned, tmp_path / "built") as box:
         with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
             await finish(planned, box)
-
-
-@pytest.mark.local
-@pytest.mark.once
-async def test_dockerfile_without_files_needs_no_finish(tmp_path: Path) -> None:
-    planned = plan(tmp_path / "context", "FROM x\nENV A=1\n")
-    async with built(planned, tmp_path / "built") as box:
-        assert await finish(planned, box) == ({}, "/", "root")
 
 
 def package(tmp_path: Path) -> Mount:

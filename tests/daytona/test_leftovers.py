@@ -1,7 +1,5 @@
 """What runs that were killed left at the service is found and removed; what lives, or is of others, is not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -36,7 +34,6 @@ async def labels_of_the_dead() -> dict[str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SAY_LABELS, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
     )
-    assert process.stdout is not None
     labels: dict[str, str] = json.loads(await process.stdout.readline())
     process.kill()
     await process.wait()

@@ -7,8 +7,6 @@ its environment. `DAYTONA_API_URL` and `DAYTONA_TARGET` say where, as for a run;
 image than `debian:12.9`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

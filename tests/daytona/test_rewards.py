@@ -1,7 +1,5 @@
 """The contract of verification on sandboxes of the emulator, which are local containers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reward_contract import RewardContract

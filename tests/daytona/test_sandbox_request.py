@@ -1,7 +1,5 @@
 """What the service is asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Requests by the real SDK to a service that misbehaves; and what a connection leaves behind."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib
@@ -17,17 +15,10 @@ import daytona
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
 
+from ares_exp import errors
 from ares_exp.containers.daytona import factory, leftovers
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
-from ares_exp.errors import (
-    ContainerAuthorizationError,
-    ContainerDiedError,
-    ContainerRateLimitError,
-    ContainerServiceError,
-    ContainerServiceUnavailableError,
-    UnreachableError,
-)
 from tests.daytona.emulator import Emulator, Fault
 
 pytestmark = pytest.mark.local
@@ -54,7 +45,7 @@ async def test_retry_after_delays_the_next_request(
 ) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=retry_after, times=times))
     started = asyncio.get_running_loop().time()
-    with pytest.raises(ContainerDiedError):
+    with pytest.raises(errors.ContainerDiedError):
         await service.call("The sandbox x", look, repeatable=False)
     assert asyncio.get_running_loop().time() - started >= at_least_sec
     assert [request.status for request in emulator.requests] == [*[429] * times, 404]
@@ -62,7 +53,7 @@ async def test_retry_after_delays_the_next_request(
 
 async def test_retry_after_above_the_timeout_fails(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=600))
-    with pytest.raises(ContainerRateLimitError, match=r"answers 429: .*concurrency=") as caught:
+    with pytest.raises(errors.ContainerRateLimitError, match=r"answers 429: .*concurrency=") as caught:
         await service.call("The sandbox x", look)
     assert (caught.value.status, caught.value.retry_after_sec, len(emulator.requests)) == (429, 600, 1)
 
@@ -81,7 +72,7 @@ async def test_request_with_possible_effect_is_not_repeated(
 ) -> None:
     for kind in ("status_after", "drop_after"):
         fault = emulator.faults.add(Fault(kind, times=None))  # type: ignore[arg-type]
-        with pytest.raises(ContainerServiceUnavailableError, match="state of the service"):
+        with pytest.raises(errors.ContainerServiceUnavailableError, match="state of the service"):
             await service.call("The sandbox", activity(sandbox), repeatable=False)
         assert fault.hits == 1
         emulator.faults.clear()
@@ -91,7 +82,7 @@ async def test_server_error_is_retried_a_few_times(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     defect = emulator.faults.add(Fault("status", status=500, times=None))
-    with pytest.raises(ContainerServiceUnavailableError, match="The sandbox: the Daytona service answers 500: "):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match="The sandbox: the Daytona service answers 500: "):
         await service.call("The sandbox", activity(sandbox))
     assert defect.hits == FEW_TRIES
 
@@ -123,9 +114,9 @@ async def test_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPat
     asking = asyncio.ensure_future(service.call("The sandbox x", request, repeatable=False))
     await again.wait()
     async with Emulator(port=closed_port):
-        with pytest.raises(ContainerAuthorizationError):  # which knows another key
+        with pytest.raises(errors.ContainerAuthorizationError):  # which knows another key
             await asking
-    with pytest.raises(ContainerServiceUnavailableError, match=r"(cannot be asked|no answer).*DAYTONA_API_URL"):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match=r"(cannot be asked|no answer).*DAYTONA_API_URL"):
         await service.call("The sandbox x", look, timeout_sec=0.5)
     await service.close()
 
@@ -135,13 +126,15 @@ async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch
     await made.check_reachable()
     monkeypatch.setattr(leftovers, "_ANSWER_SEC", 0.3)
     emulator.faults.add(Fault("status", status=503, times=None))
-    with pytest.raises(UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"):
+    with pytest.raises(
+        errors.UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"
+    ):
         await made.check_reachable()
 
 
 async def test_missing_response_times_out(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("slow", seconds=1))
-    with pytest.raises(ContainerServiceUnavailableError, match=r"The sandbox x: no answer .* within 0\.3 s"):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match=r"The sandbox x: no answer .* within 0\.3 s"):
         await service.call("The sandbox x", look, timeout_sec=0.3)
 
 
@@ -166,9 +159,9 @@ async def test_rejected_key_is_an_authorization_error(emulator: Emulator, monkey
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_which_nobody_has_made")
     service = DaytonaService(Credentials.from_environment())
     emulator.faults.add(Fault("status", status=401, body={"message": "no such key: dtn_which_nobody_has_made"}))
-    with pytest.raises(ContainerAuthorizationError, match=r"answers 401: .*\*\*\*.* Check DAYTONA_API_KEY"):
+    with pytest.raises(errors.ContainerAuthorizationError, match=r"answers 401: .*\*\*\*.* Check DAYTONA_API_KEY"):
         await service.call("The sandbox x", look)
-    with pytest.raises(ContainerAuthorizationError, match="answers 401"):
+    with pytest.raises(errors.ContainerAuthorizationError, match="answers 401"):
         await service.call("The sandbox x", look)
     assert len(emulator.requests) == 2
     await service.close()
@@ -176,15 +169,15 @@ async def test_rejected_key_is_an_authorization_error(emulator: Emulator, monkey
 
 async def test_invalid_response_is_a_service_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=200, body="<html>maintenance</html>"))
-    with pytest.raises(ContainerServiceError, match="The sandbox x: ") as caught:
+    with pytest.raises(errors.ContainerServiceError, match="The sandbox x: ") as caught:
         await service.call("The sandbox x", look)
-    assert type(caught.value) is ContainerServiceError
+    assert type(caught.value) is errors.ContainerServiceError
     assert len(emulator.requests) == 1
 
 
 async def test_token_is_sent_with_its_organisation(emulator: Emulator) -> None:
     service = DaytonaService(Credentials(emulator.url, jwt_token=emulator.api_key, organization_id="org"))
-    with pytest.raises(ContainerDiedError):
+    with pytest.raises(errors.ContainerDiedError):
         await service.call("The sandbox x", look)
     assert service.client._api_client.default_headers["X-Daytona-Organization-ID"] == "org"
     await service.close()
@@ -195,7 +188,7 @@ async def test_is_gone_detects_lost_and_stopped_sandboxes(
 ) -> None:
     assert not await service.is_gone(sandbox)
     emulator.lose(sandbox.id)
-    with pytest.raises(ContainerDiedError):
+    with pytest.raises(errors.ContainerDiedError):
         await service.call("The sandbox", lambda _: sandbox.process.exec("true"))
     assert await service.is_gone(sandbox)
     stopped = await service.client.create(CreateSandboxFromSnapshotParams())
@@ -244,9 +237,8 @@ async def test_closed_connection_leaves_no_tasks(emulator: Emulator, service: Da
     await service.close()
     await service.close()
     assert tasks() - before <= {"RequestHandler.start"}  # of the emulator
-    assert client._shared_session.session is not None
     assert client._shared_session.session.closed
-    with pytest.raises(ContainerServiceError, match="has been closed"):
+    with pytest.raises(errors.ContainerServiceError, match="has been closed"):
         await service.call("The sandbox x", look)
 
 

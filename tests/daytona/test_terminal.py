@@ -1,7 +1,5 @@
 """Shells and terminals of sandboxes on the service's pseudo-terminals."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator

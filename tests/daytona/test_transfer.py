@@ -1,7 +1,5 @@
 """Files in and out of a sandbox over a connection that breaks, and past an agent that stands in the way."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -46,7 +44,6 @@ def described(directory: Path) -> dict[str, object]:
 
 async def archives_left(box: DaytonaContainer) -> int:
     """How many archives wait in the sandbox."""
-    assert box._shells is not None
     found = await box.exec(f"ls {box._shells.directory} | grep -c tar$", user="root", shell="sh -c")
     return int(found.output)
 

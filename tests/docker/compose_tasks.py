@@ -1,7 +1,5 @@
 """Compose files of the tests, and what the engine has of a project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dockerfiles written by tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ares_exp.containers.container import ContainerSpec

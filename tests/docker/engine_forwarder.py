@@ -1,7 +1,5 @@
 """A TCP port in front of the real engine: to us it is an engine on another machine, whose processes are not ours."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

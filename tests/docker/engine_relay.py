@@ -1,7 +1,5 @@
 """A unix socket in front of the real engine, for faults between it and us."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -138,5 +136,4 @@ class EngineRelay:
             data += await reader.read(65536)
         head, _, body = data.partition(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
-        assert length is not None
         return data + await reader.readexactly(int(length[1]) - len(body))

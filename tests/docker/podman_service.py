@@ -1,7 +1,5 @@
 """A separate Podman service for tests, with the images of the Docker engine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ It has a network namespace to itself, since an engine without a bridge deletes t
 that it is started in, and its data on a small file system in memory.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os
@@ -77,14 +75,12 @@ class PrivateEngine:
     def kill(self) -> None:
         """Kills the engine, as a crash would. Its containers continue without an engine."""
         self.signal(signal.SIGKILL)
-        assert self._process is not None
         self._process.wait(ANSWERS_WITHIN_SEC)
         containerd = self._directory / "exec" / "containerd"  # the kernel kills it with its parent
         assert wait_until(lambda: not _processes_of(containerd / "containerd.toml"))
         (containerd / "containerd.pid").unlink(missing_ok=True)  # the next engine would take a zombie for a server
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
         self._process.send_signal(number)
 
     def stop(self) -> None:

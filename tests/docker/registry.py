@@ -5,8 +5,6 @@ with Registry() as registry:
     ... docker pull {registry.image}@{registry.digest}
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A process that runs the container of one task until its stdin ends, or until it is killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -49,5 +47,4 @@ class Runner:
         self.name = self.line()
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()

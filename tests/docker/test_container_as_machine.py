@@ -3,8 +3,6 @@
 The image needs the Python version of the tests, as it uses their packages.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """Tasks of several services, with the compose program and the engine of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import docker
@@ -35,9 +33,6 @@ def make(spec: object, **options: object) -> ComposeContainer:
     box = DockerContainerFactory(**options)(spec)  # type: ignore[arg-type]
     assert isinstance(box, ComposeContainer)
     return box
-
-
-# What they are
 
 
 async def test_episode_uses_two_services(tmp_path: Path, engine: docker.DockerClient) -> None:
@@ -155,7 +150,6 @@ async def test_images_are_built(tmp_path: Path, engine: docker.DockerClient) -> 
         assert (await box.exec("pwd; echo $PLAIN")).output == "/built\n1\n"
         assert (await box.service("other").exec("cat /word")).output == "some$thing\n"
         assert (await box.service("same").exec("echo $PLAIN")).output == "1\n"
-        assert box.image is not None
         assert box.image.startswith("ares-exp/composed-main:")
     assert not [one for one in engine.api.images(filters={"label": f"test={mark}"}) if one["RepoTags"]]
 
@@ -172,9 +166,6 @@ async def test_scaled_service_has_several_containers(tmp_path: Path, engine: doc
     with pytest.raises(ContainerStartError, match=r"services\.web\.mem_limit \('?\w+'?, at most 64 MiB"):
         await large.start()
     assert things(engine, large.project_name) == []
-
-
-# How they fail
 
 
 async def test_failed_build_leaves_no_container(tmp_path: Path, engine: docker.DockerClient) -> None:

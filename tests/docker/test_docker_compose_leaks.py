@@ -1,7 +1,5 @@
 """Nothing of a compose project outlives its run, however that ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

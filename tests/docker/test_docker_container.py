@@ -10,16 +10,10 @@ import docker
 import pytest
 from docker.errors import NotFound
 
+from ares_exp import errors
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container import DockerContainer
-from ares_exp.errors import (
-    ContainerStartError,
-    EnvironmentStartTimeoutError,
-    PreflightError,
-    TaskError,
-    UnsupportedTaskError,
-)
 from tests.docker.dockerfiles import IMAGE, built
 from tests.docker.runner import Runner
 from tests.leaks import wait_until
@@ -35,9 +29,6 @@ def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
     except NotFound:
         return False
     return True
-
-
-# Nothing is left behind
 
 
 def test_killed_runner_loses_its_container(engine: docker.DockerClient) -> None:
@@ -68,7 +59,8 @@ async def test_cancelled_start_leaves_no_container(engine: docker.DockerClient, 
 async def test_late_start_leaves_no_container(engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(ContainerSpec("late", docker_image=IMAGE, start_timeout_sec=0.02))
     with pytest.raises(
-        EnvironmentStartTimeoutError, match=r"late did not start within 0\.02 s\. Set `timeouts\.build_multiplier=2`"
+        errors.EnvironmentStartTimeoutError,
+        match=r"late did not start within 0\.02 s\. Set `timeouts\.build_multiplier=2`",
     ):
         await box.start()
     assert not exists(engine, box)
@@ -80,9 +72,6 @@ async def test_stop_removes_the_container(engine: docker.DockerClient) -> None:
     assert not exists(engine, box)
     assert labels["ares_exp.pid"] == str(os.getpid())
     assert all(labels[f"ares_exp.{name}"] for name in ("run", "host", "process-start"))
-
-
-# What the spec and the options become
 
 
 async def test_task_env_overrides_the_factory_env() -> None:
@@ -113,25 +102,22 @@ async def test_shell_option_selects_a_login_shell(context: Path) -> None:
 
 async def test_output_of_a_failed_entrypoint_is_shown(context: Path) -> None:
     spec = built(context, 'ENTRYPOINT ["sh", "-c", "echo I serve nobody; exit 3"]\n')
-    with pytest.raises(ContainerStartError, match="I serve nobody"):
+    with pytest.raises(errors.ContainerStartError, match="I serve nobody"):
         await DockerContainerFactory()(spec).start()
-
-
-# Without starting anything
 
 
 def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
     check = DockerContainerFactory().check
     (tmp_path / "environment").mkdir()
     spec = ContainerSpec("t", context_dir=tmp_path / "environment")
-    with pytest.raises(TaskError, match=r"found no Dockerfile in .*environment"):
+    with pytest.raises(errors.TaskError, match=r"found no Dockerfile in .*environment"):
         check(spec)
-    with pytest.raises(TaskError, match="no Dockerfile anywhere"):
+    with pytest.raises(errors.TaskError, match="no Dockerfile anywhere"):
         check(ContainerSpec("t"))
     (tmp_path / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\n")
     assert check(spec) == []
     assert "storage_mb=10" in check(ContainerSpec("t", docker_image=IMAGE, storage_mb=10))[0]
-    with pytest.raises(UnsupportedTaskError, match="GPUs"):
+    with pytest.raises(errors.UnsupportedTaskError, match="GPUs"):
         check(ContainerSpec("t", docker_image=IMAGE, gpus=1))
 
 
@@ -148,9 +134,9 @@ def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
 )
 async def test_missing_engine_is_reported(monkeypatch: pytest.MonkeyPatch, host: str, message: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
-    with pytest.raises(PreflightError, match=message):
+    with pytest.raises(errors.PreflightError, match=message):
         await DockerContainerFactory().preflight()
-    with pytest.raises(ContainerStartError, match=message):
+    with pytest.raises(errors.ContainerStartError, match=message):
         await DockerContainerFactory()(SPEC).start()
 
 

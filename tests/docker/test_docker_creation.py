@@ -1,7 +1,5 @@
 """Creation of containers over a bad connection to the engine."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import docker

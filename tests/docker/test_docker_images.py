@@ -61,9 +61,6 @@ async def ensure(context: Path, **options: Any) -> str:
     return await ensure_image(await connect(), name=context.name, docker_image=None, context_dir=context, **options)
 
 
-# Builds and their number
-
-
 async def test_dockerfile_image_follows_its_context(context: Path, engine: docker.DockerClient) -> None:
     (context / "file").write_text("first")
     spec = built(
@@ -191,9 +188,6 @@ async def test_image_removed_during_start_is_rebuilt(context: Path, engine: dock
         await box.stop()
 
 
-# What goes wrong
-
-
 @pytest.mark.parametrize("builder", ["of PATH", "classic"])
 async def test_failed_build_names_the_instruction(context: Path, monkeypatch: pytest.MonkeyPatch, builder: str) -> None:
     if builder == "classic":
@@ -235,9 +229,6 @@ async def test_unavailable_image_is_a_start_error() -> None:
         await DockerContainerFactory()(ContainerSpec("absent", docker_image=image)).start()
 
 
-# Pulls
-
-
 @pytest.fixture
 def registry(engine: docker.DockerClient) -> Any:
     with Registry() as running:
@@ -266,9 +257,6 @@ async def test_unknown_image_is_not_retried(registry: Registry) -> None:
     with pytest.raises(ContainerStartError, match=rf"The image {image} is not on this machine .* could not be pulled"):
         await ensure_image(await connect(), name="t", docker_image=image, context_dir=None)
     assert len([path for path in registry.requests if "/manifests/v2" in path]) <= 2  # asked once, not three times
-
-
-# BuildKit, where a `docker` command here builds with it
 
 
 @pytest.fixture

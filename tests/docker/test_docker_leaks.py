@@ -1,7 +1,5 @@
 """Objects left on the engine by runs that were ended in the middle, with 32 containers up."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a container is given, and what it is not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Network policies on a real engine, with real sockets. Hosts of the tests are servers of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
@@ -66,9 +64,6 @@ async def server() -> AsyncIterator[Server]:
         yield server
 
 
-# What a task asks for, and what the factory makes of it
-
-
 async def test_factory_can_disable_the_network(server: Server) -> None:
     async with DockerContainerFactory(network="no-network")(spec(PUBLIC)) as box:
         assert await interfaces(box) == set()
@@ -103,9 +98,6 @@ async def test_factory_hosts_are_added_to_every_task(server: Server) -> None:
 def test_invalid_host_names_are_rejected() -> None:
     with pytest.raises(ValueError, match="expected a host name"):
         DockerContainerFactory(allowed_hosts=["https://a.example"])
-
-
-# An allowlist
 
 
 @pytest.mark.root
@@ -170,9 +162,6 @@ async def test_containers_under_allow_lists_are_isolated(server: Server) -> None
         await one.exec("cd /tmp; python3 -m http.server 8123 --bind 0.0.0.0 >/dev/null 2>&1 &")
         await one.exec("until (: > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout_sec=60)
         assert "Connection refused" in await dial(two, "127.0.0.1", 8123)
-
-
-# Phases
 
 
 @pytest.mark.root
@@ -258,9 +247,6 @@ async def test_stop_closes_sockets_and_networks(engine: docker.DockerClient, ser
             await asyncio.sleep(0.05)
 
 
-# Refused before the start
-
-
 @pytest.mark.parametrize("asked", [spec(allowing("a.example")), spec(NO_NETWORK, allowing())])
 def test_remote_engine_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.77:2375")
@@ -305,7 +291,6 @@ async def test_one_phase_has_a_network(tmp_path: Path, server: Server, phase: st
     async with env:
         await env.reset()
         step = await env.step(LLMResponse.from_text(f"```bash\n{ask}; env | grep -i proxy\n```"))
-        assert step.observation is not None
         agent = str(step.observation.messages[-1])
         last = await env.step(LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"))
     assert last.reward == 1.0

@@ -1,7 +1,5 @@
 """What dead runs left on the engine goes with the next one; what belongs to others stays."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess
@@ -53,7 +51,6 @@ def start(code: str, *arguments: object) -> tuple[subprocess.Popen[str], str]:
     """A process, and the first line that it printed."""
     words = [sys.executable, "-c", code, *map(str, arguments)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
 

@@ -1,7 +1,5 @@
 """A process that is killed at a moment when its containers are made, and not tied to it yet, leaves nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The image's working directory, which a command may remove."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

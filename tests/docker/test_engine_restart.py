@@ -1,7 +1,5 @@
 """An engine that dies, hangs, comes back, or has a full disk, while containers are used."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

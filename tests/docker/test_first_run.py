@@ -1,7 +1,5 @@
 """The first commands of the README, with the real agents, against loopback copies of the services that they reach."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -3,8 +3,6 @@
 The daily run has the cases that depend on the engine; the nightly run has all cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -21,16 +19,10 @@ from tests.reward_contract import RewardContract
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once, pytest.mark.slow]
 
 OF_THE_ENGINE = {
-    "test_command_has_a_result",
-    "test_declared_environment_is_set",
-    "test_command_runs_as_the_user",
-    "test_stopped_processes_time_out",
-    "test_directory_is_uploaded",
-    "test_directory_is_downloaded",
-    "test_network_follows_the_policy",
-    "test_stop_is_idempotent_and_commands_are_refused",
-    "test_port_is_open_under_every_network",
-    "test_stop_during_opening_does_not_hang",
+    *("test_command_has_a_result", "test_declared_environment_is_set", "test_command_runs_as_the_user"),
+    *("test_stopped_processes_time_out", "test_directory_is_uploaded", "test_directory_is_downloaded"),
+    *("test_network_follows_the_policy", "test_stop_is_idempotent_and_commands_are_refused"),
+    *("test_port_is_open_under_every_network", "test_stop_during_opening_does_not_hang"),
 }
 
 

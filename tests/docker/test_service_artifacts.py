@@ -1,7 +1,5 @@
 """Artifacts and collect hooks of services next to the agent's container."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SWE-bench on an engine, as a user runs it: images are built from a small repository, and all verdicts are reached."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -11,14 +9,7 @@ import pytest
 
 from ares_exp.config.overrides import listed
 from tests.conftest import Cli
-from tests.swebench_rows import (
-    SUBMIT,
-    git,
-    make_row,
-    put_harness_on_path,
-    reply,
-    write_rows,
-)
+from tests.swebench_rows import SUBMIT, git, make_row, put_harness_on_path, reply, write_rows
 
 pytestmark = pytest.mark.docker
 
@@ -82,5 +73,4 @@ def results(run_dir: Path) -> list[dict[str, Any]]:
 
 def report(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
     path = run_dir / "files" / result["episode_id"] / "verifier" / "report.json"
-    found: dict[str, Any] = json.loads(path.read_text())[result["task_name"]]
-    return found
+    return json.loads(path.read_text())[result["task_name"]]

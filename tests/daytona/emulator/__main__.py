@@ -1,7 +1,5 @@
 """`python -m tests.daytona.emulator [--box local|docker]`: serves until Ctrl-C or SIGTERM."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal

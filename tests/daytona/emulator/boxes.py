@@ -1,7 +1,5 @@
 """The container behind a sandbox: every request gets a separate shell in it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -102,11 +100,7 @@ class Box:
         self.shell = ""
 
     async def ask(self) -> None:
-        """Detects the shell and tools of the container.
-
-        Raises:
-            ContainerStartError: The container lacks a required tool.
-        """
+        """Detects the shell and tools of the container."""
         stream = await self.open_shell()
         try:
             await stream.write(_ABOUT.encode())
@@ -134,7 +128,6 @@ class Box:
         return StoredChanges(await self._container.capture_changes(objects), objects)
 
     async def stop(self) -> None:
-        """Ends and removes it."""
         await self._container.stop()
 
 
@@ -146,7 +139,6 @@ class Boxes:
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Touches nothing."""
         self._backend = backend
         self._factory = DockerContainerFactory() if backend == "docker" else LocalContainerFactory()
         self._folder = Path()
@@ -161,11 +153,7 @@ class Boxes:
             await self._factory.preflight()
 
     async def start(self, source: Source, demand: Demand, *, user: str | None, blocked: bool) -> Box:
-        """A box that runs.
-
-        Raises:
-            ContainerStartError: The container could not be built or started.
-        """
+        """A box that runs."""
         if UNKNOWN_REGISTRY in source.dockerfile.partition("\n")[0]:
             raise ContainerStartError(f"failed to pull {source.dockerfile.split()[1]}: not found")
         image, context = self._plain_image(source), None
@@ -244,11 +232,7 @@ class Outcome:
 
 @contextlib.asynccontextmanager
 async def shell(box: Box) -> AsyncIterator[ChannelStream]:
-    """A fresh `sh` of the box.
-
-    Raises:
-        ContainerError: The box is gone.
-    """
+    """A fresh `sh` of the box."""
     stream = await box.open_shell()
     try:
         yield stream
@@ -257,16 +241,7 @@ async def shell(box: Box) -> AsyncIterator[ChannelStream]:
 
 
 async def run(box: Box, command: str, *, timeout: float | None = None) -> Outcome:
-    """Runs `command` to its end.
-
-    Args:
-        box: Where.
-        command: Source text for the box's shell.
-        timeout: Seconds after which it is given up.
-
-    Raises:
-        ContainerError: The box is gone.
-    """
+    """Runs `command` to its end."""
     key = secrets.token_hex(16)
     script = f"cd {shlex.quote(box.workdir)}; {box.shell} -c {shlex.quote(command)} 2>&1 </dev/null; "
     output = bytearray()

@@ -1,7 +1,5 @@
 """The service as a whole: its address, what it was asked, what it does wrong, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets
@@ -39,12 +37,7 @@ class Emulator:
     """
 
     def __init__(self, *, box: Backend = "local", port: int = 0) -> None:
-        """Starts nothing yet.
-
-        Args:
-            box: What sandboxes are.
-            port: Port to listen on; 0 selects any free port.
-        """
+        """Starts nothing yet."""
         self.api_key = f"dtn_{secrets.token_hex(16)}"
         self.requests: list[Request] = []
         self.unknown: list[str] = []
@@ -201,11 +194,7 @@ def _faulty(fault: Fault, request: web.Request) -> web.Response:
 
 
 async def _send_half(request: web.Request, response: web.StreamResponse) -> None:
-    """Sends the head and half of the body.
-
-    Raises:
-        Cut: Always.
-    """
+    """Sends the head and half of the body."""
     if isinstance(response, web.Response) and not response.prepared:
         body = response.body if isinstance(response.body, bytes) else b""
         half = web.StreamResponse(status=response.status, headers=response.headers)

@@ -1,7 +1,5 @@
 """What the service does wrong on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import dataclass, field
@@ -65,14 +63,11 @@ class Faults:
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> Fault:
-        """Adds one; returns it, for its `hits`."""
         self._faults.append(fault)
         return fault
 
     def clear(self) -> None:
-        """From now on all goes well."""
         self._faults.clear()
 
     def next(self, method: str, path: str) -> Fault | None:
-        """What befalls this request."""
         return next((fault for fault in self._faults if fault.meets(method, path)), None)

@@ -1,7 +1,5 @@
 """Files in and out of a box, as the daemon in a real sandbox moves them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile
@@ -94,7 +92,6 @@ def _header(name: str, path: str, kind: str, size: int) -> bytes:
 
 
 async def delete(box: Box, path: str) -> None:
-    """Deletes a file."""
     outcome = await run(box, f"[ -e {shlex.quote(path)} ] || exit 4; rm -- {shlex.quote(path)}")
     if outcome.exit_code == 4:
         raise Refusal(404, f"stat {path}: no such file or directory", "NOT_FOUND", DAEMON)

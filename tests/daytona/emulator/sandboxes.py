@@ -1,7 +1,5 @@
 """The sandboxes and snapshots of the service: their data, and how they start, live and end."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
@@ -142,7 +140,6 @@ class Deadlines:
             sandbox.expiry = asyncio.get_running_loop().call_later(minutes * self.minute, self._delete, sandbox)
 
     def cancel(self, sandbox: Sandbox) -> None:
-        """It lives on."""
         if sandbox.expiry is not None:
             sandbox.expiry.cancel()
         sandbox.expiry = None
@@ -171,11 +168,7 @@ class Sandboxes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def create(self, params: dict[str, Any]) -> Sandbox:
-        """Starts to make what a CreateSandbox asks for.
-
-        Raises:
-            Refusal: The service would reject the request.
-        """
+        """Starts to make what a CreateSandbox asks for."""
         name, build = params.get("name"), params.get("buildInfo")
         if build is not None:
             if hashes := build.get("contextHashes"):  # there is no object storage
@@ -201,22 +194,14 @@ class Sandboxes:
         return sandbox
 
     def find(self, id_or_name: str) -> Sandbox:
-        """The sandbox of that id or name.
-
-        Raises:
-            Refusal: There is none.
-        """
+        """The sandbox of that id or name."""
         found = self.by_id.get(id_or_name) or self.by_name.get(id_or_name)
         if found is None:
             raise Refusal(404, f"Sandbox with ID or name {id_or_name} not found")
         return found
 
     def take_snapshot(self, origin: Sandbox, name: str) -> None:
-        """Starts to keep the files that `origin` has now under a name.
-
-        Raises:
-            Refusal: It does not run, or the name is taken.
-        """
+        """Starts to keep the files that `origin` has now under a name."""
         box = self.running(origin, "Sandbox must be in started or stopped state to create a snapshot")
         if name in self.snapshots:
             raise Refusal(409, f'Snapshot with name "{name}" already exists for this organization')
@@ -237,11 +222,7 @@ class Sandboxes:
         return self.snapshots.get(id_or_name) or next(by_id, None)
 
     def running(self, sandbox: Sandbox, otherwise: str) -> Box:
-        """Its box.
-
-        Raises:
-            Refusal: It does not run.
-        """
+        """Its box, which must run."""
         if sandbox.state != "started" or sandbox.box is None:
             raise Refusal(400, otherwise)
         return sandbox.box
@@ -268,12 +249,7 @@ class Sandboxes:
         sandbox.life = self._launch(make())
 
     def lose(self, sandbox: Sandbox, state: str = "destroyed") -> None:
-        """It dies by itself, at once.
-
-        Args:
-            sandbox: Which.
-            state: New state. `destroyed` removes it; `error` and `stopped` sandboxes are still shown.
-        """
+        """It dies by itself, at once: `destroyed` removes it; `error` and `stopped` sandboxes are still shown."""
         if state == "destroyed":
             self.by_id.pop(sandbox.id, None)
             self.delete(sandbox)
@@ -312,7 +288,6 @@ class Sandboxes:
             sandbox.state = "started"
 
     async def _end(self, sandbox: Sandbox) -> None:
-        """Ends what runs of it."""
         terminals, sandbox.terminals = sandbox.terminals, {}
         for terminal in terminals.values():
             await terminal.close()

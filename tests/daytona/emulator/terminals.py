@@ -4,8 +4,6 @@ Like the daemon of the service, it disconnects a client that does not read the o
 A terminal continues without a client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Requests and answers as JSON, each checked by the SDK's own models."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import dataclass
@@ -60,12 +58,7 @@ class Refusal(Exception):
 
     def response(self, request: web.Request) -> web.Response:
         """In the form of the API, or with a code in the form of the daemon in the sandbox."""
-        body = {
-            "statusCode": self.status,
-            "message": self.message,
-            "timestamp": now_text(),
-            "path": request.path_qs,
-        }
+        body = {"statusCode": self.status, "message": self.message, "timestamp": now_text(), "path": request.path_qs}
         if self.code is None:
             body["error"] = HTTPStatus(self.status).phrase
         else:
@@ -75,11 +68,7 @@ class Refusal(Exception):
 
 
 def check(model: type[BaseModel], data: Any) -> BaseModel:
-    """The message as an object of the SDK.
-
-    Raises:
-        InvalidMessage: The model does not take it.
-    """
+    """The message as an object of the SDK."""
     try:
         message: Any = model.from_dict(data)  # type: ignore[attr-defined]
     except Exception as error:
@@ -101,21 +90,13 @@ def _unknown(message: Any) -> Any:
 
 
 def answer(model: type[BaseModel], data: dict[str, Any], status: int = 200) -> web.Response:
-    """An answer whose form the SDK accepts.
-
-    Raises:
-        InvalidMessage: It does not.
-    """
+    """An answer whose form the SDK accepts."""
     check(model, data)
     return web.json_response(data, status=status)
 
 
 async def received(request: web.Request, model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON body of a request, in a form that the SDK sends.
-
-    Raises:
-        InvalidMessage: It is no such body.
-    """
+    """The JSON body of a request, in a form that the SDK sends."""
     try:
         data = await request.json()
     except ValueError as error:

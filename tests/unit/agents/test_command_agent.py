@@ -1,7 +1,5 @@
 """`agent=command`: a program of the user's runs, limited, scored, recorded and resumed like any other agent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -79,7 +77,6 @@ def test_program_solves_a_task_without_a_network() -> None:
     probe = "env; cat /proc/net/dev; echo kept > $ARES_AGENT_DIR/note.txt"
     row = execute(*replies(probe, GREET, "DONE"))
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 3)
-    assert row.agent is not None
     assert (row.agent.name, row.agent.requests, row.agent.retries, row.agent.conversations) == (
         "command",
         3,
@@ -109,7 +106,6 @@ def test_parallel_requests_are_separate_conversations() -> None:
     conversations = [request["origin"].get("conversation", "main") for request in asked()]
     assert (conversations[0], conversations[3:]) == ("main", ["main", "main"])
     assert len({*conversations}) == 3
-    assert row.agent is not None
     assert {*row.agent.conversations} == {*conversations}
     [stored] = load(Path("run"))
     steps = stored.load().steps
@@ -134,7 +130,6 @@ SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
 def test_background_requests_are_observed_or_answered(capsys: pytest.CaptureFixture[str]) -> None:
     row = execute(*replies(*SIDE))
     assert (row.reward, row.num_steps) == (1.0, 4)
-    assert row.agent is not None
     assert (row.agent.requests, row.agent.background_requests) == (4, 0)
     observed = asked()
     Path("run").rename("observed")
@@ -142,7 +137,6 @@ def test_background_requests_are_observed_or_answered(capsys: pytest.CaptureFixt
     Path("run").rename("background_request")
     assert (again.reward, again.num_steps) == (1.0, 3)
     assert (again.prompt_tokens, again.generated_tokens) == (row.prompt_tokens, row.generated_tokens), "it is counted"
-    assert again.agent is not None
     assert (again.agent.requests, again.agent.background_requests, again.agent.conversations) == (
         4,
         1,
@@ -173,7 +167,6 @@ def test_background_requests_are_observed_or_answered(capsys: pytest.CaptureFixt
 
     [replayed] = ares_exp.run(["replay=background_request", "tracker=none", "hydra.run.dir=again"], quiet=True).rows
     assert (replayed.outcome, replayed.reward, replayed.num_steps) == (Outcome.COMPLETED, 1.0, 3)
-    assert replayed.agent is not None
     assert replayed.agent.background_requests == 1
 
 
@@ -214,7 +207,6 @@ def test_branches_rerun_in_separate_containers() -> None:
         assert [step.step_type for step in episode.steps] == ["FIRST"] + ["MID"] * 6 + ["LAST"]
         assert [step.action for step in episode.steps[:5]] == [step.action for step in recorded.steps[:5]]
         pending, shown = (episode.steps[number].observation for number in (4, 6))
-        assert pending is not None
         assert shown is not None
         drawn.append(pending["messages"][-1]["content"])
         assert shown["messages"][-1]["content"] == drawn[-1], "the file of its own is there"
@@ -232,7 +224,6 @@ def test_early_end_of_a_branch_is_explained() -> None:
     results = ares_exp.run(branch, quiet=True)
     assert results.exit_code == 1
     [row] = results.rows
-    assert row.error is not None
     assert row.error.type == "DivergenceError"
     assert "did not come to step 2: at step 2 it ended" in row.error.message
 
@@ -257,7 +248,6 @@ def test_failed_episode_has_a_snapshot_for_inspection() -> None:
 def test_failed_program_is_scored() -> None:
     row = execute(*replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
-    assert row.error is not None
     assert row.error.type == "AgentExitError"
     assert "exit code 3" in row.error.message
     assert "EXIT 3" in row.error.message
@@ -273,7 +263,6 @@ def test_accepted_exit_codes_count_as_success() -> None:
 def test_program_without_a_request_is_explained() -> None:
     row = execute(*replies("DONE"), command=("agent=command", "agent.command='echo I know nothing of it; exit 2'"))
     assert (row.outcome, row.reward) == (Outcome.AGENT_ERROR, None)
-    assert row.error is not None
     assert row.error.type == "NoRequestError"
     for part in ("exit code 2", "ARES_LLM_URL", "I know nothing of it"):
         assert part in row.error.message
@@ -318,7 +307,6 @@ def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
     )
     row = execute(*replies("env; touch $ARES_AGENT_MOUNT/x; true", GREET, "DONE"), command=command)
     assert row.reward == 1.0
-    assert row.agent is not None
     assert row.agent.name == "mine"
     shown = asked()[1]["messages"][2]["content"]
     assert "OPENAI_BASE_URL=http://127.0.0.1:61081/v1" in shown
@@ -385,7 +373,6 @@ def test_killed_run_resumes_without_repeated_requests(tmp_path: Path) -> None:
         logged = _logged(tmp_path)
         row = ares_exp.run(["resume=run"], quiet=True).rows[-1]
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 8)
-    assert row.replayed is not None
     assert (row.replayed.steps, row.replayed.diverged_at) == (logged, None)
     assert len({*asked}) == 8
     paid_again = [turn for turn in {*asked} if asked.count(turn) > 1]

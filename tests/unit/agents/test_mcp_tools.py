@@ -1,7 +1,5 @@
 """MCP servers of a task, in real containers, as tools of the tools agent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

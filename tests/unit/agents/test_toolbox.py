@@ -1,7 +1,5 @@
 """The toolbox: packages from a registry, into the cache, into containers."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The tools agent on local containers and on one in memory: calls in order, the editor, what it tells the LLM."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -192,16 +190,6 @@ async def test_only_listed_tools_are_offered() -> None:
     assert "COMPLETE_TASK" in results(model.requests[1])[0]  # an output like any other
     with pytest.raises(ConfigError, match="bash or submit"):
         ToolsAgentFactory(tools=["edit"])
-
-
-async def test_agent_can_be_replayed() -> None:
-    replies = [
-        calls(("bash", {"command": "ls"}), ("edit", {"command": "create", "path": "a", "file_text": "x"})),
-        LLMResponse.from_text("Hm."),
-        calls(("edit", {"command": "view", "path": "a"})),
-        calls(SUBMIT),
-    ]
-    assert await check_agent(ToolsAgentFactory(), replies=replies) == 4
 
 
 class TestCompaction:

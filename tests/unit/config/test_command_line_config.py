@@ -45,11 +45,7 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("atempts", [], " Did you mean `attempts`?"),
         ("env.attempts", [], " Did you mean `attempts`?"),
         ("policy.temprature", ["policy=openai"], " Did you mean `policy.temperature`?"),
-        (
-            "policy.temprature",
-            ["-m", "policy=openai,oracle", "seed=1,2"],
-            " Did you mean `policy.temperature`?",
-        ),
+        ("policy.temprature", ["-m", "policy=openai,oracle", "seed=1,2"], " Did you mean `policy.temperature`?"),
         ("policy.modl", ["experiment=pass_at_k"], " Did you mean `policy.model`?"),
         ("policy.model", [], f" It is an argument of {MODELS}: choose that option, too."),
         ("policy.modl", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
@@ -58,11 +54,7 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("env.matchs", ["env=nim"], " Did you mean `env.matches`?"),
         ("env.matches", ["env=harbor"], " It is an argument of `env=nim`; `env=harbor` does not take it."),
         ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),
-        (
-            "env.oracle.modl",
-            ["env=twenty_questions", "policy@env.oracle=openai"],
-            " Did you mean `env.oracle.model`?",
-        ),
+        ("env.oracle.modl", ["env=twenty_questions", "policy@env.oracle=openai"], " Did you mean `env.oracle.model`?"),
         ("collector.jsn", ["collector=[json,jsonl]"], " Did you mean `collector.json`?"),
         ("collector.path", [], " Did you mean `collector.jsonl.path`, an argument of `collector=jsonl`?"),
         ("tracker.project", ["tracker=wandb"], " Did you mean `tracker.wandb.project`?"),
@@ -184,15 +176,9 @@ def test_flags_select_the_mode(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "experiment=temperature_sweep",
-        "+experiment@_global_=mine",
-        "hydra.mode=MULTIRUN",
-        "++hydra.mode=MULTIRUN",
-        "hydra={mode:MULTIRUN}",
-        "hydra.searchpath=[options]",
-        "--config-dir=options",
-        "-cd",
-        "--config-name=mine",
+        *("experiment=temperature_sweep", "+experiment@_global_=mine", "hydra.mode=MULTIRUN"),
+        *("++hydra.mode=MULTIRUN", "hydra={mode:MULTIRUN}", "hydra.searchpath=[options]", "--config-dir=options"),
+        *("-cd", "--config-name=mine"),
     ],
 )
 def test_arguments_may_select_another_mode(argument: str) -> None:

@@ -21,17 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.help import print_help, render_help
+from ares_exp.config import options
 from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.option_files import OptionFiles
-from ares_exp.config.options import (
-    conf_dir,
-    config_dirs_of,
-    find_options,
-    folder_url,
-    installed_plugins,
-    option_problems,
-    refuse_unreadable,
-)
 from ares_exp.config.targets import constructor_defaults, instantiate_group, option_defaults
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
@@ -50,7 +42,7 @@ def _schema() -> None:
 
 
 def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(options.conf_dir()), version_base="1.3"):
         return compose("config", overrides=["env=twenty_questions", *overrides])
 
 
@@ -226,13 +218,12 @@ def test_option_file_is_reread_after_changes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("ares_exp.config.option_files.conf_dir", lambda: tmp_path)
     file = tmp_path / "policy" / "mine.yaml"
     file.parent.mkdir()
-    files = OptionFiles(provider="main", path=folder_url(tmp_path))
+    files = OptionFiles(provider="main", path=options.folder_url(tmp_path))
     found = []
     for text in ("# @package _global_\nreplies: [a]\n", "replies: [a, b]\n"):
         file.write_text(text)
         for _ in range(2):
             read = files.load_config("policy/mine.yaml")
-            assert read.config is not None
             found.append((list(read.config["replies"]), read.header["package"]))
             read.config["replies"] = []
     assert found == [(["a"], "_global_"), (["a"], "_global_"), (["a", "b"], None), (["a", "b"], None)]
@@ -253,31 +244,31 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_built_in_option_precedes_directory_with_a_warning(folder: Path) -> None:
-    [problem] = option_problems([folder])
+    [problem] = options.option_problems([folder])
     assert f"`env=harbor` of {folder} is ignored: ares_exp itself has an option of that name" in problem
     assert f"Rename {folder / 'env' / 'harbor.yaml'}." in problem
     composed = compose_config(["env=harbor"], config_dirs=[folder])
     assert composed.env._target_ == "ares_exp.environments.harbor.HarborEnvironments"
-    [listed] = [one for one in find_options("env", [folder]) if one.name == "harbor"]
+    [listed] = [one for one in options.find_options("env", [folder]) if one.name == "harbor"]
     assert listed.origin == "built in"
 
 
 def test_plugin_precedes_a_directory(site: Site, folder: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, {"fine/conf/policy/mine.yaml": "_target_: fine.Policy\n"})
-    problem = option_problems([folder])[1]
+    problem = options.option_problems([folder])[1]
     assert f"`policy=mine` of {folder} is ignored: the plugin `fine` has an option of that name" in problem
     assert compose_config(["policy=mine"], config_dirs=[folder]).policy._target_ == "fine.Policy"
 
 
 def test_ignored_files_of_a_copy_are_reported(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(conf_dir(), copy)
-    assert option_problems([conf_dir(), copy]) == []
+    shutil.copytree(options.conf_dir(), copy)
+    assert options.option_problems([options.conf_dir(), copy]) == []
     with (copy / "policy" / "oracle.yaml").open("a") as file:
         file.write("# changed\n")
     with (copy / "config.yaml").open("a") as file:
         file.write("attempts: 3\n")
-    option, root = option_problems([copy])
+    option, root = options.option_problems([copy])
     assert f"Rename {copy / 'policy' / 'oracle.yaml'}." in option
     assert root.startswith(f"{copy / 'config.yaml'} is ignored: ")
     assert f"{copy / 'experiment'}/NAME.yaml" in root
@@ -285,7 +276,7 @@ def test_ignored_files_of_a_copy_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [["--config-dir", "a"], ["--config-dir=a"], ["-m", "-cd", "a", "seed=1"]])
 def test_config_directories_are_found_on_command_line(written: list[str]) -> None:
-    assert config_dirs_of(written) == [Path("a")]
+    assert options.config_dirs_of(written) == [Path("a")]
 
 
 def test_help_list_and_preset_show_the_warning(
@@ -346,17 +337,16 @@ def test_repeated_preset_is_not_composed_again() -> None:
 
 def test_unreadable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "policy").mkdir(parents=True)
-    assert refuse_unreadable([tmp_path / "mine", tmp_path / "gone"]) is None
+    assert options.refuse_unreadable([tmp_path / "mine", tmp_path / "gone"]) is None
     tmp_path.chmod(0o755)
     (tmp_path / "mine" / "policy").chmod(0o000)
     user = os.geteuid()
     os.seteuid(user or 65534)
     try:
-        refusal = refuse_unreadable([tmp_path / "mine"])
+        refusal = options.refuse_unreadable([tmp_path / "mine"])
     finally:
         os.seteuid(user)
         (tmp_path / "mine" / "policy").chmod(0o755)
-    assert refusal is not None
     assert refusal.endswith("(--config-dir): Permission denied.")
 
 
@@ -365,13 +355,13 @@ OPTION = {"fine/conf/env/fine.yaml": "# Fine\n_target_: fine.Source\n"}
 
 def test_plugin_is_found_without_its_import(site: Site, tmp_path: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION | {"fine/__init__.py": "raise RuntimeError('imported')\n"})
-    found = installed_plugins()
+    found = options.installed_plugins()
     [plugin] = found.plugins
     assert (plugin.name, plugin.package) == ("fine", "fine 1.0")
     assert plugin.folder == tmp_path / "site" / "fine" / "conf"
     assert found.problems == ()
     assert "fine" not in sys.modules
-    [option] = [one for one in find_options("env") if one.name == "fine"]
+    [option] = [one for one in options.find_options("env") if one.name == "fine"]
     assert (option.description, option.origin) == ("Fine", "plugin fine")
 
 
@@ -389,7 +379,7 @@ def test_plugin_is_found_without_its_import(site: Site, tmp_path: Path) -> None:
 def test_broken_plugin_is_named_and_skipped(site: Site, value: str, files: dict[str, str], reason: str) -> None:
     site.install("bad", {"broken": value}, files)
     site.install("fine", {"fine": "fine.conf"}, OPTION)
-    found = installed_plugins()
+    found = options.installed_plugins()
     assert [plugin.name for plugin in found.plugins] == ["fine"]
     [problem] = found.problems
     assert problem.startswith("The plugin `broken` of bad 1.0 is left out: ")
@@ -399,9 +389,9 @@ def test_broken_plugin_is_named_and_skipped(site: Site, value: str, files: dict[
 def test_plugin_cannot_replace_a_built_in_option(site: Site) -> None:
     files = {"fine/conf/env/harbor.yaml": "# Theirs\n_target_: fine.Source\n"}
     site.install("fine", {"fine": "fine.conf"}, OPTION | files)
-    [problem] = option_problems()
+    [problem] = options.option_problems()
     assert "`env=harbor` of the plugin `fine` is ignored: ares_exp itself has" in problem
-    [option] = [one for one in find_options("env") if one.name == "harbor"]
+    [option] = [one for one in options.find_options("env") if one.name == "harbor"]
     assert option.origin == "built in"
     assert compose_config(["env=harbor"]).env._target_ == "ares_exp.environments.harbor.HarborEnvironments"
 
@@ -409,7 +399,7 @@ def test_plugin_cannot_replace_a_built_in_option(site: Site) -> None:
 def test_first_of_two_equal_plugin_options_is_used(site: Site) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     site.install("later", {"later": "later.conf"}, {"later/conf/env/fine.yaml": "_target_: later.Source\n"})
-    [problem] = option_problems()
+    [problem] = options.option_problems()
     assert "`env=fine` of the plugin `later`" in problem
     assert "the plugin `fine`" in problem
     assert compose_config(["env=fine"]).env._target_ == "fine.Source"
@@ -418,7 +408,7 @@ def test_first_of_two_equal_plugin_options_is_used(site: Site) -> None:
 def test_first_of_two_equal_plugins_is_used(site: Site) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     site.install("twin", {"fine": "twin.conf"}, {"twin/conf/env/twin.yaml": "_target_: twin.Source\n"})
-    found = installed_plugins()
+    found = options.installed_plugins()
     assert [plugin.package for plugin in found.plugins] == ["fine 1.0"]
     assert "`fine` of twin 1.0 is left out: fine 1.0 has a plugin of that name" in found.problems[0]
 
@@ -426,7 +416,7 @@ def test_first_of_two_equal_plugins_is_used(site: Site) -> None:
 def test_binary_option_file_has_no_description(site: Site, tmp_path: Path) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     (tmp_path / "site" / "fine" / "conf" / "env" / "odd.yaml").write_bytes(b"\xff\xfe\x00")
-    [option] = [one for one in find_options("env") if one.name == "odd"]
+    [option] = [one for one in options.find_options("env") if one.name == "odd"]
     assert option.description == ""
 
 

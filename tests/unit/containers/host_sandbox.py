@@ -1,7 +1,5 @@
 """A sandbox whose root is a copy of this machine's, for tests of `container=host`: real paths stay as they are."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

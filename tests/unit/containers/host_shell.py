@@ -1,7 +1,5 @@
 """`ChannelStream` on a plain `sh` of the host: the channel's real shell, without a container around it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

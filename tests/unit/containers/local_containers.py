@@ -1,7 +1,5 @@
 """Containers for the tests of `container=local`, and the same tests run as an ordinary user."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of `container=host`. They change the machine, so `test_host_container` runs each class in a sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -168,7 +166,6 @@ class TestHostKilled:
             *(sys.executable, "-c", _HOLD, context), stdout=asyncio.subprocess.PIPE
         )
         try:
-            assert holder.stdout is not None
             async with asyncio.timeout(60):
                 assert await holder.stdout.readline() == b"held\n"
             assert left() == ["/app", "/tests", "/logs"]

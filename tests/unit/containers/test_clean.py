@@ -3,8 +3,6 @@
 `tests/docker` and `tests/daytona` have it with one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
@@ -174,7 +172,6 @@ def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> N
     )
     environment = {**os.environ, **caches}
     with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as player:
-        assert player.stdout is not None
         assert player.stdout.readline() == "holds\n"
         said = clean("--cache", **caches).stdout
         player.kill()

@@ -1,7 +1,5 @@
 """Commands on shells of the host: what has to do with the pool and with poor shells. The rest is in the contract."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -68,12 +66,8 @@ async def test_command_runs_as_in_a_manual_shell(shell: Shell, tmp_path: Path) -
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "BASH_ENV": str(tmp_path / "env")}
     program, option = shell.split()
     commands = (
-        "set -x; echo traced",
-        "echo one\nno-such-program\necho three >&2",
-        "echo before\n(",
-        "set -v; trap 'echo bye >&2' EXIT; false",
-        "echo $0 $-",
-        "echo $FROM_FILE; sh -c 'kill -KILL $$'",
+        *("set -x; echo traced", "echo one\nno-such-program\necho three >&2", "echo before\n("),
+        *("set -v; trap 'echo bye >&2' EXIT; false", "echo $0 $-", "echo $FROM_FILE; sh -c 'kill -KILL $$'"),
     )
     async with host_channels(shell=shell) as (channels, _):
         for command in commands:

@@ -1,7 +1,5 @@
 """What of a task's compose file is refused, and what is made of the rest; without an engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +165,7 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
         ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
         ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
-        (
-            "deploy: {resources: {limits: {pids: 1000}}}",
-            f"services.web.deploy.resources.limits.pids (1000, {PIDS}",
-        ),
+        ("deploy: {resources: {limits: {pids: 1000}}}", f"services.web.deploy.resources.limits.pids (1000, {PIDS}"),
         ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
         ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
         ("mem_limit: 1073741824", f"services.web.mem_limit (1073741824, {MEMORY}"),
@@ -184,10 +179,7 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
         ("memswap_limit: -1", f"services.web.memswap_limit (-1, {MEMORY}"),
         ("mem_reservation: 2g", f"services.web.mem_reservation ('2g', {MEMORY}"),
-        (
-            "deploy: {resources: {limits: {memory: 1G}}}",
-            f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}",
-        ),
+        ("deploy: {resources: {limits: {memory: 1G}}}", f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}"),
         (
             "deploy: {resources: {reservations: {memory: 1G}}}",
             f"services.web.deploy.resources.reservations.memory ('1G', {MEMORY}",
@@ -225,13 +217,8 @@ services:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "services: 1",
-        "services: {a: 1}",
-        "a: [",
-        "services: {a: {volumes: 1}}",
-        "services: {a: {build: 1}}",
-        "services: {a: {deploy: {resources: {limits: 1}}}}",
+        *("", "services: 1", "services: {a: 1}", "a: [", "services: {a: {volumes: 1}}"),
+        *("services: {a: {build: 1}}", "services: {a: {deploy: {resources: {limits: 1}}}}"),
     ],
 )
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
@@ -250,9 +237,6 @@ def test_variables_read_by_programs_are_not_substituted(tmp_path: Path) -> None:
     assert {name: passed.get(name) for name in env} == {
         "PYTHONPATH": None, "GOAL": "x", "LD_PRELOAD": None, "no_proxy": None, "PATHS": "x",
     }  # fmt: skip
-
-
-# What the factory says before the start
 
 
 @pytest.fixture
@@ -309,9 +293,6 @@ def test_unsupported_options_are_refused_before_the_start(tmp_path: Path, tools:
     with pytest.raises(UnsupportedTaskError, match="a public network in one phase and a closed network in another"):
         DockerContainerFactory().check(mixed)
     assert DockerContainerFactory(network="no-network").check(mixed) == []
-
-
-# What is made of it
 
 
 def completed(

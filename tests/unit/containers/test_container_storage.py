@@ -1,7 +1,5 @@
 """Storage of containers on hosts of several kinds: where their files are, and that they are captured or say why not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -84,11 +82,7 @@ NOT_EXECUTABLE = "mount -t tmpfs -o size=2g,noexec shm /dev/shm"
 
 
 def round_trip(host: str, change: str, look: str, temporary: Path, *program: str) -> list[str]:
-    """A container on a host to which `host` was done, and another one with what it changed.
-
-    Returns:
-        Lines: the storage, its warning, what `look` printed in the other one, what is left.
-    """
+    """A container on a host to which `host` was done, and another one with what it changed."""
     python = [sys.executable, "-B", "-c", *program, ROUND_TRIP, change, look]
     run = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f'{host}\nexec "$@"', "sh", *python],

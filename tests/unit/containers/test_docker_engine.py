@@ -1,7 +1,5 @@
 """Errors of an engine that cannot be used, and the threads of its calls; `tests/docker` has one that can be used."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """What an engine's description of itself becomes in a request, without an engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.container import ContainerSpec

@@ -1,7 +1,5 @@
 """The archive with which changed files are written into a Docker container."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """What a Dockerfile is read as, and what is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

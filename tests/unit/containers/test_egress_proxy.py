@@ -1,7 +1,5 @@
 """The egress proxy on real sockets: what it lets through, and what hostile clients get."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket
@@ -48,9 +46,6 @@ class Names:
         if name not in DNS:
             raise socket.gaierror(f"no {name}")
         return [ipaddress.ip_address(address) for address in DNS[name]]
-
-
-# What may be reached
 
 
 @pytest.mark.parametrize(
@@ -111,9 +106,6 @@ async def test_names_of_this_machine_are_refused() -> None:
         await EgressProxy(allowing("localhost")).destinations("localhost")
 
 
-# On the wire
-
-
 class Origin:
     """A server outside: echoes bytes, keeps what it got, and ends when its client has."""
 
@@ -153,7 +145,6 @@ async def proxy(origin: tuple[Origin, str, int]) -> AsyncIterator[EgressProxy]:
 
 @pytest.fixture
 async def dial(proxy: EgressProxy) -> AsyncIterator[Dial]:
-    """Connects to the proxy."""
     async with started(proxy) as connect:
         yield connect
 
@@ -243,19 +234,12 @@ async def test_unreachable_origin_is_a_bad_gateway(dial: Dial, origin: tuple[Ori
 @pytest.mark.parametrize(
     "request_",
     [
-        b"\r\n\r\n",
-        b"\0\xff\x16\x03\x01\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET https://a.example/ HTTP/1.1\r\n\r\n",
-        b"GET http://user@a.example/ HTTP/1.1\r\n\r\n",
-        b"GET http://a.example:http/ HTTP/1.1\r\n\r\n",
-        b"GET http://a.example/ HTTP/2.0\r\n\r\n",
-        b"CONNECT a.example HTTP/1.1\r\n\r\n",
-        b"CONNECT a.example:0 HTTP/1.1\r\n\r\n",
-        b"CONNECT a.example:65536 HTTP/1.1\r\n\r\n",
-        b"CONNECT *.example:80 HTTP/1.1\r\n\r\n",
-        b"CONNECT 10.0.0.0/8:80 HTTP/1.1\r\n\r\n",
-        b"CONNECT a..example:80 HTTP/1.1\r\n\r\n",
+        *(b"\r\n\r\n", b"\0\xff\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"),
+        *(b"GET https://a.example/ HTTP/1.1\r\n\r\n", b"GET http://user@a.example/ HTTP/1.1\r\n\r\n"),
+        *(b"GET http://a.example:http/ HTTP/1.1\r\n\r\n", b"GET http://a.example/ HTTP/2.0\r\n\r\n"),
+        *(b"CONNECT a.example HTTP/1.1\r\n\r\n", b"CONNECT a.example:0 HTTP/1.1\r\n\r\n"),
+        *(b"CONNECT a.example:65536 HTTP/1.1\r\n\r\n", b"CONNECT *.example:80 HTTP/1.1\r\n\r\n"),
+        *(b"CONNECT 10.0.0.0/8:80 HTTP/1.1\r\n\r\n", b"CONNECT a..example:80 HTTP/1.1\r\n\r\n"),
         b"CONNECT [fe80::1%lo]:80 HTTP/1.1\r\n\r\n",
         b"GET http://a.example/ HTTP/1.1\r\nfolded: a\r\n b\r\n\r\n",
         b"GET http://a.example/ HTTP/1.1\r\nbare: a\nHost: b\r\n\r\n",

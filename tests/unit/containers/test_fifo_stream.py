@@ -1,7 +1,5 @@
 """Streams on FIFOs and the guard that ends a program with its parent, with real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os
@@ -104,7 +102,6 @@ def test_exit_code_passes_through_and_stdin_is_unread() -> None:
     command = while_we_live(["/bin/sh", "-c", 'cat; echo "$@"; exit 7', "sh", "a b", "$c", ""])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.wait(30) == 7
-        assert process.stdin is not None
         process.stdin.close()
         assert until_its_end(process.stdout) == b"a b $c \n"
 
@@ -113,9 +110,7 @@ def test_end_of_stdin_kills_all_started_processes(tmp_path: Path) -> None:
     done = tmp_path / "it's done"
     command = while_we_live(["/bin/sh", "-c", "sleep 1000 & echo up; wait"], at_end=f'echo > "{done}"')
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        assert process.stdin is not None
         process.stdin.close()
         assert until_its_end(process.stdout) == b""
         assert process.wait(30) == -9
@@ -137,7 +132,6 @@ def test_program_reads_stdin_if_guard_has_a_pipe(number: int | None) -> None:
             pass_fds=(pipe,),
             start_new_session=True,
         ) as process:
-            assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"some text\n")
             process.stdin.close()

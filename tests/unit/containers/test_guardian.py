@@ -1,7 +1,5 @@
 """The guardian of containers without a PID namespace, with real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -93,7 +91,6 @@ def test_guardian_kills_daemons_when_runner_ends(tmp_path: Path) -> None:
     record(tmp_path, made)
     with guarded(tmp_path, f"{_DAEMONS} sleep 60") as process:
         start_daemons()
-        assert process.stdin is not None
         process.stdin.close()
         process.wait(20)
         assert sleeping(*_DAEMON_NUMBERS) == {}
@@ -105,7 +102,6 @@ def test_guardian_kills_daemons_when_runner_ends(tmp_path: Path) -> None:
 def test_guardian_kills_daemons_when_first_process_ends(tmp_path: Path, end: str, code: int) -> None:
     with guarded(tmp_path, f"{_DAEMONS} {end}") as process:
         start_daemons()
-        assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.wait(20) == code
@@ -120,7 +116,6 @@ def test_guardian_ignores_signals_but_its_commands_do_not(tmp_path: Path) -> Non
 
 def test_guardian_reaps_orphans(tmp_path: Path) -> None:
     with guarded(tmp_path, "(true &); (true &); (true &); echo done; read -r _") as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"done\n"
         wait_until(lambda: children(process.pid) == 1)
 
@@ -243,7 +238,6 @@ def test_fork_bomb_is_ended(tmp_path: Path) -> None:
     bomb = f"i=0; while [ $i -lt 30 ]; do {one} i=$((i + 1)); done; sleep 0.3; echo ready; sleep 60"
     with guarded(tmp_path, bomb) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         started = time.monotonic()
         process.stdin.close()

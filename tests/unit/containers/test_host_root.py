@@ -1,7 +1,5 @@
 """What a container sees where the host's root is made of several mounts, or has no python3."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

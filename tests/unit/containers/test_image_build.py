@@ -1,7 +1,5 @@
 """The choice of a builder, and `docker build`, with programs in place of the real command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

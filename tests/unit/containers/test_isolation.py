@@ -1,7 +1,5 @@
 """The checks of local isolation, the seccomp filter, and the upper directory of an overlay."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

@@ -1,7 +1,5 @@
 """cgroups of containers that have lost the directory which names them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -23,10 +21,7 @@ from tests.unit.containers.local_containers import local_container, needs_local
 pytestmark = [
     needs_local,
     pytest.mark.root,
-    pytest.mark.skipif(
-        sys.platform != "linux" or not usable_cgroup_paths(),
-        reason="root cannot create cgroups here",
-    ),
+    pytest.mark.skipif(sys.platform != "linux" or not usable_cgroup_paths(), reason="root cannot create cgroups here"),
 ]
 
 RUNNER = """
@@ -69,7 +64,6 @@ class Runner:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
         directory, *groups = map(Path, json.loads(self.process.stdout.readline()))
         self.directory = directory
         self.groups = groups
@@ -78,7 +72,6 @@ class Runner:
 
     def says(self) -> str:
         """What its container answers."""
-        assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -178,7 +171,6 @@ async def test_stop_during_start_leaves_no_groups() -> None:
         await container.stop()
         with expected:
             await start
-        assert container._directory is not None
         name = container._directory.path.name
         assert not container._directory.path.exists()
         assert [group for group in find_groups() if group.name == name] == []

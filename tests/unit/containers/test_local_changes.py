@@ -1,7 +1,5 @@
 """What a local container changed is captured, and given to another one. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping
@@ -140,7 +138,6 @@ async def test_dockerfile_changes_are_captured_and_not_repeated(objects: ObjectS
 async def test_other_host_users_cannot_reach_container_files() -> None:
     async with local_container() as container:
         await container.exec("cp /bin/sh /shell; chmod 4755 /shell")
-        assert container._directory is not None
         shell = container._directory.path / "files" / "shell"
         assert stat.S_IMODE(shell.stat().st_mode) == 0o4755
         assert stat.S_IMODE(container._directory.path.stat().st_mode) == 0o700

@@ -1,7 +1,5 @@
 """The container contract on the local sandbox. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.containers.container import ContainerFactory

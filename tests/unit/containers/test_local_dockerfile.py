@@ -1,7 +1,5 @@
 """A task's Dockerfile applied in a local container. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -135,11 +133,6 @@ async def test_build_without_network_suggests_a_remedy(tmp_path: Path, port: int
     assert "network" not in str(caught.value)
 
 
-async def test_spec_overrides_the_workdir(tmp_path: Path) -> None:
-    async with local_container(context(tmp_path, "FROM x\nWORKDIR /app\n"), workdir="/usr") as container:
-        assert (await container.exec("pwd")).output == "/usr\n"
-
-
 @pytest.mark.root
 async def test_user_instruction_sets_the_user(tmp_path: Path) -> None:
     dockerfile = """\
@@ -173,15 +166,6 @@ async def test_failing_run_shows_line_and_output(tmp_path: Path) -> None:
     assert message.endswith("line 100\nbroken")
     assert message.index("without a network") < message.index("Last lines:"), "the remedy comes first"
     assert "line 50\n" not in message
-
-
-async def test_dockerignore_is_respected(tmp_path: Path) -> None:
-    (tmp_path / ".dockerignore").write_text("data/y\nDockerfile\n")
-    async with local_container(context(tmp_path, "FROM x\nCOPY . /all\n")) as container:
-        listed = (await container.exec("cd /all; find . -type f | sort")).output.split()
-    assert "./tool.sh" in listed
-    assert "./data/deep/x" in listed
-    assert "./data/y" not in listed
 
 
 async def test_impossible_copy_fails(tmp_path: Path) -> None:

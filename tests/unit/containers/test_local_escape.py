@@ -3,8 +3,6 @@
 Where it is not plain that a try could succeed, the same is done outside first. Runs as root and as an ordinary user.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty
@@ -244,7 +242,6 @@ for call in (lambda pid: os.pidfd_open(pid), lambda pid: os.kill(pid, 0), lambda
 
 async def test_channels_of_other_boxes_are_invisible(container: LocalContainer) -> None:
     async with local_container() as other:
-        assert other._directory is not None
         channels = other._directory.path / "channels"
         assert channels.is_dir()
         assert "No such file" in await output(container, f"ls {channels}")

@@ -1,7 +1,5 @@
 """Tries to get out of a local container. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -111,33 +109,13 @@ async def test_kernel_settings_are_read_only(container: LocalContainer) -> None:
 
 async def test_privileged_operations_are_refused(container: LocalContainer) -> None:
     commands = [
-        "mount -t tmpfs x /mnt",
-        "mount --bind /usr /mnt",
-        "mount -t proc proc /mnt",
-        "mount -t sysfs sys /mnt",
-        "mount -t cgroup2 cg /mnt",
-        "umount /etc",
-        "umount /proc/sys",
-        "mount -o remount,rw /run/ares_exp",
-        "touch /run/ares_exp/x",
-        "mknod /tmp/null c 1 3",
-        "mknod /tmp/disk b 8 0",
-        "chroot /usr true",
-        "chroot / true",
-        "unshare --user --map-root-user true",
-        "unshare --mount true",
-        "unshare --net true",
-        "nsenter --target 1 --mount --net true",
-        "hostname other",
-        "date --set '2001-01-01'",
-        "ip link add dummy0 type dummy",
-        "cat /dev/kmsg",
-        "cat /dev/mem",
-        "cat /proc/kcore | head -c 1 | grep .",
-        "cat /proc/kmsg",
-        "dmesg",
-        "ls /sys/kernel",
-        "ls /dev/sda /dev/vda /dev/nvme0n1 /dev/kvm /dev/fuse",
+        *("mount -t tmpfs x /mnt", "mount --bind /usr /mnt", "mount -t proc proc /mnt", "mount -t sysfs sys /mnt"),
+        *("mount -t cgroup2 cg /mnt", "umount /etc", "umount /proc/sys", "mount -o remount,rw /run/ares_exp"),
+        *("touch /run/ares_exp/x", "mknod /tmp/null c 1 3", "mknod /tmp/disk b 8 0", "chroot /usr true"),
+        *("chroot / true", "unshare --user --map-root-user true", "unshare --mount true", "unshare --net true"),
+        *("nsenter --target 1 --mount --net true", "hostname other", "date --set '2001-01-01'"),
+        *("ip link add dummy0 type dummy", "cat /dev/kmsg", "cat /dev/mem", "cat /proc/kcore | head -c 1 | grep ."),
+        *("cat /proc/kmsg", "dmesg", "ls /sys/kernel", "ls /dev/sda /dev/vda /dev/nvme0n1 /dev/kvm /dev/fuse"),
         "ls /var/run/docker.sock /run/docker.sock /run/dbus /run/systemd/private",
     ]
     codes = {command: (await container.exec(command, timeout_sec=60)).exit_code for command in commands}
@@ -187,16 +165,7 @@ async def test_ptrace_is_limited_to_the_box(container: LocalContainer) -> None:
 async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
     name = f"ares-escape-{os.getpid()}"
     places = [
-        "/etc",
-        "/usr",
-        "/usr/bin",
-        "/usr/local/bin",
-        "/tmp",
-        "/var/tmp",
-        "/root",
-        "/home",
-        "/run",
-        "/dev/shm",
+        *("/etc", "/usr", "/usr/bin", "/usr/local/bin", "/tmp", "/var/tmp", "/root", "/home", "/run", "/dev/shm"),
         "/var/lib",
     ]
     for place in places:

@@ -1,7 +1,5 @@
 """What is left of local containers when their runner dies. Runs as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -131,7 +129,6 @@ def test_directory_with_free_lock_is_stale(folder: Path) -> None:
 async def test_box_dies_with_its_bubblewrap() -> None:
     async with local_container() as container:
         await container.exec("(setsid sleep 300 &)")
-        assert container._process is not None
         container._process._process.kill()
         await asyncio.wait_for(container._process._exited.wait(), 20)
         with pytest.raises(ContainerDiedError):

@@ -1,7 +1,5 @@
 """The limits of a local container, measured in it and in its cgroups; where it may have none, that it says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -39,7 +37,6 @@ def small(pids_limit: int = PIDS, **spec: object) -> LocalContainer:
 
 
 def groups(container: LocalContainer) -> list[Path]:
-    assert container._directory is not None
     return groups_of(container._directory.path)
 
 
@@ -95,7 +92,6 @@ async def test_command_above_the_memory_limit_is_killed(greedy: str) -> None:
 async def test_command_below_the_memory_limit_succeeds() -> None:
     async with small(memory_mb=64) as container:
         assert (await run(container, "head -c 30M /dev/zero >/tmp/x && stat -c %s /tmp/x")).output == "31457280\n"
-        assert container._directory is not None
         assert oom_kills(container._directory.path) == 0
 
 
@@ -207,7 +203,6 @@ async def test_box_neither_sees_nor_changes_its_groups() -> None:
     async with small(memory_mb=64, cpus=1) as container:
         own = {line.split(":")[2] for line in (await run(container, "cat /proc/self/cgroup")).output.splitlines()}
         assert own == {"/"}
-        assert container._directory is not None
         name = container._directory.path.name
         seen = await run(container, "cat /proc/*/cgroup /proc/*/environ; ls -R /sys")
         assert name not in seen.output
@@ -222,7 +217,6 @@ async def test_box_neither_sees_nor_changes_its_groups() -> None:
 async def test_groups_share_name_and_lifetime_of_the_box() -> None:
     async with small(memory_mb=64, cpus=1) as container:
         made = groups(container)
-        assert container._directory is not None
         assert {group.name for group in made} == {container._directory.path.name}
         assert len(made) == len({place.directory for place in usable_cgroup_paths().values()})
         await container.exec("(setsid sleep 300 &)")
@@ -247,7 +241,6 @@ async def test_cancelled_starts_leave_no_groups(delay: float) -> None:
 
 async def test_killed_first_process_is_reported() -> None:
     async with local_container() as container:
-        assert container._process is not None
         bwrap = container._process._process.pid
         first = int(Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text())
         os.kill(first, signal.SIGKILL)
@@ -261,7 +254,6 @@ async def test_transfer_from_killed_container_reports_its_end(tmp_path: Path) ->
         await container.exec(slow)
         copying = asyncio.create_task(container.download("/etc", tmp_path / "copy"))
         await container.exec("until [ -e /started ]; do sleep 0.02; done", timeout_sec=60)
-        assert container._process is not None
         container._process._process.kill()
         with pytest.raises(ContainerDiedError, match="test has ended"):
             await asyncio.wait_for(copying, 60)

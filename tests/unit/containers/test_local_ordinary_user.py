@@ -1,7 +1,5 @@
 """The local sandbox as an ordinary user: the same tests, run by `nobody`."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

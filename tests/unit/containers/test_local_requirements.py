@@ -1,7 +1,5 @@
 """Local containers on a host without bubblewrap or another resource."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -72,12 +70,7 @@ def words(*, share_network: bool = False, privileged: bool = True) -> list[str]:
 def test_bubblewrap_arguments_isolate_the_box() -> None:
     closed = words()
     for word in (
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--new-session",
-        "--die-with-parent",
+        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--new-session", "--die-with-parent"),
     ):
         assert word in closed
     assert closed[closed.index("--cap-drop") + 1] == "ALL"

@@ -1,7 +1,5 @@
 """The paths of this machine that `container=host` uses, below a temporary directory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -15,7 +15,6 @@ from tests.unit.containers.local_containers import as_ordinary_user
 def test_inner_socket_is_invisible_outside() -> None:
     other = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=-1, stdout=-1)
     try:
-        assert other.stdout is not None
         other.stdout.readline()
         in_every_mountinfo = "/proc"
         port = 9  # which nobody serves outside, as one that is free inside may be

@@ -1,7 +1,5 @@
 """Temporary directories of processes that live, end, and are killed."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
@@ -37,7 +35,6 @@ def maker(env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def made_by(process: subprocess.Popen[str]) -> list[Path]:
-    assert process.stdout is not None
     return [Path(word) for word in process.stdout.readline().split()]
 
 

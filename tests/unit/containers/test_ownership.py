@@ -1,7 +1,5 @@
 """Owners of resources, and the lock between processes that do the same work."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -38,9 +36,7 @@ def start(code: str = ASK, *before: str) -> subprocess.Popen[str]:
 
 
 def labels_from(process: subprocess.Popen[str]) -> dict[str, str]:
-    assert process.stdout is not None
-    found: dict[str, str] = json.loads(process.stdout.readline())
-    return found
+    return json.loads(process.stdout.readline())
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +104,6 @@ def test_labels_from_before_a_reboot_are_dead(monkeypatch: pytest.MonkeyPatch) -
 
 def test_mark_shows_whether_its_process_runs() -> None:
     with start(MARK) as process:
-        assert process.stdout is not None
         mark = process.stdout.readline().strip()
         assert mark.startswith(f"{process.pid}-")
         assert not is_dead_mark(mark)
@@ -170,7 +165,6 @@ def test_lock_excludes_others_until_its_holder_ends(directory: Path, death: str)
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdin is not None
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         assert [path.stat().st_mode & 0o777 for path in directory.iterdir()] == [0o600]
         over = Demand()

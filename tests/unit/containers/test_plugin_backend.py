@@ -1,7 +1,5 @@
 """A container backend of a plugin is known wherever backends are known by their names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

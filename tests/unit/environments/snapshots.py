@@ -1,7 +1,5 @@
 """Shared by the tests of snapshots: agents from functions, episodes run to their end, and what was left running."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence

@@ -1,7 +1,5 @@
 """Shared by the tests of tasks of several stages: a task of two, and what to answer in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

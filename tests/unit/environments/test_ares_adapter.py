@@ -20,12 +20,7 @@ from typing import Any
 import pytest
 
 from ares_exp.environment import TimeStep
-from ares_exp.environments.ares_adapter import (
-    AresEnvironment,
-    AresEnvironments,
-    request_from_ares,
-    response_to_ares,
-)
+from ares_exp.environments.ares_adapter import AresEnvironment, AresEnvironments, request_from_ares, response_to_ares
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMRequest

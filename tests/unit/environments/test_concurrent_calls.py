@@ -127,7 +127,6 @@ async def five(container: Any, llm: Any) -> None:
 
 def observed(env: TrajectoryCollectingEnvironment) -> list[tuple[str, str]]:
     """The requests of an episode's steps, and what each was answered."""
-    assert env.trajectory is not None
     steps = env.trajectory.steps
     return [
         (step.observation["messages"][0]["content"], after.action["data"][0]["content"])

@@ -15,9 +15,7 @@ def test_files_precede_texts(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"File {name}.\n")
     plain = HarborEnvironments(tasks="write-greeting")
     told = HarborEnvironments(
-        tasks="write-greeting",
-        extra_instruction_paths=[tmp_path / "b", tmp_path / "a"],
-        extra_instructions=["Text."],
+        tasks="write-greeting", extra_instruction_paths=[tmp_path / "b", tmp_path / "a"], extra_instructions=["Text."]
     )
     for source in (plain, told):
         source.load(pytest.fail)

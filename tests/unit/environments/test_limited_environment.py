@@ -1,7 +1,5 @@
 """Limits of a run around environments that know nothing of them, and around such as do."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

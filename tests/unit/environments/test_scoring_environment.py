@@ -1,7 +1,5 @@
 """Scored episodes: the container is kept for the scorers, the rewards are theirs, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +47,6 @@ def noting(seen: Seen, value: Any = 0.5) -> Callable[..., Any]:
 
 
 async def reads(episode: ScoredEpisode, container: Container | None) -> float:
-    assert container is not None
     return float((await container.exec("cat /answer")).output)
 
 
@@ -110,7 +107,6 @@ async def test_failing_scorer_is_a_verifier_error(make_environment: Any, make_ta
         await collected.step(SUBMIT)
     assert (collected.time_step, inner.report().has_container) == (None, False)
     trajectory = collected.trajectory
-    assert trajectory is not None
     assert (trajectory.outcome, trajectory.total_reward, trajectory.rewards) == (Outcome.VERIFIER_ERROR, None, {})
 
 

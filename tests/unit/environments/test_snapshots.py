@@ -1,7 +1,5 @@
 """Exporting an episode in its middle and going on with it, in the local sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
@@ -9,17 +7,11 @@ from typing import Any
 
 import pytest
 
+from ares_exp import errors
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.environments import exporting
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import (
-    EpisodeStateError,
-    SnapshotBusyError,
-    SnapshotError,
-    SnapshotTimingError,
-    SnapshotUnsupportedError,
-)
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -43,30 +35,12 @@ pytestmark = pytest.mark.local
 REPLIES = [run("echo 4 > /half; echo made"), run("echo $(cat /half)2 > /answer; rm /half"), run("ls /half"), SUBMIT]
 
 
-async def test_restored_episode_continues(make_environment: Any, restore: Restore, store: Path) -> None:
-    env = make_environment()
-    await env.reset()
-    await env.step(run("echo 42 > /answer; echo written", cost=0.5))
-    snapshot = await env.export_state(store)
-    again = await restore(snapshot)
-    assert again.time_step == env.time_step
-    assert (again.step_count, again.current_task.name) == (1, "task")  # type: ignore[union-attr]
-    assert [past.time_step for past in again.past_steps] == [past.time_step for past in env.past_steps]
-    assert [past.action for past in again.past_steps] == [past.action for past in env.past_steps]
-    assert again.report().container_image == env.report().container_image
-    await again.step(run("cat /answer"))
-    assert "42" in last_message(again)
-    assert (await again.step(SUBMIT)).reward == 1.0
-    assert set(again.report().phase_sec) == {"start", "agent", "verify"}
-
-
 async def test_every_step_restores_identically(make_environment: Any, restore: Restore, store: Path) -> None:
     env = TrajectoryCollectingEnvironment(make_environment(), EpisodeCollector())
     await env.reset()
     for step, reply in enumerate(REPLIES):
         await env.export_state(store, snapshot_id=f"{step}")
         await env.step(reply)
-    assert env.trajectory is not None
     assert env.trajectory.total_reward == 1.0
     for step in range(len(REPLIES)):
         again = TrajectoryCollectingEnvironment(await restore(store / f"{step}"), EpisodeCollector())
@@ -239,7 +213,7 @@ async def test_export_reports_commands_that_do_not_end(
     factory = agent_of(busy)
     env = make_environment(agent=factory)
     await env.reset()
-    with pytest.raises(SnapshotBusyError, match=r"1 of its calls \(exec\) did not end within 0\.2 s"):
+    with pytest.raises(errors.SnapshotBusyError, match=r"1 of its calls \(exec\) did not end within 0\.2 s"):
         await env.export_state(store)
     assert not list(store.glob("*"))
     await env.step(say("go on"))
@@ -252,7 +226,7 @@ async def test_export_needs_a_pending_action(make_environment: Any, store: Path)
 
     async def refused(because: str) -> None:
         for call in (env.export_state(store), env.fork(2)):
-            with pytest.raises(SnapshotTimingError, match=because):
+            with pytest.raises(errors.SnapshotTimingError, match=because):
                 await call
 
     await refused("has not been reset")
@@ -267,7 +241,7 @@ async def test_export_needs_a_pending_action(make_environment: Any, store: Path)
     exporting_it = asyncio.create_task(env.export_state(store.with_name("other")))
     await asyncio.sleep(0)
     await refused("export_state.. is running")
-    with pytest.raises(EpisodeStateError, match="is running"):
+    with pytest.raises(errors.EpisodeStateError, match="is running"):
         await env.step(SUBMIT)
     await exporting_it
     await env.step(SUBMIT)
@@ -282,10 +256,10 @@ async def test_snapshot_name_must_be_new(make_environment: Any, store: Path) -> 
     env = make_environment()
     await env.reset()
     await env.export_state(store, snapshot_id="mine")
-    with pytest.raises(SnapshotError, match="mine"):
+    with pytest.raises(errors.SnapshotError, match="mine"):
         await env.export_state(store, snapshot_id="mine")
     for name in ("../out", "objects", ".hidden", ""):
-        with pytest.raises((SnapshotError, ValueError)):
+        with pytest.raises((errors.SnapshotError, ValueError)):
             await env.export_state(store, snapshot_id=name)
     assert (await env.step(run("true"))).mid()
 
@@ -300,7 +274,7 @@ async def test_oracle_continues_after_restore(
     await env.reset()
     snapshot = await env.export_state(store)
     with pytest.raises(
-        SnapshotUnsupportedError, match="give `task`"
+        errors.SnapshotUnsupportedError, match="give `task`"
     ):  # a file alone does not open the host's variables
         await restore(snapshot)
     again, policy = await restore(snapshot, task=task), OraclePolicy()

@@ -1,7 +1,5 @@
 """Snapshots of tasks with several stages, and the isolation of stages, agents and episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -47,8 +45,6 @@ async def test_any_stage_can_be_restored(
         env.report().rewards,
         env.report().stages,
     )
-    assert env.trajectory is not None
-    assert again.trajectory is not None
     assert [(s.observation, s.action, s.reward) for s in again.trajectory.steps] == [
         (s.observation, s.action, s.reward) for s in env.trajectory.steps
     ]
@@ -160,14 +156,6 @@ async def test_link_replacing_logs_receives_no_verification_files(
     assert "listed" in last_message(env)
     assert "test" not in last_message(env).partition("<output>")[2]
     assert (await env.step(SUBMIT)).reward == 0.75
-
-
-async def test_file_replacing_the_tests_directory_is_tolerated(make_environment: Any, make_steps: MakeSteps) -> None:
-    env = make_environment(make_steps())
-    await env.reset()
-    await env.step(run("echo one > /work/log; touch /tests"))
-    await env.step(SUBMIT)
-    assert [one.reward for one in env.report().stages] == [1.0]
 
 
 async def test_earlier_artifacts_reach_no_verifier(make_environment: Any, make_task: Any, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Whole episodes of SWE-bench rows, in local boxes that are built from a small repository."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,16 +15,7 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.swebench import SweBenchEnvironments
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError, VerifierError, VerifierTimeoutError
 from ares_exp.llms.response import LLMResponse
-from tests.swebench_rows import (
-    SUBMIT,
-    build_context,
-    make_repository,
-    make_row,
-    put_harness_on_path,
-    reply,
-    use_local_image,
-    write_rows,
-)
+from tests import swebench_rows
 
 pytestmark = pytest.mark.once
 
@@ -36,25 +25,23 @@ Repository = tuple[Path, str]
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    return make_repository(tmp_path_factory.mktemp("repositories"))
+    return swebench_rows.make_repository(tmp_path_factory.mktemp("repositories"))
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory, repository: Repository) -> Path:
-    return build_context(tmp_path_factory.mktemp("context"), *repository)
+    return swebench_rows.build_context(tmp_path_factory.mktemp("context"), *repository)
 
 
 class Player:
-    """Runs rows."""
-
     def __init__(self, folder: Path, repository: Repository) -> None:
         self.output = folder / "output"
         self._folder, self._repository = folder, repository
         self._made: list[CodeEnvironment] = []
 
     def source(self, *, columns: dict[str, Any] | None = None, **options: Any) -> SweBenchEnvironments:
-        row = make_row(*self._repository, **(columns or {}))
-        return SweBenchEnvironments(dataset=str(write_rows(self._folder / "rows.jsonl", row)), **options)
+        row = swebench_rows.make_row(*self._repository, **(columns or {}))
+        return SweBenchEnvironments(dataset=str(swebench_rows.write_rows(self._folder / "rows.jsonl", row)), **options)
 
     def parts(self, *, provide_solution: bool = False) -> EpisodeParts:
         return EpisodeParts(
@@ -77,16 +64,14 @@ class Player:
         """The rewards for these commands."""
         environment = await self.environment(**options)
         await environment.reset()
-        for text in (*map(reply, commands), SUBMIT):
+        for text in (*map(swebench_rows.reply, commands), swebench_rows.SUBMIT):
             time_step = await environment.step(LLMResponse.from_text(text, model="test"))
-        assert environment.verdict is not None
         assert time_step.reward == environment.verdict.reward
         return dict(environment.verdict.rewards)
 
     @property
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.output / "verifier" / "report.json").read_text())["demo__calc-1"]
-        return found
+        return json.loads((self.output / "verifier" / "report.json").read_text())["demo__calc-1"]
 
     @property
     def note(self) -> str | None:
@@ -108,8 +93,8 @@ class Player:
 async def player(
     tmp_path: Path, repository: Repository, context: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Player]:
-    put_harness_on_path(tmp_path / "harness", monkeypatch)
-    use_local_image(context, monkeypatch)
+    swebench_rows.put_harness_on_path(tmp_path / "harness", monkeypatch)
+    swebench_rows.use_local_image(context, monkeypatch)
     made = Player(tmp_path, repository)
     yield made
     await made.close()
@@ -178,8 +163,8 @@ async def test_episodes_are_graded_independently(player: Player) -> None:
     rewards = []
     for command in ("rm -rf .git", FIX, "rm -rf .git"):
         await environment.reset()
-        await environment.step(LLMResponse.from_text(reply(command), model="test"))
-        rewards.append((await environment.step(LLMResponse.from_text(SUBMIT, model="test"))).reward)
+        await environment.step(LLMResponse.from_text(swebench_rows.reply(command), model="test"))
+        rewards.append((await environment.step(LLMResponse.from_text(swebench_rows.SUBMIT, model="test"))).reward)
     assert rewards == [0.0, 1.0, 0.0]
 
 
@@ -194,7 +179,7 @@ async def test_endless_tests_are_an_error_with_log(player: Player) -> None:
 
 @pytest.mark.local
 async def test_unapplicable_test_patch_is_an_error(player: Player, repository: Repository) -> None:
-    patch = make_row(*repository)["test_patch"].replace("test_double", "test_other")
+    patch = swebench_rows.make_row(*repository)["test_patch"].replace("test_double", "test_other")
     with pytest.raises(VerifierError, match="does not fit its base commit"):
         await player.execute(FIX, columns={"test_patch": patch})
 
@@ -203,12 +188,12 @@ async def test_unapplicable_test_patch_is_an_error(player: Player, repository: R
 async def test_episode_continues_from_a_snapshot(player: Player, tmp_path: Path) -> None:
     environment = await player.environment()
     await environment.reset()
-    await environment.step(LLMResponse.from_text(reply(FIX), model="test"))
+    await environment.step(LLMResponse.from_text(swebench_rows.reply(FIX), model="test"))
     snapshot = await environment.export_state(tmp_path / "store")
     await environment.close()
     task = environment.current_task or player.source().tasks[0]
     async with await CodeEnvironment.load_from_state(snapshot, task=task) as restored:
-        time_step = await restored.step(LLMResponse.from_text(SUBMIT, model="test"))
+        time_step = await restored.step(LLMResponse.from_text(swebench_rows.SUBMIT, model="test"))
     assert time_step.reward == 1.0
 
 
@@ -239,9 +224,10 @@ async def test_agents_have_a_login_shell(player: Player) -> None:
     """A published image activates the environment of its repository in root's profile files."""
     environment = await player.environment()
     await environment.reset()
-    await environment.step(LLMResponse.from_text(reply("echo 'export FOUND=profile' > ~/.profile"), model="test"))
-    seen = await environment.step(LLMResponse.from_text(reply('echo "<$FOUND>"'), model="test"))
-    assert seen.observation is not None
+    await environment.step(
+        LLMResponse.from_text(swebench_rows.reply("echo 'export FOUND=profile' > ~/.profile"), model="test")
+    )
+    seen = await environment.step(LLMResponse.from_text(swebench_rows.reply('echo "<$FOUND>"'), model="test"))
     assert "<profile>" in str(seen.observation.messages[-1]["content"])
 
 
@@ -287,7 +273,7 @@ def test_published_images_are_refused_by_local_containers(
     player: Player, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], image: str
 ) -> None:
     monkeypatch.undo()
-    put_harness_on_path(tmp_path / "harness", monkeypatch)
+    swebench_rows.put_harness_on_path(tmp_path / "harness", monkeypatch)
     refused(player, f"container=local runs no images ({image})", **options)
 
 

@@ -1,7 +1,5 @@
 """The environment of twenty questions: what a game is worth, how it ends, and what its oracle may do to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -39,7 +37,6 @@ def game(oracle: Oracle | LLMClient = FACTS, **options: Any) -> TwentyQuestionsE
 
 
 def last_said(time_step: TimeStep[LLMRequest]) -> str:
-    assert time_step.observation is not None
     return str(time_step.observation.messages[-1]["content"])
 
 
@@ -133,22 +130,6 @@ async def test_missing_response_truncates_without_a_verdict() -> None:
         last = await env.step(None)
     assert (last.reward, last.discount, env.truncated_by, env.verdict) == (None, 1.0, "time", None)
     assert env.time_left_sec is None
-
-
-async def test_same_seed_gives_same_objects_in_order() -> None:
-    async def order(env: TwentyQuestionsEnvironment, **options: Any) -> list[str]:
-        names = []
-        for _ in range(5):
-            await env.reset(**options)
-            options = {}
-            names.append(env.current_task.name)
-        return names
-
-    env = game(seed=3)
-    first = await order(env)
-    assert await order(game(seed=3)) == first
-    assert await order(env, seed=3) == first
-    assert await order(game(seed=4)) != first
 
 
 def test_invalid_games_are_refused() -> None:
@@ -291,7 +272,6 @@ async def test_oracle_failure_is_a_verifier_error(tmp_path: Path, oracle: Any, s
     await env.reset(options=CAT)
     with pytest.raises(OracleResponseError, match=says):
         await env.step(say("Is it alive?"))
-    assert env.trajectory is not None
     assert env.trajectory.outcome == Outcome.VERIFIER_ERROR
     assert (env.time_step, env.report().rewards) == (None, {})
     assert json.loads((tmp_path / "oracle.jsonl").read_text())["answer"] is None

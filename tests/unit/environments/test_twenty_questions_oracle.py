@@ -1,7 +1,5 @@
 """Twenty questions: its objects, the reading of questions and guesses, and the record of the oracle."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -103,28 +101,11 @@ NAMES = ("cat", "house cat")
 @pytest.mark.parametrize(
     "reply",
     [
-        "Guess: cat",
-        "guess: A CAT!",
-        "**Guess:** cat.",
-        "My final guess: the cat",
-        "Final answer: cat",
-        "It purrs, it has fur.\nGuess: house-cat",
-        "Guess: is it a cat?",
-        "Is it a cat?",
-        "is it the Cat ?",
-        "So, is it a “cat”?",
-        "I know! Is it a cat?",
-        "Could it be a house cat?",
-        "Are you thinking of a cat?",
-        "Is the object a cat？",
-        "Is it cats?",
-        "<think>Is it a dog? No. Guess: dog?</think>\nGuess: cat",
-        "Is it a cat",
-        "A cat.",
-        "HOUSECAT",
-        "It's a cat!",
-        "I think it is a cat.",
-        "My guess is the cat",
+        *("Guess: cat", "guess: A CAT!", "**Guess:** cat.", "My final guess: the cat", "Final answer: cat"),
+        *("It purrs, it has fur.\nGuess: house-cat", "Guess: is it a cat?", "Is it a cat?", "is it the Cat ?"),
+        *("So, is it a “cat”?", "I know! Is it a cat?", "Could it be a house cat?", "Are you thinking of a cat?"),
+        *("Is the object a cat？", "Is it cats?", "<think>Is it a dog? No. Guess: dog?</think>\nGuess: cat"),
+        *("Is it a cat", "A cat.", "HOUSECAT", "It's a cat!", "I think it is a cat.", "My guess is the cat"),
     ],
 )
 def test_correct_guess_is_recognized(reply: str) -> None:
@@ -134,18 +115,9 @@ def test_correct_guess_is_recognized(reply: str) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        "Is it bigger than a cat?",
-        "Is it a cat or a dog?",
-        "Is it a cat, a dog, a cow, a horse?",
-        "Is it a cat's toy?",
-        "Does a cat chase it?",
-        "Is it not a cat?",
-        "Guess: cat, dog, cow, horse",
-        "Guess: cat or dog",
-        "Guess: not a cat",
-        "cat dog cow horse bee",
-        "Guess: a",
-        "Guess: …",
+        *("Is it bigger than a cat?", "Is it a cat or a dog?", "Is it a cat, a dog, a cow, a horse?"),
+        *("Is it a cat's toy?", "Does a cat chase it?", "Is it not a cat?", "Guess: cat, dog, cow, horse"),
+        *("Guess: cat or dog", "Guess: not a cat", "cat dog cow horse bee", "Guess: a", "Guess: …"),
         "Is it a caterpillar?",
     ],
 )
@@ -207,7 +179,6 @@ async def execute(files: Path, oracle: Policy, *questions: str, task: str = "cat
     told = []
     for question in questions:
         step: TimeStep[LLMRequest] = await env.step(LLMResponse.from_text(question))
-        assert step.observation is not None
         told.append(str(step.observation.messages[-1]["content"]).split(" (")[0])
     return told, env
 

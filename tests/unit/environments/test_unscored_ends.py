@@ -1,7 +1,5 @@
 """Episodes that end, or are closed, before they are scored."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What an agent leaves behind in its container must not turn a reward of 0 into an error that nobody counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,11 @@ pytestmark = pytest.mark.local
 
 LISTS = "#!/bin/sh\nls -A /tests | paste -sd' '\necho 0 > /logs/verifier/reward.txt\n"
 IN_THE_WAY = [
-    "mkfifo /tests",
-    "ln -s /nowhere/at/all /tests",
-    "ln -s /proc /tests",
-    "mkdir -p /tests/test.sh/x; touch /tests/conftest.py",
-    "mkdir -m 000 /tests",
-    "rm -rf /logs; ln -s /logs /logs",
-    "rm -rf /logs; ln -s /proc /logs",
+    *("mkfifo /tests", "ln -s /nowhere/at/all /tests", "ln -s /proc /tests"),
+    *("mkdir -p /tests/test.sh/x; touch /tests/conftest.py", "mkdir -m 000 /tests"),
+    *("rm -rf /logs; ln -s /logs /logs", "rm -rf /logs; ln -s /proc /logs"),
     "rm -rf /logs/verifier; mkfifo /logs/verifier",
-    "mkdir /logs/verifier/test-stdout.txt /logs/verifier/reward.json",
-    "mkfifo /logs/verifier/test-stdout.txt",
+    *("mkdir /logs/verifier/test-stdout.txt /logs/verifier/reward.json", "mkfifo /logs/verifier/test-stdout.txt"),
     "truncate -s 3G /logs/verifier/big; touch \"$(printf '/logs/verifier/a\\nb')\"",
     "chmod 700 / /logs /logs/verifier",
 ]

@@ -1,7 +1,5 @@
 """When two requests ask the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wire format against its own documentation, against the official client's types, and against itself."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -147,12 +145,8 @@ def test_official_client_reads_our_responses() -> None:
     choice = parsed.choices[0]
     assert (parsed.id, parsed.created, parsed.model, choice.finish_reason) == ("chatcmpl-9", 5, "m", "stop")
     assert choice.message.content == "hi"
-    assert choice.message.tool_calls is not None
     assert choice.message.tool_calls[0].id == "c1"
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
     assert choice.logprobs.content[0].logprob == -0.5
-    assert parsed.usage is not None
     assert parsed.usage.total_tokens == 7
 
 
@@ -282,10 +276,7 @@ def test_content_parts_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "named"),
-    [
-        (replace(FULL, top_k=3), "`top_k`"),
-        (replace(FULL, metadata={"n": 1}), r"`metadata\.n`, a int"),
-    ],
+    [(replace(FULL, top_k=3), "`top_k`"), (replace(FULL, metadata={"n": 1}), r"`metadata\.n`, a int")],
 )
 def test_dropped_fields_of_written_request_are_named(request_: LLMRequest, named: str) -> None:
     with pytest.raises(WireFormatError, match=named):

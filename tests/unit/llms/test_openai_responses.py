@@ -1,7 +1,5 @@
 """OpenAI's Responses as the wire of a policy: requests written, answers read."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streams as servers write them that differ from the vendors' own, put together."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The policy against a real HTTP server: its requests, responses, costs and bounds."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

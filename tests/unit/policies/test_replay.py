@@ -1,7 +1,5 @@
 """Replayed responses, and the report of a replay."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reasoning, text and calls of tools in what models write, by the families of their chat templates."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scripted policies, and the slots in which requests wait."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -71,8 +71,7 @@ def endpoint(engine: str) -> Iterator[LoopbackEndpoint]:
 
 
 def policy_of(engine: str, endpoint: LoopbackEndpoint, **more: Any) -> TokenEndpointPolicy:
-    made: TokenEndpointPolicy = ENGINES[engine](model="m", base_url=endpoint.url, max_retries=0, **more)
-    return made
+    return ENGINES[engine](model="m", base_url=endpoint.url, max_retries=0, **more)
 
 
 def ask(text: str = "hello", **more: Any) -> LLMRequest:

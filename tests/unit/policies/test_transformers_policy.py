@@ -1,7 +1,5 @@
 """The policy of a model in this process, on a tiny model with random weights."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools
@@ -77,7 +75,6 @@ async def test_tokens_and_logprobs_match_the_model(policy: TransformersPolicy, m
     for request, response in zip(requests, responses, strict=True):
         assert response.logprobs == pytest.approx(recomputed(model, response, request.temperature or 1.0), abs=1e-4)
         assert response.usage.generated_tokens == len(response.completion_token_ids or ()) > 0
-        assert response.sampling is not None
         assert response.sampling["temperature"] == request.temperature
     seeds = [response.sampling["seed"] for response in responses if response.sampling]
     assert seeds == [0, 1, 2, 3]
@@ -116,7 +113,6 @@ async def test_top_k_and_top_p_exclude_tokens(model: Any, tokenizer: Any, policy
         responses = [await bounded.for_episode(episode(n))(ask("hello")) for n in range(2)]
         await bounded.close()
         assert [response.completion_token_ids for response in responses] == [greedy, greedy]
-        assert responses[0].sampling is not None
         assert responses[0].sampling.items() >= bound.items()
 
 
@@ -198,8 +194,7 @@ async def test_tool_calls_continue_from_their_ids(
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     said = tokenizer(f"I look.\n{call}<|im_end|>")["input_ids"]
     monkeypatch.setattr(
-        "ares_exp.policies.in_process.generation.choose",
-        lambda logits, row: (said[len(row.ids)], -1.0),
+        "ares_exp.policies.in_process.generation.choose", lambda logits, row: (said[len(row.ids)], -1.0)
     )
     client = policy.for_episode(episode())
     request = LLMRequest([{"role": "user", "content": "?"}], tools=TOOLS, max_output_tokens=999)
@@ -221,7 +216,6 @@ async def test_tool_calls_continue_from_their_ids(
         max_output_tokens=999,
     )
     second = await client(later)
-    assert second.prompt_token_ids is not None
     assert second.prompt_token_ids[: len(all_ids(response))] == all_ids(response)
     assert tokenizer.decode(list(second.prompt_token_ids[len(all_ids(response)) :])) == (
         "\n<|im_start|>user\n<tool_response>\na b\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -392,7 +386,6 @@ async def test_hidden_states_are_saved_with_the_trajectory(tokenizer: Any, model
         for name, positions in expected.items():
             assert isinstance(read[name], np.memmap)
             np.testing.assert_allclose(read[name], states(model, response, name)[positions], atol=1e-5)
-            assert response.activations is not None
             assert response.activations[name]["rows"] == len(read[name])
         assert (response.activations or {})["model.layers.0"]["first_position"] == prompt - 1
     again = watched(model, tokenizer, tmp_path, activations=kept)

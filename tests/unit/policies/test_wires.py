@@ -4,8 +4,6 @@ The streams of these servers are written by the side of the wires that serves ag
 judge (`tests/unit/agents/interception/wires`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,24 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ares_exp import errors
 from ares_exp.agents.interception.served_chat import ChatCompletionsWire
 from ares_exp.agents.interception.served_messages import MessagesWire
 from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Wire
 from ares_exp.agents.tools_agent import ToolsAgentFactory
-from ares_exp.errors import (
-    AuthenticationError,
-    ContextOverflowError,
-    EndpointTimeoutError,
-    EndpointUnreachableError,
-    MalformedResponseError,
-    PreflightError,
-    QuotaError,
-    RateLimitError,
-    RefusalError,
-    ServerError,
-    UnsendableRequestError,
-)
 from ares_exp.llms import anthropic_messages, openai_chat, openai_responses
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
@@ -135,8 +121,7 @@ class Server:
 
     def policy(self, **more: Any) -> EndpointPolicy:
         settings = {"model": "m", "base_url": self.endpoint.url, "api_key_env": "TEST_KEY", "retry_base_sec": 0.01}
-        made: EndpointPolicy = self.wire.policy(**{**settings, **more})
-        return made
+        return self.wire.policy(**{**settings, **more})
 
     def fails(self, status: int, kind: str, message: str = "no") -> None:
         self.endpoint.then(json_body(self.wire.error(kind, message), status=status))
@@ -199,11 +184,11 @@ async def test_tokens_and_cost_are_read(server: Server) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "message", "expected", "tries"),
     [
-        (401, "authentication_error", "no", AuthenticationError, 1),
-        (400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum", ContextOverflowError, 1),
-        (400, "invalid_request_error", "Your credit balance is too low", QuotaError, 1),
-        (429, "rate_limit_error", "no", RateLimitError, 2),
-        (529, "overloaded_error", "no", ServerError, 2),
+        (401, "authentication_error", "no", errors.AuthenticationError, 1),
+        (400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum", errors.ContextOverflowError, 1),
+        (400, "invalid_request_error", "Your credit balance is too low", errors.QuotaError, 1),
+        (429, "rate_limit_error", "no", errors.RateLimitError, 2),
+        (529, "overloaded_error", "no", errors.ServerError, 2),
     ],
 )
 async def test_error_responses_become_their_error_class(
@@ -221,16 +206,15 @@ async def test_refusal_is_a_response_or_an_error(server: Server) -> None:
     server.endpoint.then(json_body(server.wire.refusal()), json_body(server.wire.refusal()))
     response = await server.ask()
     assert (response.text, response.finish_reason) == ("I will not.", "refusal")
-    with pytest.raises(RefusalError, match="I will not") as raised:
+    with pytest.raises(errors.RefusalError, match="I will not") as raised:
         await server.ask(on_refusal="error")
-    assert raised.value.response is not None
     assert raised.value.response.usage.prompt_tokens == 1000
 
 
 async def test_invalid_body_is_a_malformed_response(server: Server) -> None:
     server.endpoint.then(json_body({"hello": 1}), json_body([]))
     for _ in range(2):
-        with pytest.raises(MalformedResponseError):
+        with pytest.raises(errors.MalformedResponseError):
             await server.ask()
 
 
@@ -290,14 +274,17 @@ async def test_failed_stream_gives_a_masked_error(server: Server) -> None:
     error = {"type": "error", **server.wire.error("invalid_request_error", "prompt is too long")}
     too_long = f"event: error\ndata: {json.dumps(error)}\n\n".encode()
     for behaviour, expected in (
-        (streamed(start), EndpointUnreachableError),
-        (streamed(start, then_silent=True), EndpointTimeoutError),
-        (streamed(b"".join(events_of(server.wire, calling(), fails_with=f"I broke {KEY}."))), ServerError),
-        (streamed(events[0] + too_long), ContextOverflowError),
-        (streamed(b"data: {nothing}\n\n"), MalformedResponseError),
-        (streamed(b"data: []\n\n"), MalformedResponseError),
-        (streamed(b""), EndpointUnreachableError),
-        (streamed(b"".join(events_of(server.wire, LLMResponse.from_text("x" * 50_000)))), MalformedResponseError),
+        (streamed(start), errors.EndpointUnreachableError),
+        (streamed(start, then_silent=True), errors.EndpointTimeoutError),
+        (streamed(b"".join(events_of(server.wire, calling(), fails_with=f"I broke {KEY}."))), errors.ServerError),
+        (streamed(events[0] + too_long), errors.ContextOverflowError),
+        (streamed(b"data: {nothing}\n\n"), errors.MalformedResponseError),
+        (streamed(b"data: []\n\n"), errors.MalformedResponseError),
+        (streamed(b""), errors.EndpointUnreachableError),
+        (
+            streamed(b"".join(events_of(server.wire, LLMResponse.from_text("x" * 50_000)))),
+            errors.MalformedResponseError,
+        ),
     ):
         server.endpoint.then(behaviour)
         with pytest.raises(expected) as raised:
@@ -309,9 +296,8 @@ async def test_streamed_refusal_has_usage(server: Server) -> None:
     reason = "content_filter" if server.wire is Responses else "refusal"
     refused = LLMResponse([TextData("I will not.")], finish_reason=reason, usage=Usage(1000, 50, cached_tokens=600))
     server.endpoint.then(streamed(b"".join(events_of(server.wire, refused))))
-    with pytest.raises(RefusalError, match="I will not") as raised:
+    with pytest.raises(errors.RefusalError, match="I will not") as raised:
         await server.ask(stream=True, on_refusal="error")
-    assert raised.value.response is not None
     assert raised.value.response.usage == refused.usage
 
 
@@ -346,7 +332,7 @@ async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.M
     [asked] = server.endpoint.others
     assert (asked.path, asked.headers[server.wire.key_header[0]]) == ("/v1/models", server.wire.key_header[1])
     monkeypatch.delenv("TEST_KEY")
-    with pytest.raises(PreflightError, match="TEST_KEY"):
+    with pytest.raises(errors.PreflightError, match="TEST_KEY"):
         await server.policy().preflight()
 
 
@@ -413,7 +399,7 @@ async def test_responses_wire_has_no_stop_sequences(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TEST_KEY", KEY)
     with LoopbackEndpoint(otherwise=json_body(Responses.respond("hello", {}))) as endpoint:
         server = Server(Responses, endpoint)
-        with pytest.raises(UnsendableRequestError, match="stop_sequences"):
+        with pytest.raises(errors.UnsendableRequestError, match="stop_sequences"):
             await server.ask(stop_sequences=["x"])
         assert (await server.ask(stop_sequences=["x"], strict=False, reasoning_effort="low")).text == "hello"
         assert endpoint.requests[0].body["reasoning"] == {"effort": "low"}

@@ -83,7 +83,6 @@ def make(
 
 
 def add(store: SnapshotStore, name: str | None = None, step: int = 0, **fields: Any) -> EnvironmentSnapshot:
-    """A committed snapshot."""
     with store.writing():
         return store.commit(make(store, name, step, **fields))
 

@@ -1,7 +1,5 @@
 """Task directories made for one test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

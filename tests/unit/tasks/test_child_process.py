@@ -1,7 +1,5 @@
 """Programs in processes of their own: what ends them, and what they are given."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select
@@ -54,8 +52,7 @@ async def test_program_can_be_stopped(tmp_path: Path) -> None:
 def test_program_dies_with_its_parent(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     path = program(
-        tmp_path,
-        f"import os, signal\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n",
+        tmp_path, f"import os, signal\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n"
     )
     code = (
         "import pathlib\nfrom ares_exp.tasks.child_process import ChildProcess\n"

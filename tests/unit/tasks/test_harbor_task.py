@@ -1,7 +1,5 @@
 """Harbor tasks: loading, and prior context."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -14,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
+from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.llms.request import freeze
 from ares_exp.tasks.harbor_task import load_task
@@ -29,18 +27,6 @@ Files = Mapping[str, str | None]
 
 STEP = "[[steps]]\nname = 'a'"
 CONVERSATION = '{"agent": {"name": "a", "version": "1"}, "steps": [{"step_id": 1, "source": "user", "message": "Hi."}]}'
-
-
-def test_scan_is_sorted_and_lists_skipped_directories(make_task: MakeTask) -> None:
-    for name in ("b", "a", "Z", ".hidden"):
-        folder = make_task(name).parent
-    make_task("broken", "[agent")
-    (folder / "notes").mkdir()
-    (folder / ".git").mkdir()
-    (folder / "README.md").write_text("not a task")
-    found = load_task_set(folder)
-    assert [task.name for task in found.tasks] == [".hidden", "Z", "a", "b"]
-    assert [skip.name for skip in found.skipped] == ["broken", "notes"]
 
 
 def test_linked_task_is_listed_once_by_its_name(make_task: MakeTask) -> None:
@@ -107,39 +93,6 @@ def test_container_spec_follows_the_task_file(make_task: MakeTask, monkeypatch: 
     (stage,) = task.stages
     assert (stage.agent_user, stage.agent_timeout_sec, stage.verifier_timeout_sec) == ("1000:1000", 5, 7)
     assert stage.instruction == "Do it.\n"
-
-
-def test_image_needs_no_environment_directory(make_task: MakeTask) -> None:
-    root = make_task(toml="[environment]\ndocker_image = 'python:3.12-slim'", files={"environment/Dockerfile": None})
-    spec = load_task(root).container_spec
-    assert (spec.docker_image, spec.context_dir, spec.network) == ("python:3.12-slim", None, PUBLIC)
-
-
-NONE, ALLOWED = "network_mode = 'no-network'", "network_mode = 'allowlist'\nallowed_hosts = ['A.example.']"
-LIST = NetworkPolicy("allowlist", frozenset({"a.example"}))
-
-
-@pytest.mark.parametrize(
-    ("toml", "baseline", "agent", "verifier"),
-    [
-        ("", PUBLIC, PUBLIC, PUBLIC),
-        ("[environment]\nallow_internet = false", NO_NETWORK, NO_NETWORK, NO_NETWORK),
-        (f"[environment]\n{ALLOWED}", LIST, LIST, LIST),
-        (f"[environment]\n{NONE}\n[agent]\n{ALLOWED}", NO_NETWORK, LIST, NO_NETWORK),
-        (f"[agent]\n{ALLOWED}\n[verifier]\n{NONE}", PUBLIC, LIST, NO_NETWORK),
-        (f"[environment]\n{NONE}\n[agent]\n{NONE}\n[verifier]\n{NONE}", NO_NETWORK, NO_NETWORK, NO_NETWORK),
-    ],
-)
-def test_each_phase_has_its_network(
-    make_task: MakeTask, toml: str, baseline: NetworkPolicy, agent: NetworkPolicy, verifier: NetworkPolicy
-) -> None:
-    task = load_task(make_task(toml=toml))
-    task.check_runnable()
-    spec = task.container_spec
-    (stage,) = task.stages
-    assert (spec.network, stage.agent_network, stage.verifier_network) == (baseline, agent, verifier)
-    assert spec.phase_networks == {agent, verifier} - {baseline}
-    assert spec.networks == {baseline, agent, verifier}
 
 
 WINDOWS = {"tests/test.bat": ""}
@@ -220,26 +173,16 @@ def test_solution_is_required_only_when_needed(make_task: MakeTask) -> None:
         task.check_runnable(needs_solution=True)
 
 
-@pytest.mark.parametrize("folder", ["tests", "solution"])
-def test_links_must_point_inside_the_task(make_task: MakeTask, tmp_path: Path, folder: str) -> None:
+def test_solution_links_must_point_inside_the_task(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task(files={"solution/data/x": ""})
-    (root / folder / "sibling").symlink_to("../solution/data/x")
-    (root / folder / "dangling").symlink_to("not-there")
-    (root / folder / "twice").symlink_to(root / "solution" / "data")
-    assert load_task(root).name == "a-task"
-    (root / "environment" / "outside").symlink_to(tmp_path)
-    assert load_task(root).name == "a-task"
-    (root / folder / "outside").symlink_to(tmp_path / "secret")
-    with pytest.raises(TaskError, match=f"{folder}/outside: expected a link to a place inside the task"):
+    (root / "solution" / "outside").symlink_to(tmp_path / "secret")
+    with pytest.raises(TaskError, match="solution/outside: expected a link to a place inside the task"):
         load_task(root)
 
 
 def test_warnings_name_the_task(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="colour = 1", files={"instruction.md": "# canary\n \n"}))
-    assert task.warnings == (
-        "a-task: task.toml: unknown key colour is ignored",
-        "a-task: instruction.md is empty",
-    )
+    assert task.warnings == ("a-task: task.toml: unknown key colour is ignored", "a-task: instruction.md is empty")
 
 
 def test_description_contains_the_metadata(make_task: MakeTask) -> None:
@@ -264,7 +207,6 @@ def test_samples_are_valid_without_warnings() -> None:
     for task in found.tasks:
         task.check_runnable(needs_solution=True)
         package = task.config.task
-        assert package is not None
         assert package.name == f"ares-exp/{task.name}"
         assert {"difficulty", "category"} <= task.config.metadata.keys()
         assert (task.warnings, task.container_spec.network) == ((), NO_NETWORK)
@@ -343,10 +285,7 @@ def test_exported_conversation_is_read(tmp_path: Path) -> None:
 
     asked = serialize_llm_request(LLMRequest([TOLD[0]], system_prompt="You operate a shell."))
     response = serialize_llm_response(LLMResponse.from_text("There are 42."))
-    steps = (
-        StepRecord(0, "FIRST", asked, None, None, None, 1.0),
-        StepRecord(1, "LAST", None, response, 1.0, 0.0, 2.0),
-    )
+    steps = (StepRecord(0, "FIRST", asked, None, None, None, 1.0), StepRecord(1, "LAST", None, response, 1.0, 0.0, 2.0))
     trajectory = EpisodeTrajectory(
         episode_id="e", task_name="t", steps=steps, start_time=1.0, end_time=2.0, total_reward=1.0, num_steps=1,
         truncated=False, outcome=Outcome.COMPLETED, metadata={},

@@ -1,7 +1,5 @@
 """Digests of a task's content, files that `.harborignore` leaves out, and links."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -85,7 +83,7 @@ async def test_uploads_are_copied_only_with_exclusions(make_task: MakeTask) -> N
         assert folder == root / "solution"
     async with uploadable(root, root / "tests") as folder:
         assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")) == [
-            *("sub", "sub/link", "sub/y", "test.sh"),
+            *("sub", "sub/link", "sub/y", "test.sh")
         ]
         assert (folder / "sub" / "link").readlink() == Path("y")
         assert (folder / "test.sh").stat().st_mode & 0o777 == 0o750
@@ -151,20 +149,12 @@ def expected_digest(contents: Mapping[str, bytes]) -> str:
 
 def test_digest_is_over_relative_paths_and_contents(make_task: MakeTask) -> None:
     ignored = (
-        "tests/__pycache__/a.pyc",
-        "tests/b.pyc",
-        "solution/.solve.sh.swp",
-        "solution/x~",
-        "tests/.DS_Store",
+        *("tests/__pycache__/a.pyc", "tests/b.pyc", "solution/.solve.sh.swp", "solution/x~", "tests/.DS_Store"),
         "notes",
     )
     root = make_task(files={"README.md": "r", **dict.fromkeys(ignored, "")})
     relevant = (
-        "task.toml",
-        "instruction.md",
-        "README.md",
-        "environment/Dockerfile",
-        "tests/test.sh",
+        *("task.toml", "instruction.md", "README.md", "environment/Dockerfile", "tests/test.sh"),
         "solution/solve.sh",
     )
     assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in relevant})
@@ -201,16 +191,8 @@ def test_old_or_broken_records_report_no_changes(recorded: str | None) -> None:
 
 
 READ_FILES = [
-    "instruction.md",
-    "task.toml",
-    "trajectory.json",
-    "README.md",
-    ".gitignore",
-    "environment",
-    "environment/Dockerfile",
-    "environment/docker-compose.yaml",
-    "environment/.dockerignore",
-    "environment/.env",
+    *("instruction.md", "task.toml", "trajectory.json", "README.md", ".gitignore", "environment"),
+    *("environment/Dockerfile", "environment/docker-compose.yaml", "environment/.dockerignore", "environment/.env"),
 ]
 COMPOSED = {"environment/docker-compose.yaml": "services: {main: {}}\n"}
 

@@ -1,7 +1,5 @@
 """Task files: `task.toml`, its templates, the instruction, and warnings."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 
 from ares_exp.errors import TaskError
 from ares_exp.tasks.env_templates import resolve, resolve_env, secret_values
-from ares_exp.tasks.instruction import read_instruction, strip_canary
+from ares_exp.tasks.instruction import read_instruction
 from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml, warnings_of
 from ares_exp.tasks.task_warnings import TaskWarnings
 from ares_exp.tasks.verification.link_bounds import LinkBounds
@@ -194,20 +192,6 @@ def test_secrets_are_recognized_by_name() -> None:
     ]
     assert secret_values(tables[:1], host=HOST) == ("sk-12345678",)
     assert secret_values(tables, host=HOST) == ("sk-12345678", "1234567890")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<!-- harbor-canary GUID 1 -->\nDo it.\n", "Do it.\n"),
-        ("<!-- canary --> Do it.", "<!-- canary --> Do it."),
-        ("\n# canary\nDo it.", "# canary\nDo it."),
-        ("# canary\n\n# canary\nDo it.", "# canary\nDo it."),
-        ("# canary", ""),
-    ],
-)
-def test_canary_lines_are_dropped(text: str, expected: str) -> None:
-    assert strip_canary(text) == expected
 
 
 def test_binary_instruction_is_refused(tmp_path: Path) -> None:

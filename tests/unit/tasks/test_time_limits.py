@@ -8,6 +8,7 @@ import pytest
 
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.harbor_task import load_task
+from ares_exp.tasks.verification.step_setup import whole_seconds
 from ares_exp.tasks.verification.time_limits import TimeLimits
 
 CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
@@ -82,3 +83,8 @@ def test_container_lifetime_adds_up_all_steps(make_task: Any) -> None:
     files = {f"steps/{name}/instruction.md": "Do it." for name in ("one", "two")}
     task = load_task(make_task(toml=steps, files={**files, "steps/two/workdir/setup.sh": "true"}))
     assert TimeLimits().container_spec(task).lifetime_sec == 600 + 2 * (10 + 600 + 600) + 3600
+
+
+def test_time_limits_are_rounded_to_seconds() -> None:
+    limits = {1.9: 1.0, 30.0: 30.0, 1.0: 1.0, 0.9: None, 0.0: None, -5.0: None, float("inf"): None}
+    assert {limit: whole_seconds(limit) for limit in limits} == limits

@@ -1,10 +1,8 @@
 """Verification from start to end, and verifiers with a container of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -120,14 +118,10 @@ async def test_agent_profile_files_do_not_affect_verification(
     assert [path.name for path in (tmp_path / "artifacts" / "app" / "left").iterdir()] == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("script", "error", "said"),
-    [
-        ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
-        ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
-    ],
-    ids=["link", "no interpreter"],
-)
+@pytest.mark.parametrize(("script", "error", "said"), [
+    ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
+    ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
+], ids=["link", "no interpreter"])  # fmt: skip
 async def test_broken_verifiers_are_an_error(
     make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str
 ) -> None:
@@ -149,34 +143,6 @@ async def test_failed_verification_leaves_no_host_files(
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
-async def test_script_gets_the_task_environment(
-    make_task: MakeTask, factory: ContainerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toml = """
-    [environment.env]
-    SHARED = "environment"
-    OVERRIDDEN = "environment"
-    [verifier.env]
-    OVERRIDDEN = "verifier"
-    JUDGE_API_KEY = "${ARES_EXP_TEST_KEY}"
-    [solution.env]
-    SOLUTION_ONLY = "yes"
-    """
-    script = (
-        '#!/bin/bash\necho "$SHARED $OVERRIDDEN $JUDGE_API_KEY [$SOLUTION_ONLY] $(pwd)"\n'
-        "echo 1 > /logs/verifier/reward.txt\n"
-    )
-    task = load_task(make_task(toml=toml, files={"tests/test.sh": script}))
-    async with episode(task, factory) as container:
-        with pytest.raises(VerifierError, match="ARES_EXP_TEST_KEY"):
-            await task.stages[0].verify(container, None)
-        monkeypatch.setenv("ARES_EXP_TEST_KEY", "a-very-secret-value")
-        await task.stages[0].verify(container, tmp_path)
-        env = await task.stages[0].upload_solution(container)
-    assert (tmp_path / "test-stdout.txt").read_text() == "environment verifier *** [] /app\n"
-    assert env == {"DEBIAN_FRONTEND": "noninteractive", "SOLUTION_ONLY": "yes"}
-
-
 async def test_deleted_tests_are_an_error(make_task: MakeTask, factory: ContainerFactory) -> None:
     task = load_task(make_task())
     (task.path / "tests" / "test.sh").unlink()
@@ -196,35 +162,9 @@ async def test_caller_can_time_out_verification(make_task: MakeTask, factory: Co
         assert "sleep 61" not in running.output
 
 
-Files = Mapping[str, str | None]
-
 STEP = "[[steps]]\nname = 'a'\n"
 STEP_FILES = {"steps/a/instruction.md": ""}
 SEPARATE = "environment_mode = 'separate'\n"
-STEPS_DEFINITION = {"steps/a/tests/Dockerfile": "FROM scratch\n"}
-TASK_IMAGE, STEP_IMAGE = (
-    "[verifier.environment]\ndocker_image = 'of-task'\n",
-    "verifier.environment.docker_image = 'of-step'\n",
-)
-
-# What; task.toml; files; the image, or the directory with its definition; whether the tests are uploaded.
-IMAGES: list[tuple[str, str, Files, str, bool]] = [
-    ("the prebuilt image of the agent", f"[environment]\ndocker_image = 'x'\n[verifier]\n{SEPARATE}", {}, "x", True),
-    ("an empty table", "[verifier.environment]", {}, "environment", True),
-    ("an image, no tests", TASK_IMAGE, {"tests/test.sh": None}, "of-task", False),
-    ("a step's: its own image", TASK_IMAGE + STEP + STEP_IMAGE, STEPS_DEFINITION, "of-step", False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", IMAGES, ids=[case[0] for case in IMAGES])
-def test_separate_verifier_image_is_selected(make_task: MakeTask, case: tuple[str, str, Files, str, bool]) -> None:
-    _, toml, files, origin, uploads = case
-    task = load_task(make_task(toml=toml, files={**STEP_FILES, **files}))
-    (stage,) = task.stages
-    spec = stage.verifier_spec
-    assert spec is not None
-    assert stage.brings_tests is not uploads
-    assert spec.docker_image == origin or spec.context_dir == task.path / origin
 
 
 def test_separate_verifier_uses_the_nearest_table(make_task: MakeTask) -> None:
@@ -246,7 +186,6 @@ def test_separate_verifier_uses_the_nearest_table(make_task: MakeTask) -> None:
     """
     task = load_task(make_task(toml=toml, files={**STEP_FILES, "steps/b/instruction.md": ""}))
     own, shared = (stage.verifier_spec for stage in task.stages)
-    assert own is not None
     assert shared is not None
     assert (own.cpus, own.env, own.workdir, own.users, own.start_timeout_sec) == (3, {}, "/srv", {7}, 11)
     assert (shared.cpus, shared.env, shared.workdir, shared.users) == (2, {"A": "verifier"}, None, frozenset())
@@ -270,7 +209,6 @@ def test_separate_verifier_has_its_network(
 ) -> None:
     (stage,) = load_task(make_task(toml=toml, files=STEP_FILES)).stages
     spec = stage.verifier_spec
-    assert spec is not None
     assert (spec.network, stage.verifier_network, spec.networks) == (start, tests, {start, tests})
 
 

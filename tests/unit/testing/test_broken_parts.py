@@ -1,7 +1,5 @@
 """Each suite finds what is wrong with a part: every one of its tests fails on a part that is broken for it."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools
@@ -18,15 +16,7 @@ from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import ContainerFactoryBase, ExecResult
 from ares_exp.containers.filesystem.delta import Delta, Entry
-from ares_exp.environment import (
-    EpisodeReport,
-    PastStep,
-    PendingRequest,
-    restart,
-    termination,
-    transition,
-    truncation,
-)
+from ares_exp.environment import EpisodeReport, PastStep, PendingRequest, restart, termination, transition, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import DivergenceError, EpisodeStateError, UserError

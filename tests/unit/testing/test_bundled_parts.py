@@ -3,8 +3,6 @@
 Containers: `tests/unit/containers/test_local_contract.py`, `tests/docker`, `tests/daytona`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,18 +51,11 @@ from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollec
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_request
 from ares_exp.wrappers.registry import make
 from ares_exp.wrappers.tracked_environment import TrackedEnvironment
+from tests import swebench_rows
 from tests.agents.stateful_agent import StatefulAgentFactory
 from tests.agents.thorough_agent import ThoroughAgentFactory, respond
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.loopback_endpoint import respond as completion
-from tests.swebench_rows import (
-    build_context,
-    make_repository,
-    make_row,
-    put_harness_on_path,
-    use_local_image,
-    write_rows,
-)
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.trajectories.chats import chat, write
@@ -84,10 +75,12 @@ class TestHarbor(SourceContract):
 class TestSweBench(SourceContract):
     @pytest.fixture
     def source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSource:
-        repository = make_repository(tmp_path / "repositories")
-        put_harness_on_path(tmp_path / "harness", monkeypatch)
-        use_local_image(build_context(tmp_path, *repository), monkeypatch)
-        return SweBenchEnvironments(dataset=str(write_rows(tmp_path / "rows.jsonl", make_row(*repository))))
+        repository = swebench_rows.make_repository(tmp_path / "repositories")
+        swebench_rows.put_harness_on_path(tmp_path / "harness", monkeypatch)
+        swebench_rows.use_local_image(swebench_rows.build_context(tmp_path, *repository), monkeypatch)
+        return SweBenchEnvironments(
+            dataset=str(swebench_rows.write_rows(tmp_path / "rows.jsonl", swebench_rows.make_row(*repository)))
+        )
 
 
 class TestTwentyQuestions(SourceContract):
@@ -103,8 +96,7 @@ class TestPluginSource(SourceContract):
     def source(self, nim: None) -> EnvironmentSource:
         from ares_nim.environment import NimEnvironments
 
-        made: EnvironmentSource = NimEnvironments(matches=[3, 5])
-        return made
+        return NimEnvironments(matches=[3, 5])
 
 
 # Environments
@@ -205,8 +197,7 @@ class TestPluginEnvironment(EnvironmentContract):
     def environment(self, nim: None) -> MinimalEnvironment:
         from ares_nim.environment import Nim
 
-        made: MinimalEnvironment = Nim(6)
-        return made
+        return Nim(6)
 
 
 # Policies
@@ -256,17 +247,11 @@ class Versioned(Policy):
 
 class TestPolicies(PolicyContract):
     @pytest.fixture(
-        params=[
-            OraclePolicy,
-            lambda: ScriptedPolicy(replies={"contract": ["one", "two"]}),
-            lambda: fine,
-            Versioned,
-        ],
+        params=[OraclePolicy, lambda: ScriptedPolicy(replies={"contract": ["one", "two"]}), lambda: fine, Versioned],
         ids=["oracle", "scripted", "function", "updatable"],
     )
     def policy(self, request: pytest.FixtureRequest) -> LLMClient:
-        made: LLMClient = request.param()
-        return made
+        return request.param()
 
 
 # Collectors
@@ -283,8 +268,7 @@ class TestPolicies(PolicyContract):
 )
 def bundled_collector(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryCollector:
     """Each collector that keeps episodes."""
-    made: TrajectoryCollector = request.param(tmp_path / "trajectories")
-    return made
+    return request.param(tmp_path / "trajectories")
 
 
 class TestCollectors(CollectorContract):
@@ -351,8 +335,7 @@ class TestTrackers(TrackerContract):
         ids=["null", "jsonl", "tensorboard", "wandb", "foreign"],
     )
     def tracker(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
-        made: Tracker = request.param(tmp_path, monkeypatch)
-        return made
+        return request.param(tmp_path, monkeypatch)
 
 
 # Agents

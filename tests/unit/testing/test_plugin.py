@@ -1,7 +1,5 @@
 """`pytest --ares-exp-part`: the suites on parts of one's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib
@@ -105,10 +103,7 @@ def test_part_gets_its_options(run: Run) -> None:
     ("part", "message"),
     [
         ("my_parts:Missing", "`my_parts.Missing` cannot be imported: the module `my_parts`"),
-        (
-            "my_parts:Wheel",
-            "Expected my_parts:Wheel to be the class of an agent, which takes",
-        ),
+        ("my_parts:Wheel", "Expected my_parts:Wheel to be the class of an agent, which takes"),
     ],
 )
 def test_part_without_a_suite_is_an_error(run: Run, part: str, message: str) -> None:

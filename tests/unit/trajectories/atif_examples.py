@@ -1,7 +1,5 @@
 """ATIF documents that Harbor's validator accepts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Episodes of an agent that runs a command at every step, as tests want them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@
 `foreign_trajectories()`: observations and actions that are any JSON object. `trajectories()`: all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +129,6 @@ def new_messages(draw: st.DrawFn, response: LLMResponse) -> Messages:
 
 
 def keep(_: st.DrawFn, messages: Messages) -> Messages:
-    """The history as it is."""
     return messages
 
 
@@ -251,5 +248,4 @@ def foreign_trajectories(draw: st.DrawFn) -> EpisodeTrajectory:
 
 
 def trajectories() -> st.SearchStrategy[EpisodeTrajectory]:
-    """Episodes of every kind."""
     return linear_trajectories() | rewritten_trajectories() | foreign_trajectories()

@@ -84,17 +84,6 @@ def test_jsonl_is_appended_after_a_torn_line(tmp_path: Path) -> None:
     assert len(problems) == 1
 
 
-def test_compressed_file_round_trips(tmp_path: Path) -> None:
-    collector = JsonTrajectoryCollector(tmp_path, compression="zstd")
-    collector.begin_episode(task_name="t", episode_id="e")
-    for record in records(text="x" * 1000):
-        collector.record_step(record)
-    trajectory = collector.end_episode()
-    assert [path.name for path in tmp_path.iterdir()] == ["e.json.zst"]
-    assert EpisodeTrajectory.load(tmp_path / "e.json.zst") == trajectory
-    assert (tmp_path / "e.json.zst").stat().st_size < 1500
-
-
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
 def test_file_is_synced_when_episode_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     synced: list[bool] = []
@@ -238,7 +227,6 @@ async def test_failing_collector_does_not_affect_others(
     assert env.collector_failures == failures
     assert f"The first collector failed in {where}" in caplog.text
     assert memory.episodes[0] == EpisodeTrajectory.load(tmp_path / "e.json")
-    assert env.trajectory is not None
     assert env.trajectory.num_steps == 3
 
 

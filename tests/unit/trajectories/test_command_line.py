@@ -32,10 +32,7 @@ def test_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=500))
     reading, writing = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", "show", str(path)],
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "ares_exp", "show", str(path)], stdout=writing, stderr=subprocess.PIPE, text=True
     ) as process:
         os.close(writing)
         assert os.read(reading, 10) == b"Episode a1"

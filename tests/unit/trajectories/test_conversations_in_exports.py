@@ -1,7 +1,5 @@
 """Exports of an episode whose agent asks a sub-agent and a background request: each step says whose it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -100,7 +100,6 @@ def calling(call_id: str, answered: str) -> EpisodeTrajectory:
 def test_tool_call_ids_are_compared_by_reference() -> None:
     assert find_divergence(calling("x1", "x1"), calling("y7", "y7")) is None
     divergence = find_divergence(calling("x1", "x1"), calling("y7", "z9"))
-    assert divergence is not None
     assert divergence.difference.where == "message 1 (tool)"
 
 
@@ -115,7 +114,6 @@ def test_tool_call_ids_are_compared_by_reference() -> None:
 )
 def test_different_end_is_a_difference(changes: dict[str, Any], where: str, old: str, new: str) -> None:
     divergence = find_divergence(chat(), replace(chat(), **changes))
-    assert divergence is not None
     assert (divergence.step, divergence.difference) == (4, Difference(where, old, new))
 
 
@@ -201,7 +199,6 @@ def test_equal_texts_are_compared_by_other_fields() -> None:
     old = {"messages": [{"role": "user", "content": "x"}]}
     new = {"messages": [{"role": "user", "content": "x", "name": "bob"}]}
     difference = first_difference(old, new)
-    assert difference is not None
     assert "bob" in str(difference.new)
     assert "bob" not in str(difference.old)
     assert first_difference(old, {"messages": ()}) == Difference("message 0 (user)", str(old["messages"][0]), None)

@@ -106,22 +106,18 @@ def test_unfinished_episode_starts_over(tmp_path: Path) -> None:
     assert list(read_episodes(path)) == [episode]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "x\n",
-        "[]\n",
-        "{}\n",
-        '{"type": "start", "episode_id": 3}\n',
-        '{"type": "start", "episode_id": "e"}\n',
-        '{"type": "start", "episode_id": "e", "schema_version": 9}\n',
-        '{"type": "start", "episode_id": "e", "schema_version": 2}\n',
-        '{"type": "step", "episode_id": "never started"}\n',
-        '{"type": "news", "episode_id": "e"}\n',
-        "[" * 100_000 + "\n",
-    ],
-    ids=lambda line: line[:50],
-)
+@pytest.mark.parametrize("line", [
+    "x\n",
+    "[]\n",
+    "{}\n",
+    '{"type": "start", "episode_id": 3}\n',
+    '{"type": "start", "episode_id": "e"}\n',
+    '{"type": "start", "episode_id": "e", "schema_version": 9}\n',
+    '{"type": "start", "episode_id": "e", "schema_version": 2}\n',
+    '{"type": "step", "episode_id": "never started"}\n',
+    '{"type": "news", "episode_id": "e"}\n',
+    "[" * 100_000 + "\n",
+], ids=lambda line: line[:50])  # fmt: skip
 def test_unknown_lines_are_reported(tmp_path: Path, line: str) -> None:
     path, lines, _ = two(tmp_path)
     path.write_text("".join([*lines, line]))

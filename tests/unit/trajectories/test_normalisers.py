@@ -1,7 +1,5 @@
 """What a normaliser takes, and what it leaves."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -19,12 +19,7 @@ from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.exports import parquet_export
 from ares_exp.trajectories.exports.parquet_export import write_parquet
-from ares_exp.trajectories.records import (
-    EpisodeTrajectory,
-    StepRecord,
-    serialize_llm_request,
-    serialize_llm_response,
-)
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, with_response
 from tests.unit.trajectories.strategies import trajectories

@@ -1,7 +1,5 @@
 """Requests of a replay, compared with the recorded ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -137,7 +135,6 @@ def test_conversations_do_not_share_a_recorded_one() -> None:
 
     recorded = RecordedResponses([Exchange(asked("old"), LLMResponse.from_text(text)) for text in "ab"])
     first = recorded.next_for(asked("one"))
-    assert first is not None
     assert first.response == LLMResponse.from_text("a")
     assert recorded.next_for(asked("two")) is None
 

@@ -245,14 +245,8 @@ def test_reasoning_is_shown_before_the_reply(tmp_path: Path) -> None:
     response = LLMResponse([*thoughts, TextData("I do 1.")], usage=Usage(100, 10, reasoning_tokens=7), model="tiny")
     text = shown(write(tmp_path / "e.json", with_response(chat(), response)))
     expected = [
-        "  reply  100 + 10 tokens (7 of reasoning)",
-        "    model tiny",
-        "    thinking  (13 characters)",
-        "      First",
-        "      I look.",
-        "    thinking  (11 characters)",
-        "      (encrypted)",
-        "    I do 1.",
+        *("  reply  100 + 10 tokens (7 of reasoning)", "    model tiny", "    thinking  (13 characters)"),
+        *("      First", "      I look.", "    thinking  (11 characters)", "      (encrypted)", "    I do 1."),
         "  $ run 1",
     ]
     assert "\n".join(expected) in text

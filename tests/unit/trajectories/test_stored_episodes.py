@@ -47,12 +47,6 @@ def test_all_episodes_of_a_file_are_loaded(tmp_path: Path, name: str, episodes: 
     assert loaded == sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id))
 
 
-def test_interleaved_jsonl_lines_are_assigned_to_episodes(tmp_path: Path) -> None:
-    lines = zip(dump_episode(chat("a"), shared=True), dump_episode(chat("b", "other"), shared=True), strict=True)
-    (tmp_path / "x.jsonl").write_text("".join(line for pair in lines for line in pair))
-    assert list(load(tmp_path / "x.jsonl").trajectories()) == [chat("a"), chat("b", "other")]
-
-
 def test_header_is_read_from_both_file_ends(tmp_path: Path) -> None:
     path = write(tmp_path / "e.json", chat(length=200))
     data = path.read_bytes()

@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.records.results import Outcome
+from ares_exp.trajectories import records
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
-from ares_exp.trajectories.records import (
-    EpisodeTrajectory,
-    StepRecord,
-    serialize_llm_request,
-    serialize_llm_response,
-    total_reward,
-)
 from tests.examples import examples
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
@@ -42,7 +36,7 @@ def ran(
     task: str = "sort",
     outcome: Outcome = Outcome.COMPLETED,
     **options: Any,
-) -> EpisodeTrajectory:
+) -> records.EpisodeTrajectory:
     """An episode in which `replies` were given to `requests`, one each."""
     options = {"system_prompt": "Be brief."} | options
     steps = []
@@ -51,23 +45,23 @@ def ran(
         reply = replies[index - 1]
         response = reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply)
         steps.append(
-            StepRecord(
+            records.StepRecord(
                 index,
                 "LAST" if last else "MID" if index else "FIRST",
-                None if last else serialize_llm_request(LLMRequest(requests[index], **options)),
-                serialize_llm_response(response) if index else None,
+                None if last else records.serialize_llm_request(LLMRequest(requests[index], **options)),
+                records.serialize_llm_response(response) if index else None,
                 reward if last else None,
                 0.0 if last else 1.0,
                 float(index),
             )
         )
-    total = total_reward(steps)
-    return EpisodeTrajectory(
+    total = records.total_reward(steps)
+    return records.EpisodeTrajectory(
         episode_id, task, tuple(steps), 0.0, 1.0, total, len(steps), outcome is Outcome.TRUNCATED, outcome
     )
 
 
-def talk(*replies: str, **more: Any) -> EpisodeTrajectory:
+def talk(*replies: str, **more: Any) -> records.EpisodeTrajectory:
     """An agent that appends each reply, and the word `ok` of its user."""
     requests: list[list[Any]] = [[user("Go.")]]
     for reply in replies[:-1]:
@@ -192,9 +186,9 @@ def test_arguments_without_an_object_remain_text() -> None:
 
 
 def test_steps_without_a_conversation_are_counted() -> None:
-    board = StepRecord(0, "FIRST", {"board": [0]}, None, None, None, 0.0)
-    end = StepRecord(1, "LAST", None, {"move": 1}, 1.0, 0.0, 1.0)
-    game = EpisodeTrajectory("g", "game", (board, end), 0.0, 1.0, 1.0, 2, False, Outcome.COMPLETED)
+    board = records.StepRecord(0, "FIRST", {"board": [0]}, None, None, None, 0.0)
+    end = records.StepRecord(1, "LAST", None, {"move": 1}, 1.0, 0.0, 1.0)
+    game = records.EpisodeTrajectory("g", "game", (board, end), 0.0, 1.0, 1.0, 2, False, Outcome.COMPLETED)
     rows, report = sft_rows([game, ran([[user("1")]], [""])])
     assert list(rows) == []
     assert report.left_out == {
@@ -205,7 +199,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
 
 @examples(20)
 @given(st.lists(trajectories(), max_size=3))
-def test_rows_end_with_reply_and_never_overlap(episodes: list[EpisodeTrajectory]) -> None:
+def test_rows_end_with_reply_and_never_overlap(episodes: list[records.EpisodeTrajectory]) -> None:
     rows, report = sft_rows(episodes)
     made = list(rows)
     assert json.loads(json.dumps(made, allow_nan=False)) == made
@@ -220,7 +214,7 @@ def test_rows_end_with_reply_and_never_overlap(episodes: list[EpisodeTrajectory]
 
 @examples(15)
 @given(linear_trajectories())
-def test_every_scored_episode_contributes_its_last_reply(episode: EpisodeTrajectory) -> None:
+def test_every_scored_episode_contributes_its_last_reply(episode: records.EpisodeTrajectory) -> None:
     rows = list(sft_rows([episode])[0])
     if episode.total_reward is not None and episode.steps[-1].action is not None:
         text = "".join(piece.get("content", "") for piece in episode.steps[-1].action["data"])
@@ -263,7 +257,7 @@ def test_attempts_split_by_environment_share_a_reply() -> None:
         (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no start in common"),
     ],
 )
-def test_reason_for_a_missing_pair_is_reported(worse: EpisodeTrajectory, reason: str) -> None:
+def test_reason_for_a_missing_pair_is_reported(worse: records.EpisodeTrajectory, reason: str) -> None:
     rows, report = preference_rows([talk("a"), worse])
     assert list(rows) == []
     assert report.left_out == {reason: 1}

@@ -16,16 +16,7 @@ from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, EpisodeInfo
 from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 from ares_exp.wrappers.sync_gym import GymWrapper
 from tests.leaks import wait_until
-from tests.unit.wrappers.gym_environments import (
-    ACTION,
-    BareEnvironment,
-    CountingEnvironment,
-    ForeignTimeStep,
-    PassingOnEnvironment,
-    PlainEnvironment,
-    RaisingEnvironment,
-    make_counting_gym_of,
-)
+from tests.unit.wrappers import gym_environments
 
 REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
 
@@ -38,8 +29,8 @@ REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
         (termination(1.0), (NO_REQUEST, 1.0, True, False)),
         (truncation(0.75), (NO_REQUEST, 0.75, False, True)),
         (truncation(None), (NO_REQUEST, 0.0, False, True)),
-        (ForeignTimeStep("LAST", 1, 0, REQUEST), (REQUEST, 1.0, True, False)),
-        (ForeignTimeStep("LAST", 1, 0.9, None), (NO_REQUEST, 1.0, False, True)),
+        (gym_environments.ForeignTimeStep("LAST", 1, 0, REQUEST), (REQUEST, 1.0, True, False)),
+        (gym_environments.ForeignTimeStep("LAST", 1, 0.9, None), (NO_REQUEST, 1.0, False, True)),
     ],
 )
 def test_time_step_is_converted(time_step, expected):
@@ -52,7 +43,7 @@ def test_time_step_is_converted(time_step, expected):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (ForeignTimeStep(2, 0.0, 0.0, None), "step_type FIRST, MID or LAST, got 2"),
+        (gym_environments.ForeignTimeStep(2, 0.0, 0.0, None), "step_type FIRST, MID or LAST, got 2"),
         (truncation(1.0)._replace(discount=None), "to have a discount"),
     ],
 )
@@ -62,22 +53,22 @@ def test_broken_time_step_is_refused(broken, said):
 
 
 async def test_async_episode_runs():
-    env = CountingEnvironment(length=2)
+    env = gym_environments.CountingEnvironment(length=2)
     async with wrap_as_gym(env, async_mode=True) as gym:
         assert isinstance(gym, AsyncGymWrapper)
         assert gym.environment is env
         observation, info = await gym.reset(options={"task": 7})
         assert observation == info["time_step"].observation
         assert observation.messages[0]["content"] == "task 7"
-        _, reward, terminated, truncated, _ = await gym.step(ACTION)
+        _, reward, terminated, truncated, _ = await gym.step(gym_environments.ACTION)
         assert (reward, terminated, truncated) == (0.25, False, False)
-        observation, reward, terminated, truncated, info = await gym.step(ACTION)
+        observation, reward, terminated, truncated, info = await gym.step(gym_environments.ACTION)
         assert (observation, reward, terminated, truncated) == (NO_REQUEST, 1.0, True, False)
         assert info["time_step"] == termination(1.0)
     assert env.exits == [None]
 
 
-class ReportingEnvironment(CountingEnvironment):
+class ReportingEnvironment(gym_environments.CountingEnvironment):
     """Has a task's name and, when it has ended, a verdict."""
 
     def report(self):
@@ -112,7 +103,7 @@ async def test_info_has_the_same_keys_at_every_step(truncate, end):
 
 
 async def test_info_of_plain_environment_has_defaults():
-    async with AsyncGymWrapper(BareEnvironment(length=1)) as gym:
+    async with AsyncGymWrapper(gym_environments.BareEnvironment(length=1)) as gym:
         _, info = await gym.reset()
         assert (info["task"], info["outcome"], info["rewards"]) == (None, None, {})
         *_, info = await gym.step("of another package")
@@ -120,7 +111,7 @@ async def test_info_of_plain_environment_has_defaults():
 
 
 async def test_seed_repeats_the_tasks():
-    gym = AsyncGymWrapper(PassingOnEnvironment(CountingEnvironment()))
+    gym = AsyncGymWrapper(gym_environments.PassingOnEnvironment(gym_environments.CountingEnvironment()))
 
     async def two_tasks(seed):
         return (await gym.reset(seed=seed))[0], (await gym.reset())[0]
@@ -131,11 +122,11 @@ async def test_seed_repeats_the_tasks():
 
 async def test_environment_without_options_rejects_them():
     with pytest.raises(TypeError, match=r"with options, but PlainEnvironment\.reset\(\) does not take them, got"):
-        await AsyncGymWrapper(PlainEnvironment()).reset(seed=1, options={"task": 1})
+        await AsyncGymWrapper(gym_environments.PlainEnvironment()).reset(seed=1, options={"task": 1})
 
 
 async def test_environment_without_seed_logs_once(caplog):
-    class Unseeded(PlainEnvironment):
+    class Unseeded(gym_environments.PlainEnvironment):
         pass
 
     for env in (Unseeded(), EnvironmentWrapper(Unseeded()), Unseeded()):
@@ -147,13 +138,13 @@ async def test_environment_without_seed_logs_once(caplog):
 
 
 async def test_empty_arguments_are_not_passed():
-    observation, _ = await AsyncGymWrapper(PlainEnvironment()).reset(seed=None, options={})
+    observation, _ = await AsyncGymWrapper(gym_environments.PlainEnvironment()).reset(seed=None, options={})
     assert observation.messages[0]["content"] == "first"
 
 
 def test_both_wrappers_have_the_same_spaces():
-    awaited = wrap_as_gym(CountingEnvironment(), async_mode=True)
-    with wrap_as_gym(CountingEnvironment()) as blocking:
+    awaited = wrap_as_gym(gym_environments.CountingEnvironment(), async_mode=True)
+    with wrap_as_gym(gym_environments.CountingEnvironment()) as blocking:
         assert isinstance(blocking, GymWrapper)
         assert awaited.observation_space == blocking.observation_space == LLMRequestSpace()
         assert awaited.action_space == blocking.action_space == LLMResponseSpace()
@@ -162,13 +153,16 @@ def test_both_wrappers_have_the_same_spaces():
 
 def test_allow_running_loop_is_for_the_blocking_wrapper():
     with pytest.raises(ValueError, match="async_mode=False"):
-        wrap_as_gym(CountingEnvironment(), async_mode=True, allow_running_loop=True)
+        wrap_as_gym(gym_environments.CountingEnvironment(), async_mode=True, allow_running_loop=True)
 
 
-ACTIONS = (ACTION, ACTION)
+ACTIONS = (gym_environments.ACTION, gym_environments.ACTION)
 fork = pytest.param("fork", marks=pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"))
 KINDS = ["sync", fork, "spawn", "forkserver"]
-FACTORIES = [functools.partial(make_counting_gym_of, 2), functools.partial(make_counting_gym_of, 4)]
+FACTORIES = [
+    functools.partial(gym_environments.make_counting_gym_of, 2),
+    functools.partial(gym_environments.make_counting_gym_of, 4),
+]
 
 
 def vector(kind, factories, mode):
@@ -264,16 +258,15 @@ def test_closure_reaches_workers_through_cloudpickle(start):
 
     def factory():
         from ares_exp.wrappers.sync_gym import GymWrapper
-        from tests.unit.wrappers.gym_environments import CountingEnvironment
 
-        return GymWrapper(CountingEnvironment(length))
+        return GymWrapper(gym_environments.CountingEnvironment(length))
 
     envs = start(AutoresetMode.NEXT_STEP, [factory, cloudpickle.loads(cloudpickle.dumps(factory))])
     envs.reset()
     assert envs.step(ACTIONS)[2].all()
 
 
-class _BreakingEnvironment(CountingEnvironment):
+class _BreakingEnvironment(gym_environments.CountingEnvironment):
     async def step(self, action):
         raise LookupError("the box is gone")
 
@@ -309,7 +302,7 @@ AT_THE_END = "[assistant]\none more\n\n[end] terminated, reward 1"
 
 
 def make_rendering_gym(render_mode="ansi"):
-    return GymWrapper(CountingEnvironment(length=2), render_mode=render_mode)
+    return GymWrapper(gym_environments.CountingEnvironment(length=2), render_mode=render_mode)
 
 
 def test_render_shows_the_last_exchange():
@@ -317,9 +310,9 @@ def test_render_shows_the_last_exchange():
         assert gym.render() == ""
         gym.reset(options={"task": 7})
         assert gym.render() == "[user]\ntask 7"
-        gym.step(ACTION)
+        gym.step(gym_environments.ACTION)
         assert gym.render() == gym.render() == AFTER_STEP
-        gym.step(ACTION)
+        gym.step(gym_environments.ACTION)
         assert gym.render() == AT_THE_END
         gym.reset(options={"task": 8})
         assert gym.render() == "[user]\ntask 8"
@@ -327,31 +320,31 @@ def test_render_shows_the_last_exchange():
 
 
 async def test_async_render_shows_the_last_exchange():
-    async with wrap_as_gym(CountingEnvironment(length=2), async_mode=True, render_mode="ansi") as gym:
+    async with wrap_as_gym(gym_environments.CountingEnvironment(length=2), async_mode=True, render_mode="ansi") as gym:
         assert await gym.render() == ""
         await gym.reset(options={"task": 7})
-        await gym.step(ACTION)
+        await gym.step(gym_environments.ACTION)
         assert await gym.render() == AFTER_STEP
 
 
 def test_render_without_a_mode_returns_none():
-    with wrap_as_gym(CountingEnvironment()) as gym:
+    with wrap_as_gym(gym_environments.CountingEnvironment()) as gym:
         gym.reset()
         assert (gym.render_mode, gym.render()) == (None, None)
 
 
 def test_failed_step_preserves_the_rendered_exchange():
-    with wrap_as_gym(RaisingEnvironment(LookupError("gone")), render_mode="ansi") as gym:
+    with wrap_as_gym(gym_environments.RaisingEnvironment(LookupError("gone")), render_mode="ansi") as gym:
         gym.reset()
         with pytest.raises(LookupError):
-            gym.step(ACTION)
+            gym.step(gym_environments.ACTION)
         assert gym.render() == "[user]\nfirst"
 
 
 @pytest.mark.parametrize("async_mode", [False, True])
 def test_unknown_render_mode_is_refused(async_mode):
     with pytest.raises(ValueError, match="render_mode to be 'ansi' or None, got 'rgb_array'"):
-        wrap_as_gym(CountingEnvironment(), async_mode=async_mode, render_mode="rgb_array")
+        wrap_as_gym(gym_environments.CountingEnvironment(), async_mode=async_mode, render_mode="rgb_array")
 
 
 @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
@@ -361,7 +354,7 @@ def test_vector_environments_render(vector):
     try:
         assert envs.render_mode == "ansi"
         envs.reset(options={"task": 7})
-        envs.step((ACTION, ACTION))
+        envs.step((gym_environments.ACTION, gym_environments.ACTION))
         assert envs.render() == (AFTER_STEP, AFTER_STEP)
     finally:
         envs.close()

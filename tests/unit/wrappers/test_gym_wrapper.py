@@ -11,39 +11,33 @@ import gymnasium
 import pytest
 
 from ares_exp.wrappers.async_gym import NO_REQUEST, wrap_as_gym
-from tests.unit.wrappers.gym_environments import (
-    ACTION,
-    AgentEnvironment,
-    BlockingEnvironment,
-    CountingEnvironment,
-    PlainEnvironment,
-)
+from tests.unit.wrappers import gym_environments
 
 
 def test_episode_runs():
-    env = CountingEnvironment(length=2, truncate=True)
+    env = gym_environments.CountingEnvironment(length=2, truncate=True)
     with wrap_as_gym(env) as gym:
         assert isinstance(gym, gymnasium.Env)
         assert gym.environment is env
         observation, info = gym.reset(seed=3)
         assert observation is info["time_step"].observation
-        assert gym.step(ACTION)[1:4] == (0.25, False, False)
-        assert gym.step(ACTION)[:4] == (NO_REQUEST, 0.0, False, True)
+        assert gym.step(gym_environments.ACTION)[1:4] == (0.25, False, False)
+        assert gym.step(gym_environments.ACTION)[:4] == (NO_REQUEST, 0.0, False, True)
     assert env.exits == [None]
     assert env.threads == {"gym of CountingEnvironment"}
 
 
 def test_agent_runs_between_calls():
-    env = AgentEnvironment()
+    env = gym_environments.AgentEnvironment()
     with wrap_as_gym(env) as gym:
         gym.reset()
         assert env.enough.wait(60)
-        gym.step(ACTION)
+        gym.step(gym_environments.ACTION)
     assert env.agent.cancelled()
 
 
 def test_environment_failing_to_enter_is_closed():
-    class Unenterable(PlainEnvironment):
+    class Unenterable(gym_environments.PlainEnvironment):
         async def __aenter__(self):
             raise OSError("no room")
 
@@ -55,9 +49,9 @@ def test_environment_failing_to_enter_is_closed():
 
 
 async def test_running_loop_is_refused():
-    env = CountingEnvironment()
+    env = gym_environments.CountingEnvironment()
     gym = wrap_as_gym(env)
-    for call in (gym.reset, lambda: gym.step(ACTION), gym.close, gym.__enter__):
+    for call in (gym.reset, lambda: gym.step(gym_environments.ACTION), gym.close, gym.__enter__):
         with pytest.raises(
             RuntimeError, match=r"A GymWrapper .*`allow_running_loop=True` to `gymnasium.*async_mode=True"
         ):
@@ -68,30 +62,30 @@ async def test_running_loop_is_refused():
 
 
 async def test_notebook_may_block_its_loop():
-    with wrap_as_gym(CountingEnvironment(length=1), allow_running_loop=True) as gym:
+    with wrap_as_gym(gym_environments.CountingEnvironment(length=1), allow_running_loop=True) as gym:
         gym.reset()
-        assert gym.step(ACTION)[2] is True
+        assert gym.step(gym_environments.ACTION)[2] is True
 
 
 def test_close_is_idempotent():
-    env = CountingEnvironment()
+    env = gym_environments.CountingEnvironment()
     gym = wrap_as_gym(env)
     gym.reset()
     gym.close()
     gym.close()
     assert env.closed == 1
     with pytest.raises(RuntimeError, match="has been closed"):
-        gym.step(ACTION)
+        gym.step(gym_environments.ACTION)
 
 
 def test_close_cancels_the_running_step():
-    env, outcome = BlockingEnvironment(), []
+    env, outcome = gym_environments.BlockingEnvironment(), []
     gym = wrap_as_gym(env)
     gym.reset()
 
     def step():
         try:
-            gym.step(ACTION)
+            gym.step(gym_environments.ACTION)
         except BaseException as error:
             outcome.append(type(error))
 
@@ -104,7 +98,7 @@ def test_close_cancels_the_running_step():
 
 
 def test_ctrl_c_cancels_the_step():
-    env = BlockingEnvironment()
+    env = gym_environments.BlockingEnvironment()
     main = threading.main_thread().ident
 
     def press():
@@ -116,14 +110,14 @@ def test_ctrl_c_cancels_the_step():
         gym.reset()
         presser.start()
         with pytest.raises(KeyboardInterrupt):
-            gym.step(ACTION)
+            gym.step(gym_environments.ACTION)
         assert env.unwound == 1
         assert gym.reset()[1]["time_step"].first()
     presser.join(60)
 
 
 def test_dropped_wrapper_closes_the_environment():
-    env = CountingEnvironment()
+    env = gym_environments.CountingEnvironment()
     gym = wrap_as_gym(env)
     gym.reset()
     gone = weakref.ref(gym)
@@ -133,7 +127,7 @@ def test_dropped_wrapper_closes_the_environment():
 
 
 def test_wrapper_collected_on_its_thread_closes_environment():
-    env = CountingEnvironment()
+    env = gym_environments.CountingEnvironment()
     gym = wrap_as_gym(env)
     gym.reset()
     gym.cycle = gym

@@ -19,7 +19,6 @@ from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.wrappers import PresetGym
 from ares_exp.wrappers.sync_gym import GymWrapper
-from tests.swebench_rows import make_repository, make_row, write_rows
 
 ID = "ares_exp/Harbor-v0"
 PATH = str(SAMPLES / "write-greeting")
@@ -57,12 +56,7 @@ def test_wrappers_module_does_not_import_gymnasium():
 
 def test_exported_names_resolve():
     names = {
-        "AsyncGymWrapper",
-        "EpisodeInfo",
-        "GymWrapper",
-        "PresetGym",
-        "TextAction",
-        "TextObservation",
+        *("AsyncGymWrapper", "EpisodeInfo", "GymWrapper", "PresetGym", "TextAction", "TextObservation"),
         "wrap_as_gym",
     }
     assert set(ares_exp.wrappers.__all__) == names
@@ -103,13 +97,6 @@ def test_harbor_tasks_are_loaded_from_a_registry(tmp_path):
     (tmp_path / "registry.json").write_text(json.dumps([row]))
     env = gymnasium.make(ID, registry=str(tmp_path / "registry.json"), dataset="mine")
     assert env.unwrapped.environment.task_names == ("write-greeting",)
-    env.close()
-
-
-def test_swebench_rows_are_loaded(tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl", make_row(*make_repository(tmp_path), "a"))
-    env = gymnasium.make("ares_exp/SWEBench-v0", dataset=str(rows), container="docker")
-    assert env.unwrapped.environment.task_names == ("a",)
     env.close()
 
 

@@ -1,7 +1,5 @@
 """Presets: those of the config tree, those of plugins, and those that a script registers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

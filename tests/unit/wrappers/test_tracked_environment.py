@@ -1,7 +1,5 @@
 """What a tracker is told of the episodes of an environment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

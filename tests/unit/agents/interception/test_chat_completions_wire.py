@@ -1,7 +1,5 @@
 """The chat-completions wire, judged by OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -152,7 +150,6 @@ def test_sampling_and_dropped_fields_are_named() -> None:
         {},
     )
     request, origin = asked.request, asked.request.origin
-    assert origin is not None
     assert origin.sampling == {"max_tokens": 64_000, "temperature": 0, "reasoning_effort": "high"}
     assert origin.dropped == ("cache_control", "metadata", "response_format", "tools[custom]", "web_search_options")
     assert (request.max_output_tokens, request.temperature, request.metadata) == (None, None, None)

@@ -1,7 +1,5 @@
 """The endpoint and the line, by real connections: what a request becomes, and what asks for a response once more."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -47,7 +45,6 @@ async def test_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> Non
     assert (b"[DONE]" in body) == stream
     (request,) = llm.calls
     assert request.messages[0]["content"] == "do it"
-    assert request.origin is not None
     assert (request.origin.wire, request.origin.conversation, request.origin.model) == (
         "chat_completions",
         "main",

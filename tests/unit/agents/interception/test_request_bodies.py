@@ -1,7 +1,5 @@
 """Request bodies: malformed ones, and those that agents sent (`tests.soak.recorded_bodies`)."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -120,18 +118,7 @@ RESPONSE = LLMResponse(
     [ThinkingData("r"), TextData("t"), *(ToolCallData("c", name, "{}") for name in ("f", "p", "n__f", "local_shell"))]
 )
 WORDS = [
-    "role",
-    "type",
-    "text",
-    "content",
-    "function",
-    "custom",
-    "tool",
-    "thinking",
-    "namespace",
-    "base64",
-    "",
-    "id",
+    *("role", "type", "text", "content", "function", "custom", "tool", "thinking", "namespace", "base64", "", "id"),
     "file",
 ]
 values = st.recursive(

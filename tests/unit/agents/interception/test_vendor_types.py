@@ -1,7 +1,5 @@
 """Every response and every event, validated by the types of the vendors' packages: their clients look at less."""
 
-from __future__ import annotations
-
 import json
 from pkgutil import resolve_name
 from typing import Any

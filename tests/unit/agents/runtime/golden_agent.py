@@ -3,8 +3,6 @@
 `python -m tests.unit.agents.runtime.golden_agent FILE` records a journal anew, for a new schema.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -48,7 +46,6 @@ class GoldenAgent:
             await self.work(reply.text)
 
     async def work(self, reply: str) -> None:
-        """One round."""
         both = await asyncio.gather(
             self.container.exec(reply, timeout_sec=3, cwd="/tmp", env={"A": "ü"}), self.container.exec("second")
         )
@@ -72,7 +69,6 @@ class GoldenAgent:
 
 
 def respond(command: str) -> ExecResult:
-    """The container's."""
     return ExecResult(f"{command}: {random.SystemRandom().random()}\n", None if command == "second" else 3, 0.125, True)
 
 

@@ -46,7 +46,6 @@ class World:
     """
 
     def __init__(self, journal: Journal | None, *, responses: bool = True) -> None:
-        """Runs nothing yet."""
         self.log: list[Any] = []
         self.performed: list[str] = []
         self.asked: list[Call] = []
@@ -99,7 +98,6 @@ class World:
         """From outside: runs a program to its end."""
         self.runtime.start(lambda: agent(self))
         await self.until(lambda: self.runtime.has_ended)
-        assert self.runtime.task is not None
         self.runtime.task.result()
         return self
 
@@ -110,7 +108,6 @@ class World:
 
     @staticmethod
     def response_to(call: Call) -> LLMResponse:
-        """What the LLM says."""
         return LLMResponse.from_text(call.arguments.messages[-1]["content"].upper())
 
     def _on_change(self) -> None:
@@ -118,7 +115,6 @@ class World:
 
 
 def new_journal(seed: int = 7) -> Journal:
-    """An empty one."""
     return Journal(time.time(), seed)
 
 
@@ -147,11 +143,6 @@ async def sequence(w: World) -> None:
 
 
 @program
-async def gather(w: World) -> None:
-    w.log.append(await asyncio.gather(*(w.exec(f"{place}") for place in range(5))))
-
-
-@program
 async def gather_with_errors(w: World) -> None:
     failing = w.exec("fails", error=ContainerError("down"))
     w.log.append([str(one)[:5] for one in await asyncio.gather(w.exec("works"), failing, return_exceptions=True)])
@@ -177,13 +168,6 @@ async def first_completed(w: World) -> None:
 
 
 @program
-async def wait_for_coroutines(w: World) -> None:
-    tasks = {asyncio.create_task(w.exec(f"{place}")) for place in range(6)}
-    done, _ = await asyncio.wait(tasks, timeout=30)
-    w.log.append(sorted(task.result() for task in done))
-
-
-@program
 async def as_completed(w: World) -> None:
     for finished in asyncio.as_completed([w.exec(f"{place}") for place in range(6)]):
         w.log.append(await finished)
@@ -195,13 +179,6 @@ async def same_call_many_times(w: World) -> None:
 
 
 @program
-async def task_group(w: World) -> None:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(w.exec(f"{place}")) for place in range(4)]
-    w.log.append([task.result() for task in tasks])
-
-
-@program
 async def task_group_that_fails(w: World) -> None:
     try:
         async with asyncio.TaskGroup() as group:
@@ -209,16 +186,6 @@ async def task_group_that_fails(w: World) -> None:
             group.create_task(w.never("cancelled"))
     except* TimeoutError as errors:
         w.log.append([repr(error) for error in errors.exceptions])
-
-
-@program
-async def timeout_that_expires(w: World) -> None:
-    try:
-        async with asyncio.timeout(0.005):
-            await w.never("never")
-    except TimeoutError:
-        w.log.append("late")
-    w.log.append(await w.exec("after"))
 
 
 @program

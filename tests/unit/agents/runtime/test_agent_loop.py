@@ -1,7 +1,5 @@
 """The event loop of agents, and runs that diverge from their journals."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Programs of agents: replays of their journals, agents that block the loop, and files of the host."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -76,8 +74,7 @@ def run_again_in_a_new_process(recordings: list[dict[str, Any]], hash_seed: str)
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    logs: list[Any] = json.loads(done.stdout)
-    return logs
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("agent", list(PROGRAMS.values())[:-1], ids=list(PROGRAMS)[:-1])
@@ -85,7 +82,6 @@ async def test_journal_prefix_restores_its_state(agent: Program) -> None:
     """Wherever nothing was being carried out, as it is when an episode is exported."""
     first = await recorded(agent)
     journal = first.runtime.journal
-    assert journal is not None
     for length in range(1, len(journal.entries) + 1):
         part = Journal(journal.started_at, journal.seed, journal.entries[:length])
         if length < len(journal.entries) and isinstance(journal.entries[length], CallEntry):

@@ -15,17 +15,7 @@ from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.containers.filesystem.tree import write_tree
 from ares_exp.errors import CaptureError
-from tests.unit.containers.filesystem.trees import (
-    IS_ROOT,
-    NOBODY,
-    Overlay,
-    as_nobody,
-    change_everything,
-    make_awkward,
-    make_base,
-    make_unkept,
-    tree_of,
-)
+from tests.unit.containers.filesystem import trees
 
 pytestmark = pytest.mark.once
 
@@ -57,14 +47,14 @@ def make_old(path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("options", [(), ("userxattr",)], ids=["trusted", "user"])
 def test_overlay_changes_round_trip(tmp_path: Path, objects: ObjectStore, options: tuple[str, ...]) -> None:
-    base = make_base(tmp_path / "base")
-    first = Overlay(tmp_path / "first", base)
+    base = trees.make_base(tmp_path / "base")
+    first = trees.Overlay(tmp_path / "first", base)
     with first.mounted(*options) as merged:
-        change_everything(merged)
-        make_unkept(merged)
+        trees.change_everything(merged)
+        trees.make_unkept(merged)
         notes: list[str] = []
         entries = scan(first.upper, objects, ScanCache(), notes=notes)
-        seen = tree_of(merged)
+        seen = trees.tree_of(merged)
     kinds = {path: entry.kind for path, entry in entries.items()}
     assert {path for path, kind in kinds.items() if kind == "whiteout"} == {
         "/etc/removed", "/etc/old-link", "/usr/share/gone"
@@ -78,13 +68,13 @@ def test_overlay_changes_round_trip(tmp_path: Path, objects: ObjectStore, option
 
     delta = get_delta(objects, put_delta(Delta("host:x", entries), objects))
     assert differences(delta, Delta("host:x", entries)) == []
-    second = Overlay(tmp_path / "second", base)
+    second = trees.Overlay(tmp_path / "second", base)
     mark = "user.overlay.opaque" if options else "trusted.overlay.opaque"
     write_tree(delta.entries, objects, second.upper, opaque_xattr=mark)
     assert differences(delta, Delta("host:x", scanned(second.upper, objects))) == []
     with second.mounted(*options) as merged:
         del seen["/null"], seen["/socket"]
-        assert tree_of(merged) == seen
+        assert trees.tree_of(merged) == seen
 
 
 @pytest.mark.root
@@ -112,8 +102,8 @@ def test_content_outside_the_upper_directory_is_refused(upper: Path, objects: Ob
 
 @pytest.mark.root
 def test_overlay_marks_are_not_attributes(tmp_path: Path, objects: ObjectStore) -> None:
-    base = make_base(tmp_path / "base")
-    overlay = Overlay(tmp_path / "first", base)
+    base = trees.make_base(tmp_path / "base")
+    overlay = trees.Overlay(tmp_path / "first", base)
     with overlay.mounted() as merged:
         (merged / "etc/mode").chmod(0o640)
         assert "trusted.overlay.origin" in os.listxattr(overlay.upper / "etc/mode")
@@ -124,22 +114,22 @@ def test_overlay_marks_are_not_attributes(tmp_path: Path, objects: ObjectStore) 
 def own_directory() -> Iterator[Path]:
     """A directory of an ordinary user."""
     with tempfile.TemporaryDirectory() as name:
-        if IS_ROOT:
-            os.chown(name, NOBODY, NOBODY)
+        if trees.IS_ROOT:
+            os.chown(name, trees.NOBODY, trees.NOBODY)
         yield Path(name)
 
 
 def test_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
-    with as_nobody():
+    with trees.as_nobody():
         own = (os.geteuid(), os.getegid())
         first, second, objects = own_directory / "first", own_directory / "second", ObjectStore(own_directory / "store")
         for directory in (first, second):
             directory.mkdir()
-        make_awkward(first / "n", owners=False)
+        trees.make_awkward(first / "n", owners=False)
         entries = scan(first, objects, ScanCache(), notes=[], root_ids=own)
         assert {(entry.uid, entry.gid) for entry in entries.values()} == {(0, 0)}
         write_tree(entries, objects, second, root_ids=own)
-        assert tree_of(second) == tree_of(first)
+        assert trees.tree_of(second) == trees.tree_of(first)
 
 
 def test_user_namespace_has_the_same_marks(own_directory: Path) -> None:
@@ -150,18 +140,18 @@ mount -t overlay overlay -o lowerdir=base,upperdir=upper,workdir=work,userxattr 
 cd merged; rm removed; rm -r renewed; mkdir renewed; echo new > renewed/only; echo more >> kept
 """
     base, upper = own_directory / "base", own_directory / "upper"
-    with as_nobody():
+    with trees.as_nobody():
         for name in ("base/renewed", "upper", "work", "merged", "again"):
             (own_directory / name).mkdir(parents=True)
         for name in ("removed", "renewed/old", "kept"):
             (base / name).write_text(name)
         own, objects = (os.geteuid(), os.getegid()), ObjectStore(own_directory / "store")
-    user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if IS_ROOT else {}
+    user = {"user": trees.NOBODY, "group": trees.NOBODY, "extra_groups": []} if trees.IS_ROOT else {}
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
     done = subprocess.run(command, cwd=own_directory, capture_output=True, text=True, check=False, timeout=60, **user)  # type: ignore[call-overload]
     if done.returncode:
         pytest.skip(f"no user namespace with an overlay here: {done.stderr.strip()}")
-    with as_nobody():
+    with trees.as_nobody():
         entries = scan(upper, objects, ScanCache(), notes=[], root_ids=own)
         assert [(path, entry.kind, entry.opaque) for path, entry in entries.items()] == [
             ("/kept", "file", False),
@@ -422,7 +412,7 @@ def test_unreadable_file_of_ordinary_user_is_named(upper: Path, objects: ObjectS
         own.chmod(0o755)
         (own / "f").touch()
         (own / "f").chmod(0)
-        with as_nobody(), pytest.raises(CaptureError, match="'/f' cannot be read: Permission denied"):
+        with trees.as_nobody(), pytest.raises(CaptureError, match="'/f' cannot be read: Permission denied"):
             scanned(own, objects)
     finally:
         shutil.rmtree(own)

@@ -43,14 +43,11 @@ def entries_of(archive: bytes, objects: ObjectStore, **options: object) -> dict[
     return read_tar(io.BytesIO(archive), objects, notes=[], **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--format=posix", "--sparse", "--xattrs", "--xattrs-include=*"],
-        ["--format=posix"],
-        ["--format=gnu", "--sparse"],
-    ],
-)
+@pytest.mark.parametrize("options", [
+    ["--format=posix", "--sparse", "--xattrs", "--xattrs-include=*"],
+    ["--format=posix"],
+    ["--format=gnu", "--sparse"],
+])  # fmt: skip
 def test_archives_of_gnu_tar_are_read(tmp_path: Path, objects: ObjectStore, options: list[str]) -> None:
     source = tmp_path / "source"
     source.mkdir()

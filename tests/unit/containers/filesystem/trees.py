@@ -1,7 +1,5 @@
 """Directory trees with everything that a file system can hold, overlays on them, and what is in them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -80,12 +78,7 @@ def change_everything(root: Path) -> None:
 
 
 def make_awkward(new: Path, *, owners: bool = IS_ROOT) -> None:
-    """Makes new files, directories, links and pipes of every awkward kind.
-
-    Args:
-        new: The directory to make.
-        owners: Whether to give some files to other users, and to make one that only root can read.
-    """
+    """Makes new files, directories, links and pipes of every awkward kind."""
     new.mkdir()
     for target, name in (
         ("target", "sym"),
@@ -101,12 +94,7 @@ def make_awkward(new: Path, *, owners: bool = IS_ROOT) -> None:
     (new / "attributes").write_text("x")
     os.setxattr(new / "attributes", "user.note", b"\x00\x01bin\xff")
     os.setxattr(new / "elsewhere", "user.empty", b"")
-    for name, mode in (
-        ("suid", 0o4755),
-        ("none", 0 if owners else 0o400),
-        ("sticky", 0o1777),
-        ("read-only", 0o555),
-    ):
+    for name, mode in (("suid", 0o4755), ("none", 0 if owners else 0o400), ("sticky", 0o1777), ("read-only", 0o555)):
         if name in ("suid", "none"):
             (new / name).write_text(name)
         else:

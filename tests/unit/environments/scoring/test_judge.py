@@ -1,7 +1,5 @@
 """The judge: what it asks, how its responses are read, what they cost, and that nobody pays for them twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

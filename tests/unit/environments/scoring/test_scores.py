@@ -1,7 +1,5 @@
 """What scorers return, how it is called, and what the rewards of an episode add up to."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math

@@ -1,7 +1,5 @@
 """Grades, and grading by the official harness where the package swebench is installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The scripts that run in a container's repository, in a local box."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,13 +8,7 @@ import pytest
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerStartError
-from ares_exp.tasks.swebench.repository import (
-    agent_patch,
-    apply_patch,
-    fits_base,
-    restore_files,
-    set_up_repository,
-)
+from ares_exp.tasks.swebench.repository import agent_patch, apply_patch, fits_base, restore_files, set_up_repository
 from tests.swebench_rows import BUGGY, FIXED, git
 
 pytestmark = [pytest.mark.local, pytest.mark.once]

@@ -1,7 +1,5 @@
 """Real git repositories of tasks, and a server that never answers."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

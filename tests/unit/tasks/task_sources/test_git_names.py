@@ -1,17 +1,8 @@
 """What is handed to git, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
-from ares_exp.tasks.task_sources.git_names import (
-    GitTask,
-    RepositoryReference,
-    check_git_ref,
-    check_git_url,
-    check_inner_path,
-    is_commit,
-)
+from ares_exp.tasks.task_sources import git_names
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -19,17 +10,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize(
     "url",
     [
-        "https://github.com/org/name.git",
-        "http://127.0.0.1:8000/name",
-        "ssh://git@host:22/org/name",
-        "git://host/name",
-        "file:///srv/tasks.git",
-        "git@github.com:org/name.git",
-        "host:name",
+        *("https://github.com/org/name.git", "http://127.0.0.1:8000/name", "ssh://git@host:22/org/name"),
+        *("git://host/name", "file:///srv/tasks.git", "git@github.com:org/name.git", "host:name"),
     ],
 )
 def test_valid_addresses_are_accepted(url: str) -> None:
-    assert check_git_url(url) == url
+    assert git_names.check_git_url(url) == url
 
 
 @pytest.mark.parametrize(
@@ -56,7 +42,7 @@ def test_valid_addresses_are_accepted(url: str) -> None:
 )
 def test_unsafe_addresses_are_refused(url: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        check_git_url(url)
+        git_names.check_git_url(url)
 
 
 @pytest.mark.parametrize(
@@ -64,17 +50,17 @@ def test_unsafe_addresses_are_refused(url: str, complaint: str) -> None:
 )
 def test_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="without user and password") as caught:
-        check_git_url(url)
+        git_names.check_git_url(url)
     assert "hush-hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ref", ["main", "v1.0", "feature/x", "refs/heads/main", "a" * 40, "HEAD"])
 def test_valid_refs_are_accepted(ref: str) -> None:
-    assert check_git_ref(ref) == ref
+    assert git_names.check_git_ref(ref) == ref
 
 
 def test_commit_is_lowercased() -> None:
-    assert check_git_ref("A" * 40) == "a" * 40
+    assert git_names.check_git_ref("A" * 40) == "a" * 40
 
 
 @pytest.mark.parametrize(
@@ -82,7 +68,7 @@ def test_commit_is_lowercased() -> None:
 )
 def test_unsafe_refs_are_refused(ref: str) -> None:
     with pytest.raises(ValueError, match="a commit, a branch or a tag"):
-        check_git_ref(ref)
+        git_names.check_git_ref(ref)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +76,20 @@ def test_unsafe_refs_are_refused(ref: str) -> None:
     [("a" * 40, True), ("0" * 64, True), ("F" * 40, True), ("a" * 39, False), ("main", False), (None, False)],
 )
 def test_full_commit_is_recognized(ref: str | None, expected: bool) -> None:
-    assert is_commit(ref) is expected
+    assert git_names.is_commit(ref) is expected
 
 
 @pytest.mark.parametrize(
     ("path", "expected"), [("a/b", "a/b"), ("a/./b/", "a/b"), ("a/../b", "b"), ("", "."), (".", "."), ("a/..", ".")]
 )
 def test_inner_paths_are_normalised(path: str, expected: str) -> None:
-    assert check_inner_path(path) == expected
+    assert git_names.check_inner_path(path) == expected
 
 
 @pytest.mark.parametrize("path", ["/a", "..", "../a", "a/../../b", "a\nb", "a\0b", "a\\b", "a/" * 600])
 def test_paths_outside_the_repository_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="stays inside the repository"):
-        check_inner_path(path)
+        git_names.check_inner_path(path)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +102,7 @@ def test_paths_outside_the_repository_are_refused(path: str) -> None:
     ],
 )
 def test_task_name_comes_from_the_repository(url: str, name: str) -> None:
-    assert GitTask(url, None, ".").name == name
+    assert git_names.GitTask(url, None, ".").name == name
 
 
 @pytest.mark.parametrize(
@@ -138,13 +124,13 @@ def test_task_name_comes_from_the_repository(url: str, name: str) -> None:
     ],
 )
 def test_reference_is_parsed(text: str, url: str, ref: str | None, folder: str | None) -> None:
-    assert RepositoryReference.parse(text) == RepositoryReference(url, ref, folder)
+    assert git_names.RepositoryReference.parse(text) == git_names.RepositoryReference(url, ref, folder)
 
 
 @pytest.mark.parametrize("text", ["", ".", "./tasks", "../tasks", "/srv/tasks", "~/tasks", "name", "a/b/c", "-x/y"])
 def test_local_paths_and_other_text_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a repository"):
-        RepositoryReference.parse(text)
+        git_names.RepositoryReference.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -162,4 +148,4 @@ def test_local_paths_and_other_text_are_refused(text: str) -> None:
 )
 def test_unsafe_references_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        RepositoryReference.parse(text)
+        git_names.RepositoryReference.parse(text)

@@ -1,7 +1,5 @@
 """Repositories of tasks: git commands, the cache, and several processes that fetch."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -216,7 +214,6 @@ def loading(**options: str) -> subprocess.Popen[str]:
     """A process that loads a task set once it is told to."""
     command = [sys.executable, "-c", LOAD, json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -227,7 +224,6 @@ def test_two_processes_share_the_fetched_tasks(make_repository: MakeRepository, 
         options = {"repo": repository.url, "cache_dir": str(cache_dir)}
         both = [stack.enter_context(loading(**options)) for _ in range(2)]
         for process in both:
-            assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
         first, second = (process.communicate(timeout=60)[0] for process in both)
@@ -243,7 +239,6 @@ def test_git_dies_with_its_parent_process(
 ) -> None:
     url = f"git://127.0.0.1:{silent_server.getsockname()[1]}/tasks"
     with loading(repo=url, cache_dir=str(cache_dir)) as process:
-        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
         connection, _ = silent_server.accept()
@@ -336,7 +331,6 @@ def test_foreign_file_in_the_cache_is_kept(cache: TaskCache) -> None:
 def test_killed_process_leaves_no_partial_task(cache_dir: Path) -> None:
     command = [sys.executable, "-c", HALF_A_TASK, str(cache_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "half\n"
         with TaskCache(cache_dir).workspace():  # another run does not disturb it
             assert len(list(cache_dir.glob("*/stage/one/task.toml"))) == 1

@@ -1,7 +1,5 @@
 """Tasks out of real repositories, as env=harbor loads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -51,14 +49,10 @@ def test_repository_of_tasks_is_loaded(load: Load, make_repository: MakeReposito
     source = load(repo=repository.url)
     assert names(source) == ["a", "b"]
     assert source.origins["a"] == TaskOrigin(repository.url, commit, "tasks/a")
-    assert source.tasks[0].describe()["origin"] == {
-        "git_url": repository.url,
-        "git_commit": commit,
-        "path": "tasks/a",
-    }
+    assert source.tasks[0].describe()["origin"] == {"git_url": repository.url, "git_commit": commit, "path": "tasks/a"}
     assert kept(cache_dir) == ["a", "b"]
     assert sorted(path.name for path in source.tasks[0].path.iterdir()) == [
-        *("environment", "instruction.md", "solution", "task.toml", "tests"),
+        *("environment", "instruction.md", "solution", "task.toml", "tests")
     ]
 
 
@@ -240,10 +234,7 @@ def test_equal_names_are_refused(load: Load, make_repository: MakeRepository, tm
 
 @pytest.mark.parametrize(
     ("path", "complaint"),
-    [
-        ("tsks", r"in tsks/, which does not exist\. Did you mean `tasks`\?"),
-        ("tasks/a", "in tasks/a/, found none"),
-    ],
+    [("tsks", r"in tsks/, which does not exist\. Did you mean `tasks`\?"), ("tasks/a", "in tasks/a/, found none")],
 )
 def test_repository_path_without_tasks_is_refused(
     load: Load, make_repository: MakeRepository, path: str, complaint: str

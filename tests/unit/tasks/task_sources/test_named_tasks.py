@@ -1,7 +1,5 @@
 """Registries, lists of tasks, and the options of `env=harbor`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -54,12 +52,6 @@ def test_invalid_entries_are_reported_with_their_position(rows: list[object], co
 )
 def test_newest_version_is_selected(versions: list[str], expected: str) -> None:
     assert newest(versions) == expected
-
-
-def test_data_set_is_selected_by_name_and_version() -> None:
-    datasets = parsed(ROW, {**ROW, "version": "1.1"}, {**ROW, "name": "other"})
-    assert choose(datasets, DatasetName.parse("bench"), where="r").version == "1.1"
-    assert choose(datasets, DatasetName.parse("bench@1.0"), where="r").version == "1.0"
 
 
 @pytest.mark.parametrize(

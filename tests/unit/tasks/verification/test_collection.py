@@ -1,7 +1,5 @@
 """Artifacts and collect hooks in real containers: out of the agent's, into the verifier's own."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile
@@ -39,8 +37,7 @@ async def collected(task: HarborTask, target: Path, *commands: str) -> list[dict
             result = await box.exec(command)
             assert result.exit_code == 0, result.output
         await task.stages[0].collect(box, target)
-    manifest: list[dict[str, Any]] = json.loads((target / "manifest.json").read_text())
-    return manifest
+    return json.loads((target / "manifest.json").read_text())
 
 
 def statuses(manifest: list[dict[str, Any]]) -> dict[str, str]:
