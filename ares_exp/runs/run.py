@@ -142,7 +142,7 @@ class Run:
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """Opens the session, and returns it with the information for trackers. Blocking."""
+        """Opens the session. Returns the session, and the facts about the run for trackers. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
