@@ -28,9 +28,9 @@ class OraclePolicy(Policy):
     """Responds to the first request of an episode with the solution script, and to later ones with the submit command.
 
     The environment puts the solution into the container (`needs_solution`). An unsolved task shows a defect of the task
-        or of this package, because the oracle uses the same path as other policies. An environment without a container
-    puts the solving reply into the request as `metadata["solution"]`, and the oracle returns it. The oracle is rejected
-    if a source has no solutions (`SourceBase.has_solutions`).
+    or of this package, because the oracle uses the same path as other policies. An environment without a container puts
+    the solving reply into the request as `metadata["solution"]`, and the oracle returns it. The oracle is rejected if a
+    source has no solutions (`SourceBase.has_solutions`).
     """
 
     needs_solution = True

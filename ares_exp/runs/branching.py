@@ -187,7 +187,7 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns a branch's client, which receives the earlier responses and returns a fixed first response, if any."""
+        """Returns a branch's client, which knows the earlier responses and returns a fixed first response, if any."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 

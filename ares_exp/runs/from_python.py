@@ -122,10 +122,9 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
     """Runs an experiment like `python -m ares_exp` with these overrides, and returns its results.
 
     The run has the same directory, records, checks, retries and budgets as a run of the command. The command and this
-        function can resume each other's runs (`resume=outputs/first`). The run uses an event loop in a separate thread,
-        and the caller waits.
-    You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event loop. To await a
-    run, use `arun`.
+    function can resume each other's runs (`resume=outputs/first`). The run uses an event loop in a separate thread, and
+    the caller waits. You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event
+    loop. To await a run, use `arun`.
 
     A failed attempt is a row and not an exception. `results.exit_code` is the exit code of the command. Ctrl-C cancels
     running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. Other signals keep the

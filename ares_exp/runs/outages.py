@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Outages:
     """Pauses the scheduler while a check fails, and ends the run if the check fails for `MAX_OUTAGE_SEC`.
 
-    A check raises `UnreachableError` if a service cannot be reached. It is repeated only once for all callers that wait
-    for the same service.
+    A check raises `UnreachableError` if a service cannot be reached. Callers that wait
+    for the same service share the repeated checks.
     """
 
     def __init__(

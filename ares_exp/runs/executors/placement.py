@@ -49,7 +49,7 @@ class Placement(Generic[HostT]):
     All attempts at a task are placed on the same host, unless this host has much more than its share. The image of a
     task is therefore pulled or built on few nodes. The more often an attempt was lost with its host, the fewer other
     environments are placed next to it, and finally none. An attempt that kills hosts therefore affects fewer and fewer
-        other attempts, and is finally identified.
+    other attempts, and is finally identified.
     """
 
     def __init__(self) -> None:

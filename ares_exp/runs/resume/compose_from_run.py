@@ -285,7 +285,7 @@ def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str])
     """Restores the recorded values in a config that was composed from a repeated command, except for typed keys.
 
     Options and defaults may have changed on disk since the start of the run. Classes that differ, and secrets, are not
-        restored from the file. `open_session` rejects remaining differences that affect results.
+    restored from the file. `open_session` rejects remaining differences that affect results.
 
     Args:
         config: Composed config, which is changed in place.

@@ -2,8 +2,8 @@
 
 A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories require
 `resume_force=true` and are treated as hostile. Values (numbers, strings, names of options) are used, but classes must
-    be named by an option on this machine, and sweeps are not resumed. No record can provide its own options, or read
-    environment variables of this machine. Overrides that the user types are not checked here.
+be named by an option on this machine, and sweeps are not resumed. No record can provide its own options, or read
+environment variables of this machine. Overrides that the user types are not checked here.
 
 All code that composes a command from a record uses this module.
 """
