@@ -17,7 +17,7 @@ from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
 
 CACHED_MESSAGES = 2
-"""Number of last user messages to mark, so that the next request can read the content cached by this one."""
+"""Number of last user messages with a cache breakpoint, so that the next request can read the cached content."""
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))

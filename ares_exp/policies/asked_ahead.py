@@ -25,10 +25,10 @@ from ares_exp.policies.policy import checked_response
 T = TypeVar("T")
 
 UNWIND_SEC = 2.0
-"""Time limit in seconds for cancelled requests to unwind after the end of their episode."""
+"""Time limit in seconds for cancelled requests to end, after the end of their episode."""
 
 NO_CALL = -1
-"""Call id of an observation without further information."""
+"""Call id of a request that is not in the list of pending requests."""
 
 
 @runtime_checkable
@@ -90,7 +90,7 @@ class _Ask:
 
 
 _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
-"""Request that the running code sends ahead of time."""
+"""Request that the current task sends ahead of time; `None` in other tasks."""
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
@@ -154,7 +154,7 @@ class AskedAhead(Generic[T]):
         if self._asks:
             requests = {call.call_id: call.request for call in pending}
             for call_id, ask in list(self._asks.items()):
-                if requests.get(call_id) != ask.call.request:  # another stage starts its call ids at 0 again
+                if requests.get(call_id) != ask.call.request:  # call ids start at 0 again in each stage
                     self._cancel(self._asks.pop(call_id))
         if len(pending) > 1:
             self._ask_ahead()
@@ -210,7 +210,7 @@ class AskedAhead(Generic[T]):
         _ahead.set(ask)
         try:
             return await self._ask(ask.call, True)
-        except SystemExit as error:  # it would end the event loop, although only the policy failed
+        except SystemExit as error:  # SystemExit would end the event loop, although only the policy failed
             raise PolicyError(f"The policy raised SystemExit: {error}") from error
 
     def _ended(self, task: asyncio.Task[T]) -> None:

@@ -248,7 +248,7 @@ class EndpointPolicy(Policy):
         """
         self.check_settings()
         listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
-        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers spell the same name differently
+        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers use different suffixes
         if listed and not any(stem in name for name in listed):
             shown = ", ".join(listed[:SHOWN_MODELS]) + (", …" if len(listed) > SHOWN_MODELS else "")
             self._warn_once(

@@ -44,7 +44,7 @@ class ResponseDeadline:
         self.extend(seconds)
 
     def expire(self) -> None:
-        """Ends the environment's time immediately."""
+        """Lets the environment's limit pass immediately."""
         self._time_is_up_at = min(asyncio.get_running_loop().time(), self._given_up_at)
         self._reschedule()
 

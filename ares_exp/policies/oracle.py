@@ -9,10 +9,10 @@ from ares_exp.policies.agent_forms import SUBMIT, form_of
 from ares_exp.policies.policy import Policy
 
 SOLVING = "I run the task's own solution."
-"""Text that accompanies the command."""
+"""Text of the reply that runs the solution."""
 
 SOLVED = "The solution has run."
-"""Text that accompanies the submission."""
+"""Text of the reply that submits."""
 
 MOST_SUBMISSIONS = 3
 """Maximum number of consecutive submissions; some agents ask for a confirmation."""

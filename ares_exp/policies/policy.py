@@ -153,7 +153,7 @@ class AdvancingClient(LLMClient, Protocol):
 
 
 Weights = Mapping[str, Any] | Path | Callable[[], None]
-"""New weights: tensors by parameter name (others stay), directory of a saved model, or function that sets them."""
+"""New weights: tensors by parameter name (others do not change), a model directory, or a function that sets them."""
 
 
 @runtime_checkable

@@ -248,7 +248,7 @@ class _Replayed:
         Returns the recorded exchange, if any, and the serialised request.
         """
         position = len(self.steps)
-        asked = serialize_llm_request(edited(request, self._edits, position))  # includes the edits of the recording
+        asked = serialize_llm_request(edited(request, self._edits, position))  # applies the edits of a recorded branch
         recorded = self._recorded.next_for(asked)
         if recorded is None:
             self.steps.append(StepComparison(position, Match.EXTRA))

@@ -171,7 +171,7 @@ def _render(report: ReplayReport, stream: TextIO) -> None:
     if report.episodes:
         write(stream, draw(_table(report), stream))
     told = [episode for own in report.by_task().values() for episode in own]
-    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # differences first
+    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # different episodes first
     lines = [line for episode in told[:MAX_EPISODES] for line in _episode(episode)]
     if len(told) > MAX_EPISODES:
         lines.append(f"and {len(told) - MAX_EPISODES} more episodes, in replay.json")

@@ -34,7 +34,7 @@ ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "m
 """Additional fields of engines in a response body."""
 PROBED_TEMPERATURE = 0.1
 MAX_PROBED_GAP = 0.1
-"""Largest difference between the log-probabilities of one token in two responses, because of the server's precision."""
+"""Largest difference of a token's log-probability between two responses that the server's precision can explain."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 

@@ -143,7 +143,7 @@ class RequestSlots:
         except asyncio.CancelledError:
             if place.cancelled():
                 self._waiting = deque(other for other in self._waiting if other is not place)
-            else:  # the slot was assigned at the same moment
+            else:  # the slot was assigned just before the cancellation
                 self._release()
             raise
 

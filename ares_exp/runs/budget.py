@@ -30,7 +30,7 @@ _NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
 _SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
 
 MAX_JOBS = 10_000
-"""Maximum number of jobs of a sweep that are read."""
+"""Maximum number of jobs of a sweep whose spending is read."""
 
 _PROCESS_BEGAN = time.time()
 
@@ -217,7 +217,7 @@ class BudgetMeter:
                     broken.append(str(error))
                 else:
                     jobs |= {folder: job} if job is not None else {}
-        except ConfigError as error:  # a folder with jobs in it
+        except ConfigError as error:  # a folder that contains jobs cannot be read
             broken.append(str(error))
         self._jobs = jobs
         self._spent_by_jobs = sum((job.spent for job in jobs.values()), Spent())

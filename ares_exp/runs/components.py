@@ -89,7 +89,7 @@ class Components:
             budget=instantiate_node(config, "budget"),
             trainer=objects.get("trainer"),
             executor=as_executor(part("executor")),
-            recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # they stay in this process
+            recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # both stay here
         )
 
 

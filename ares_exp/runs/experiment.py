@@ -408,7 +408,7 @@ class Experiment:
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
             self._warn(f"An episode could not continue from its snapshot, and runs again from its start: {failure}")
-            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # this log replaced the earlier one
+            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
         wait_sec = self._retry.wait_sec(failure, result.outcome, tries)
@@ -434,7 +434,7 @@ class Experiment:
             return
         if failure is not None:
             failure = await self._recorder.cause(failure)
-            if episode.result is not None:  # recorded meanwhile
+            if episode.result is not None:  # another call recorded the episode meanwhile
                 return
         if episode.is_unkept and self._storage.failure is not None:
             result = episode.to_unrecorded(self._storage.failure)
@@ -482,7 +482,7 @@ class Experiment:
 
         agents = self._parts.effective_agent
         if agents.can_be_restored:
-            self._parts.container_factory.check_snapshots()  # a snapshot may be needed
+            self._parts.container_factory.check_snapshots()  # a snapshot of the branching point may have to be taken
         async with self._parts.executor.room(branching.task_name) as place:
             store = self._run_dir.branch_point
             await branching.prepare(agents, partial(make, place), check, store, self._warn)

@@ -62,7 +62,7 @@ class Outages:
                 return False
             if check not in self._watches:
                 self._watches[check] = watch = asyncio.create_task(self._watch(check, str(problem)))
-                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # no waiter may be left
+                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # waiters may be cancelled
         await asyncio.shield(self._watches[check])
         return True
 

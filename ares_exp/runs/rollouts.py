@@ -344,7 +344,7 @@ async def rollouts(
         fill(owed)
         while running or finished.qsize():
             episode = (await finished.get()).result()
-            fill(owed)  # before the consumer handles this episode
+            fill(owed)  # so that others run while the consumer handles this episode
             yield episode
     finally:
         await finish(_release(running, owned))

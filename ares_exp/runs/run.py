@@ -267,7 +267,7 @@ def _take_signals(run: Run) -> None:
         if presses > 1:
             os._exit(130)  # containers are removed when this process ends
         run.interrupt()
-        with suppress(OSError, ValueError):  # the reader may have ended
+        with suppress(OSError, ValueError):  # the reader of a pipe may have ended
             sys.stderr.write("\ninterrupted: running episodes are ending. Press Ctrl-C again to exit immediately\n")
             sys.stderr.flush()
 

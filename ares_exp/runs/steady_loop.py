@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 TICK_SEC = 1.0
 STOPPED_SEC = 5.0
-"""A longer time without a tick, in which the process used almost no CPU time, is a stop."""
+"""Time without a tick, in seconds, after which the process counts as stopped if it used almost no CPU time."""
 
 _T = TypeVar("_T")
 

@@ -22,7 +22,7 @@ OnEnd = Callable[["RunningEpisode | None"], None]
 Slot = tuple[str, int]
 PauseScope = Literal["requests", "starts"]
 TRAINER = "trainer"
-"""Holder of a pause by a trainer."""
+"""Name under which a trainer pauses the run."""
 
 logger = logging.getLogger(__name__)
 

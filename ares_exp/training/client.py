@@ -43,7 +43,7 @@ from ares_exp.training.service.bodies import Submitted
 from ares_exp.wrappers.loop_thread import LoopThread
 
 POLL_SEC = 20.0
-"""Time in seconds that the service holds a poll without news."""
+"""Maximum time in seconds that the service waits for news before it responds to a poll."""
 CANCEL_LIMIT_SEC = 60.0
 """Time limit in seconds for cancelling a submission whose consumer stopped."""
 

@@ -33,7 +33,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 Made = Literal["clean", "realigned", "forked"]
 Lost = Literal["mask", "group"]
-"""Use of an episode without a reward in a batch: mask its rows, or leave out all episodes of the same prompt."""
+"""Treatment of an episode without a reward: `mask` masks its rows, `group` omits all episodes of the same prompt."""
 
 
 @dataclass(frozen=True, slots=True)

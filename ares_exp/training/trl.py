@@ -98,7 +98,7 @@ class _Sampler:
         self._waiting.append(request)
         async with self._turns:
             while request.request_id not in self._sampled:
-                await asyncio.sleep(0.005)  # others join the batch
+                await asyncio.sleep(0.005)  # so that concurrent requests join the batch
                 size = self._trainer.args.per_device_train_batch_size
                 batch, self._waiting = self._waiting[:size], self._waiting[size:]
                 responses = await asyncio.to_thread(generate, self._trainer, batch)

@@ -142,7 +142,7 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
     Raises:
         PreflightError: The tokenizer cannot be loaded, or has no chat template. The message suggests a fix.
     """
-    if find_spec("torch") is None:  # a tokenizer does not need it, but transformers would print a line about it
+    if find_spec("torch") is None:  # not needed, but transformers would print a warning
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer

@@ -25,7 +25,7 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 }
 """Values that leave the model's distribution unchanged."""
 PROCESSED_LOGPROBS: Mapping[str, str] = {"logprobs_mode": "processed_logprobs"}
-"""Recorded with the sampling of a response whose log-probabilities are those of its temperature."""
+"""Entry in the recorded sampling of a response whose log-probabilities were computed at its temperature."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
 """Maximum length of a response if neither the policy nor the agent sets one."""
 

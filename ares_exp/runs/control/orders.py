@@ -180,7 +180,7 @@ class OrderFile:
 
 
 class Inbox:
-    """Reads each order file once, oldest first. Reports links, pipes, and large or invalid files once each.
+    """Reads each order file once, oldest first. Rejects links, pipes, and large or invalid files once each.
 
     Skips names with a leading dot, because another process may be writing these files.
     """
@@ -232,7 +232,7 @@ class Inbox:
         try:
             data, uid = _read(directory, name)
             found = OrderFile(name, Order.parse(data), uid)
-        except FileNotFoundError:  # its author has removed it
+        except FileNotFoundError:  # the author has removed the file
             return None
         except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else str(error)

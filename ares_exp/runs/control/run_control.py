@@ -105,7 +105,7 @@ class RunControl:
             try:
                 has_changed = await asyncio.shield(look) or self.live.state != self._written
             finally:
-                await asyncio.wait({look}, timeout=UNWIND_SEC)  # so that no order is lost
+                await asyncio.wait({look}, timeout=UNWIND_SEC)  # an order that was read must also be applied
             is_watched = await asyncio.to_thread(lambda: self._own.is_watched)
             interval_sec = min(WATCHED_WRITE_SEC, self.interval_sec) if is_watched else self.interval_sec
             if has_changed or time.monotonic() - self._written_at >= interval_sec - LOOK_SEC / 2:

@@ -365,7 +365,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._tell(method, *arguments, number=number)
         try:
             return (await waiting).result("the run's own process")
-        except SystemExit as error:  # it would end this process
+        except SystemExit as error:  # SystemExit would end this process
             raise RuntimeError(str(error)) from error
         finally:
             self._answers.pop(number, None)

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 BOUND = 1.25
-"""Load of a host, relative to its share of the environments, above which another host is chosen for a task."""
+"""Factor by which a host may exceed its share of the environments before another host is chosen for a task."""
 FEWER = 8
 """Factor by which each loss of an attempt with its host reduces the number of environments next to this attempt."""
 

@@ -80,8 +80,8 @@ class RayExecutor(ExecutorBase):
                 requirements.
             num_cpus: Number of CPUs that a host reserves in Ray.
             lease_sec: Time without contact after which the run treats a host as lost and the host ends, in seconds.
-            lost_per_attempt: Number of lost hosts after which an attempt ends with an error. Requires that it was the
-                only environment on the last host.
+            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if it was the only
+                environment on the last host.
             storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are
                 sent), or `auto` (detected for each host).
             join_timeout_sec: Time limit for the start of a host, including its checks of tasks and backend, in seconds.

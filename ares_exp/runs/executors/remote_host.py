@@ -169,7 +169,7 @@ class RemoteHost:
             self.why_lost = why
             self.has_ended.set_result(None)
             for wait in self._waits:
-                with suppress(RuntimeError):  # it expires at this moment
+                with suppress(RuntimeError):  # the wait has just expired
                     wait.reschedule(0.0)
         self._end_tasks()
 
@@ -247,7 +247,7 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request of an environment to its model. One client serves all requests of an episode."""
+        """Sends a request of an environment to its model. Keeps the episode's client until the environment is closed."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}

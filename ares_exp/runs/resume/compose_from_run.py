@@ -133,7 +133,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     if isinstance(env, dict):
         values["env"] = {key: NO_SELECTION.get(key, value) for key, value in env.items()}
     if isinstance(env, dict) and "tasks" in env and not any(one.key_or_group == "env" for one in typed):
-        needed = [*needed, f"env.tasks={listed(tasks)}"]  # another environment is narrowed by the job itself
+        needed = [*needed, f"env.tasks={listed(tasks)}"]  # otherwise, the job selects the tasks
     return _composed(ref.run, values, flags, needed, own)
 
 

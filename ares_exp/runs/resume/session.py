@@ -293,7 +293,7 @@ def close_session(run_dir: RunDir, summary: RunSummary) -> None:
         if run_dir.responses.is_dir() and not any(run_dir.responses.iterdir()):
             run_dir.responses.rmdir()
     except OSError as error:
-        level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the run has reported why it ended
+        level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the reason was already reported
         logger.log(level, "Writing %s failed: %s", run_dir.sessions.name, error.strerror)
 
 

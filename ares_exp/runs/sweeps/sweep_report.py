@@ -35,7 +35,7 @@ from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
 REPEATED_BY = "seed"
-"""The key that repeats a setting, unless the command names another key."""
+"""The key in which the jobs of one setting differ, unless the command names another key."""
 
 
 @dataclass(frozen=True, slots=True)

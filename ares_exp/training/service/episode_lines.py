@@ -77,7 +77,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
         "calls": content.get("calls"),
         "trajectory": content.get("trajectory"),
         "times": {
-            "queue": begun,  # replaced by the caller, who knows the time of the submission
+            "queue": begun,  # the caller subtracts the time of the submission
             "start": round(spent.get("start", 0.0), 3),
             "engine": round(spent.get("policy", 0.0), 3),
             "tools": round(spent.get("agent", 0.0), 3),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 64 * 2**20
 WRITE_SEC = 60.0
-"""Time limit, in seconds, for a client to take a part of a response."""
+"""Time limit, in seconds, for a client to receive a part of a response."""
 RETRY_AFTER_SEC = 2
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -168,7 +168,7 @@ class HttpService:
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, bodies.SubmissionBody)
-        submission = await asyncio.shield(self._rollouts.submit(body))  # a client that leaves must not cut it in half
+        submission = await asyncio.shield(self._rollouts.submit(body))  # not cancelled if the client disconnects
         ids = [one.rollout_id for one in submission.rollouts]
         return _json(bodies.Submitted(submission_id=submission.submission_id, rollout_ids=ids), status=202)
 

@@ -67,7 +67,7 @@ class Service:
             UserError: The key is missing, or the port cannot be used.
         """
         with suppress(ImportError):
-            import openai as openai  # takes a second, which the first submission would wait for
+            import openai as openai  # importing it takes a second; the first submission should not wait for it
         host, port, name = self._options.host, self._options.port, self._options.key_env
         if name is not None:
             self._key = os.environ.get(name, "").strip()

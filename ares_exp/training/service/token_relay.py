@@ -256,6 +256,6 @@ class _Sampler:
             finish_reason="length" if stop == "abort" else stop,
             model=self.model,
             latency_sec=time.perf_counter() - started,
-            sampling={**sampling, **PROCESSED_LOGPROBS},  # the trainer's own, at the temperature that it samples with
+            sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers use the sampling temperature for them
             policy_version="+".join(versions) or None,
         )
