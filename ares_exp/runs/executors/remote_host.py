@@ -247,7 +247,7 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request of an environment to its model. Keeps the episode's client until the environment is closed."""
+        """Sends a request of an environment to its model. Keeps an episode's client until its environment ends."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
