@@ -28,7 +28,7 @@ def form_of(request: LLMRequest) -> BashBlock:
 
 
 class BashBlock:
-    """Replies with one fenced bash block. Other formats override the methods."""
+    """The reply format with one fenced bash block, and the base class of the other formats."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
         """Returns a reply that runs a command, given as lines of source text."""
@@ -39,15 +39,15 @@ class BashBlock:
         return self.run(thought, SUBMIT)
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """Returns a reply that waits for the end of the command, or an empty list, the default, if it has ended."""
+        """Returns a reply that waits for a running command, or an empty list if none is running (the default)."""
         return []
 
 
 class ToolCalls(BashBlock):
-    """Replies with one tool call."""
+    """The reply format with one tool call."""
 
     def __init__(self, offered: Sequence[str]) -> None:
-        """Takes the names of the offered tools."""
+        """Stores the names of the tools that the agent offers."""
         self._offered = offered
 
     def run(self, thought: str, command: str) -> list[Piece]:
@@ -62,7 +62,7 @@ class ToolCalls(BashBlock):
 
 
 class Keystrokes(BashBlock):
-    """Replies with JSON keystrokes for a terminal."""
+    """The reply format with JSON keystrokes for a terminal."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
         """Returns keystrokes that type the command and print a marker at its end."""

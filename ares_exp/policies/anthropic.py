@@ -17,7 +17,7 @@ from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
 
 CACHED_MESSAGES = 2
-"""Number of last user messages to mark, so that the next request can read the content cached by this one."""
+"""Number of last user messages with a cache breakpoint, so that the next request can read the cached content."""
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
@@ -68,7 +68,11 @@ class AnthropicPolicy(EndpointPolicy):
 
 
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:
-    """Marks the part before the conversation, and its last messages. Uses at most three of the four allowed marks."""
+    """Sets cache breakpoints in a body, each with the value `mark`.
+
+    One breakpoint follows the system prompt and the tools, and the others follow the last user messages. The endpoint
+    allows four breakpoints, and at most three are used.
+    """
     if "system" in body:
         if isinstance(body["system"], str):
             body["system"] = [{"type": "text", "text": body["system"]}]

@@ -1,6 +1,7 @@
-"""The requests of one episode, sent in order.
+"""The requests of one episode to its policy.
 
-If the policy allows it, later pending requests are sent ahead of time.
+If an agent waits for several responses and the policy allows it, requests after the first one are also sent, before the
+episode waits for their responses (ahead of time).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ares_exp.policies.policy import checked_response
 T = TypeVar("T")
 
 UNWIND_SEC = 2.0
-"""Time limit in seconds for cancelled requests to unwind after the end of their episode."""
+"""Time limit in seconds for cancelled requests to end, after the end of their episode."""
 
 NO_CALL = -1
-"""Call id of an observation without further information."""
+"""Call id of a request that is not in the list of pending requests."""
 
 
 @runtime_checkable
@@ -51,7 +52,7 @@ def concurrency_of(client: LLMClient) -> int:
 
 @runtime_checkable
 class ForesightedClient(LLMClient, Protocol):
-    """A client of one episode that is notified of requests before they are sent."""
+    """A client of one episode that is notified of the pending requests before it has to respond to them."""
 
     @property
     def looks_ahead(self) -> bool:
@@ -61,7 +62,7 @@ class ForesightedClient(LLMClient, Protocol):
     def expect(self, pending: Sequence[PendingRequest]) -> None:
         """Receives all requests that wait for a response, in order. The first one is sent next, or has been sent.
 
-        Earlier requests that are no longer in the list need no response.
+        Requests of earlier calls that are missing in this list need no response.
         """
         ...
 
@@ -77,9 +78,9 @@ class _Ask:
     Attributes:
         call: Pending request.
         task: Task that sends the request.
-        is_awaited: Whether the episode waits for the response now.
-        waits_until: End of the request's wait for its endpoint, in seconds of the monotonic clock; 0.0 if it does not
-            wait.
+        is_awaited: Whether the episode is waiting for this response.
+        waits_until: Time at which the request stops waiting for its endpoint, in seconds of the monotonic clock; 0.0 if
+            it does not wait.
     """
 
     call: PendingRequest
@@ -89,11 +90,11 @@ class _Ask:
 
 
 _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
-"""Request that the running code sends ahead of time."""
+"""Request that the current task sends ahead of time; `None` in other tasks."""
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
-    """Wraps the `on_wait` callback of a policy. A request's wait counts only while the episode waits for the response.
+    """Wraps an `on_wait` callback, so that a request's wait counts only while the episode waits for its response.
 
     Otherwise, five requests that wait at the same time would count five times.
     """
@@ -109,7 +110,7 @@ def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], 
 
 
 class AskedAhead(Generic[T]):
-    """Requests the responses of one episode, with a bounded number of concurrent requests.
+    """Sends the requests of one episode to its policy, with a bounded number of concurrent requests.
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
@@ -128,10 +129,11 @@ class AskedAhead(Generic[T]):
 
         Args:
             ask: Function that requests one response from the policy. Its second argument is whether the request is
-                ahead of its turn. It raises the policy's errors.
+                sent ahead of time. It raises the policy's errors.
             concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
             has_room: Function that returns whether the episode's limits allow this number of responses and one more.
-            on_wait: Callback that receives the remaining wait in seconds when the episode reaches a waiting request.
+            on_wait: Callback that receives the remaining wait in seconds if the episode starts to wait for a response
+                whose request waits for its endpoint.
         """
         self._ask = ask
         self.looks_ahead = concurrency > 1
@@ -152,13 +154,13 @@ class AskedAhead(Generic[T]):
         if self._asks:
             requests = {call.call_id: call.request for call in pending}
             for call_id, ask in list(self._asks.items()):
-                if requests.get(call_id) != ask.call.request:  # another stage starts its call ids at 0 again
+                if requests.get(call_id) != ask.call.request:  # call ids start at 0 again in each stage
                     self._cancel(self._asks.pop(call_id))
         if len(pending) > 1:
             self._ask_ahead()
 
     async def __call__(self, request: LLMRequest) -> T:
-        """Returns the response to the observation. A request that was sent ahead of time is not repeated."""
+        """Returns the response to a request. A request that was sent ahead of time is not sent again."""
         call = self._pending[0] if self._pending else None
         if call is None or call.request != request:
             call = PendingRequest(NO_CALL, MAIN_CONVERSATION, request)
@@ -177,7 +179,7 @@ class AskedAhead(Generic[T]):
             self.awaited = None
 
     async def close(self) -> None:
-        """Cancels requests sent ahead of time, and waits for a bounded time until they unwind."""
+        """Cancels requests that were sent ahead of time, and waits up to `UNWIND_SEC` until they have ended."""
         self._closed = True
         for ask in self._asks.values():
             self._cancel(ask)
@@ -208,14 +210,14 @@ class AskedAhead(Generic[T]):
         _ahead.set(ask)
         try:
             return await self._ask(ask.call, True)
-        except SystemExit as error:  # it would end the event loop, although only the policy failed
+        except SystemExit as error:  # SystemExit would end the event loop, although only the policy failed
             raise PolicyError(f"The policy raised SystemExit: {error}") from error
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        """Uses the free slot for the next request."""
+        """Sends another request ahead of time when one has ended."""
         self._ending.discard(task)
         if not task.cancelled():
-            task.exception()  # raised in its turn, if it comes; otherwise asyncio would log it
+            task.exception()  # marks it as retrieved, because asyncio would log an error that is never awaited
         if len(self._pending) > 1 and not self._closed:
             self._ask_ahead()
 
@@ -230,10 +232,10 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode without a log. It also responds to background requests."""
+    """The client of an episode without a response log, also for background requests and their cost."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Takes the client, and the function that counts the cost of responses to background requests."""
+        """Stores the client, and the function that counts the cost of responses to background requests."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay
@@ -243,7 +245,7 @@ class PaidBackgroundRequests:
         return await self._client(request)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a request without a step.
+        """Responds to a background request, which takes no step.
 
         Raises:
             PolicyError: The policy failed or returned an invalid response.
@@ -256,8 +258,7 @@ class PaidBackgroundRequests:
 class BackgroundClient:
     """The client for the background requests of an episode.
 
-    It is set after the environment is created, with the policy.
-
+    The environment receives this client before the policy of the episode exists. `answered_by` sets the policy later.
     The client does not keep the policy alive, so that the episode is freed immediately after its end.
     """
 
@@ -271,7 +272,7 @@ class BackgroundClient:
         self._responses: WeakMethod[LLMClient] | None = None
 
     def answered_by(self, responses: LLMClient) -> None:
-        """Sets the method that responds from now on. The caller has to keep its object alive."""
+        """Sets the method that responds from now on. The caller must keep the object of the method alive."""
         self._responses = WeakMethod(responses)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:

@@ -26,7 +26,7 @@ class OpenAIPolicy(EndpointPolicy):
         seed: Sampling seed of every request; `"episode"` for the seed of the episode; `None` sends no seed.
         max_tokens_field: Name of the endpoint's field for the bound on generated tokens. Use `max_tokens` for engines
             that only support the older name.
-        send_reasoning: Whether to send the model's reasoning back in the messages that repeat its responses. The value
+        send_reasoning: Whether to send the model's reasoning back together with its earlier responses. The value
             is the endpoint's field, `reasoning_content` (also `true`), `reasoning` or `reasoning_details`. Other
             endpoints may ignore the field, reject it, or charge for it.
     """

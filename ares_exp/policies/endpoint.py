@@ -1,6 +1,6 @@
 """One OpenAI-compatible HTTP endpoint.
 
-Requests are tried once with the official client, and failures have typed errors.
+Each request is sent once with the official client, and failures raise typed errors.
 
 The client's own retries are disabled, because they also retry without credit and their waits cannot be configured. The
 transport is aiohttp, because the default connection pool slows down with the number of parallel requests.
@@ -58,9 +58,9 @@ class EndpointWire:
     Attributes:
         policy: Option of the policy that uses the wire, for messages.
         path: Path below the base URL.
-        answered_in: Field that only successful responses have.
+        answered_in: Name of a field that only successful responses have.
         streamed: Class that assembles streamed responses.
-        stream_fields: Request fields that enable streaming, including token counts.
+        stream_fields: Request fields that enable streaming and token counts within the stream.
         key_header: Header for the key; `None` for `Authorization: Bearer`.
         headers: Headers of every request.
     """
@@ -101,7 +101,7 @@ class Endpoint:
         max_response_bytes: int,
         stream_idle_sec: float,
     ) -> None:
-        """Takes the settings of the endpoint.
+        """Stores the settings of the endpoint.
 
         Args:
             wire: Format and path of requests.
@@ -123,7 +123,7 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns another endpoint of the same server, with the same key and limits."""
+        """Returns an endpoint for another URL and wire of the same server, with the same `api_key_env` and limits."""
         return Endpoint(
             wire,
             base_url=base_url,
@@ -323,7 +323,7 @@ class Endpoint:
         return bytes(body)
 
     async def _assembled(self, response: Any) -> Any:
-        """Assembles a streamed response."""
+        """Reads a streamed response, and returns the body that the endpoint would have sent without streaming."""
         request = f"POST {self.base_url}/{self._wire.path}"
         llm_response, loop = self._wire.streamed(), asyncio.get_running_loop()
         try:
@@ -347,7 +347,7 @@ class Endpoint:
         return llm_response.body()
 
     async def _events(self, response: Any, llm_response: ResponseStream) -> AsyncIterator[None]:
-        """Adds the events of a stream until it ends.
+        """Passes the events of a stream to `llm_response` until the stream ends.
 
         Yields after each part that arrives before the response is complete.
         """
@@ -370,10 +370,7 @@ class Endpoint:
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:
-        """Returns an error sent with status 200, either after the headers or as the state of a response.
-
-        `None` if there is none.
-        """
+        """Returns the error in a body that was sent with status 200; `None` if the body has no error."""
         if not isinstance(body, Mapping) or (self._wire.answered_in in body and body.get("status") != "failed"):
             return None
         error = body.get("error")
@@ -436,7 +433,7 @@ def _model_names(body: bytes) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes. Only the innermost one explains more than "Connection error"."""
+    """Yields an exception and its causes. Only the last cause explains more than "Connection error"."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Errors of an endpoint. The HTTP status and the error object determine a class of `ares_exp.errors`.
+"""The mapping of an endpoint's HTTP statuses and error objects to the error classes of `ares_exp.errors`.
 
 Servers differ in the object that they send as `error` (SGLang: as the whole body):
 
@@ -78,11 +78,9 @@ _NOT_FOUND = "Check policy.model and policy.base_url."
 
 
 def status_of(error: Mapping[Any, Any]) -> int | None:
-    """Returns the HTTP status for an error object that arrived with status 200.
+    """Returns the HTTP status for an error object that arrived with status 200; `None` if it is not an error.
 
     OpenRouter sends the status as the code.
-
-    `None` if the object does not identify an error.
     """
     named = [name for name in (error.get("code"), error.get("type")) if name is not None]
     for name in named:

@@ -248,7 +248,7 @@ class EndpointPolicy(Policy):
         """
         self.check_settings()
         listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
-        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers spell the same name differently
+        stem = str(self.model).partition(":")[0].removesuffix("-latest")  # servers use different suffixes
         if listed and not any(stem in name for name in listed):
             shown = ", ".join(listed[:SHOWN_MODELS]) + (", …" if len(listed) > SHOWN_MODELS else "")
             self._warn_once(
@@ -257,7 +257,7 @@ class EndpointPolicy(Policy):
             )
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode. It reports its waits and, if enabled, sends back the reasoning so far."""
+        """Returns a client for one episode, which reports its waits and sends earlier reasoning back if enabled."""
         on_wait = nobody_waits if episode.on_wait is None else episode.on_wait
         if not self._sends_reasoning:
             return _Bound(self, episode, on_wait)
@@ -293,7 +293,7 @@ class EndpointPolicy(Policy):
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns a message with the reasoning of the response that it repeats.
+        """Returns an assistant message with the reasoning of the response that the message repeats.
 
         Default: only signed or encrypted reasoning, which the endpoint requires.
         """
@@ -377,7 +377,7 @@ class EndpointPolicy(Policy):
         return replace(request, stream=False, **ours)
 
     async def _post(self, body: Mapping[str, Any], on_wait: OnWait, episode: EpisodeSpec) -> tuple[Any, float]:
-        """Returns the parsed response body and the seconds since the start of the first try."""
+        """Posts a body, with retries. Returns the parsed response body and the seconds since the first try."""
         slots, started, tries = self._endpoint.slots, 0.0, 0
         while True:
             try:
@@ -425,7 +425,7 @@ class EndpointPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The policy for one episode. `reasoning` is the reasoning so far, to be sent back."""
+    """The client of one episode. `reasoning` collects the reasoning of its responses, to send it back."""
 
     policy: EndpointPolicy
     episode: EpisodeSpec

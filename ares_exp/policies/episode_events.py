@@ -1,4 +1,4 @@
-"""The state of a running episode, and the deadline of its pending response."""
+"""The state and the hooks of a running episode, and the deadline of its pending response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ResponseDeadline:
     """The deadline of one response: the runner's limit or the environment's time limit, whichever is earlier."""
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
-        """Takes both limits in seconds from now; `None` is no limit."""
+        """Starts both limits, given in seconds from now; `None` means no limit."""
         now = asyncio.get_running_loop().time()
         self._given_up_at = now + limit_sec if limit_sec is not None else math.inf
         self._time_is_up_at = now + left_sec if left_sec is not None else math.inf
@@ -44,7 +44,7 @@ class ResponseDeadline:
         self.extend(seconds)
 
     def expire(self) -> None:
-        """Ends the environment's time immediately."""
+        """Lets the environment's limit pass immediately."""
         self._time_is_up_at = min(asyncio.get_running_loop().time(), self._given_up_at)
         self._reschedule()
 
@@ -59,21 +59,22 @@ class ResponseDeadline:
 
 @dataclass
 class EpisodeEvents:
-    """The state of a running episode, with hooks for its loop and its policy. The caller of the loop keeps it.
+    """The state of a running episode, with hooks that its rollout loop and its policy call.
 
     Subclasses override the hooks, for example to record each paid response, or the episode at its LAST step.
 
     Attributes:
         usage: Tokens and cost of all paid responses, and the number of responses that the episode received.
-        policy_sec: Time in seconds that the policy took for these responses.
+        policy_sec: Time in seconds in which the episode waited for the policy's responses.
         waited_sec: Part of this time in which the policy waited for its endpoint's rate limit.
         held_sec: Part of this time in which the run was paused and sent no requests.
-        waits_for: Current wait of the episode.
+        waits_for: Phase or component for which the episode currently waits.
         since: Start of the current wait, in seconds of the monotonic clock.
         last: LAST step; `None` until the episode reaches it.
         deadline: Deadline of the pending response; `None` while no response is pending.
         is_cut_short: Whether no more requests may be sent to the policy.
-        unreachable: Error for which the pending request waits for its endpoint; `None` if the endpoint is reachable.
+        unreachable: Connection error after which the pending request waits for its endpoint; `None` if the endpoint is
+            reachable.
     """
 
     usage: EpisodeUsage = field(default_factory=EpisodeUsage)
@@ -125,8 +126,8 @@ class EpisodeEvents:
         return True
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts a paid response, whether or not the episode receives it."""
+        """Counts the tokens and cost of a paid response, even if the episode never receives it."""
         self.usage.pay(response)
 
     async def ended(self) -> None:
-        """Runs at LAST, before anything is released."""
+        """Runs when the episode reaches its LAST step, before its container and agent are released."""

@@ -9,10 +9,10 @@ from ares_exp.policies.agent_forms import SUBMIT, form_of
 from ares_exp.policies.policy import Policy
 
 SOLVING = "I run the task's own solution."
-"""Text that accompanies the command."""
+"""Text of the reply that runs the solution."""
 
 SOLVED = "The solution has run."
-"""Text that accompanies the submission."""
+"""Text of the reply that submits."""
 
 MOST_SUBMISSIONS = 3
 """Maximum number of consecutive submissions; some agents ask for a confirmation."""
@@ -27,10 +27,10 @@ exit "$code"
 class OraclePolicy(Policy):
     """Responds to the first request of an episode with the solution script, and to later ones with the submit command.
 
-    The environment puts the solution into the container (`needs_solution`). A task that is not solved has a defect, or
-    this package has one, because the oracle uses the same path as other policies. An environment without a container
-    puts the solving reply into the request as `metadata["solution"]`, and the oracle returns it. The oracle is rejected
-    if a source has no solutions (`SourceBase.has_solutions`).
+    The environment puts the solution into the container (`needs_solution`). An unsolved task shows a defect of the task
+    or of this package, because the oracle uses the same path as other policies. An environment without a container puts
+    the solving reply into the request as `metadata["solution"]`, and the oracle returns it. The oracle is rejected if a
+    source has no solutions (`SourceBase.has_solutions`).
     """
 
     needs_solution = True
@@ -38,7 +38,7 @@ class OraclePolicy(Policy):
     model_name = ORACLE_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Runs the solution first, then submits. The request contains the earlier replies.
+        """Returns a reply that runs the solution, or submits if the request's messages show that the solution ran.
 
         Raises:
             PolicyError: The agent continues after each submission.

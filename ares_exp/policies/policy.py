@@ -36,11 +36,12 @@ class EpisodeSpec:
             the wait is known in advance, the callback runs before it, so that the episode does not reach a time limit.
         may_ask: Function to await before each try of a request, for policies with retries. It does not return while the
             run is paused (`ares-exp ctl RUN pause --now`).
-        until_reachable: Function to await after a failed connection, with the error and a check of the endpoint. No
-            episode starts until the check passes. It returns whether the check failed at first. `None`: no such wait.
+        until_reachable: Function to await after a failed connection, with the error and a check of the endpoint. It
+            waits until the check passes, and returns whether the check failed at first. Meanwhile, no episode starts.
+            `None` means that the policy does not wait.
         normalisers: Patterns for the parts of the agent's requests that differ in every run: name → pattern and
             replacement.
-        earlier: Responses that a branch has from its parent episode, in order.
+        earlier: Responses of the parent episode before the branching point, in order; empty without a branch.
         headers: HTTP headers to add to each request to an endpoint.
     """
 
@@ -68,8 +69,8 @@ class Policy(LLMClient):
             after `preflight`.
         model_name: Name of the model for the records; `None` if it is unknown or varies.
         unpriced: Names of models that responded and have no known price. Their cost counts as 0.0.
-        recorded_tasks: Names of the tasks with responses, for a policy that replays episodes; known after `preflight`.
-            `None`: any task.
+        recorded_tasks: Names of the tasks with recorded responses, for a policy that replays episodes; known after
+            `preflight`. `None` means that the policy responds for every task.
         knows_prices: Whether the prices of responses are configured, so that cost limits can be set.
         must_pass: Whether an attempt below the reward threshold means a defect and not a weak policy (the oracle). If
             so, the command fails.
@@ -113,7 +114,7 @@ class Policy(LLMClient):
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
         """Returns the directory with the files of the recorded episode that an attempt replays. Default: `None`.
 
-        Grades of judges in these files are reused if a judge sends the same request.
+        If a judge (a scorer with a model) sends a request again, its recorded response in these files is reused.
         """
         return None
 
@@ -140,7 +141,7 @@ class AdvancingClient(LLMClient, Protocol):
     """A client of one episode, from `Policy.for_episode`, with a position in a script or a recording."""
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a request that was answered without the client, as if the client had responded. Never raises.
+        """Skips a request that another source (a log) has answered, as if the client had responded. Never raises.
 
         It is called in order when an episode is resumed.
 
@@ -152,7 +153,7 @@ class AdvancingClient(LLMClient, Protocol):
 
 
 Weights = Mapping[str, Any] | Path | Callable[[], None]
-"""New weights: tensors by parameter name (others stay), directory of a saved model, or function that sets them."""
+"""New weights: tensors by parameter name (others do not change), a model directory, or a function that sets them."""
 
 
 @runtime_checkable

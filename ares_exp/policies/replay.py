@@ -63,7 +63,7 @@ class ReplayPolicy(Policy):
         strict: Strict = True,
         normalise: Annotated[Declared, AfterValidator(_check_names)] = [],  # noqa: B006  # pydantic copies it
     ) -> None:
-        """Keeps the path of the recording. `preflight` reads it.
+        """Stores the settings. `preflight` reads the recording.
 
         Args:
             trajectory: Run directory, or file or folder of episodes in any supported format; see `trajectories.load`.
@@ -104,7 +104,7 @@ class ReplayPolicy(Policy):
         self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for a recorded episode of the task. Attempt n gets the n-th one, modulo their number."""
+        """Returns a client for a recorded episode of the task. Attempt n replays episode n, modulo their number."""
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
@@ -133,8 +133,8 @@ class ReplayPolicy(Policy):
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
         """Returns a comparison of the replayed episodes with the recorded ones, after the run.
 
-        For a resumed run, the report does not include episodes that ended in an earlier session, which compared their
-        requests. If no other episode is left, the policy returns `None`.
+        For a resumed run, the report omits episodes that ended in an earlier session. If no other episode is left, the
+        result is `None`.
         """
         episodes = []
         final = final_results(results)
@@ -215,7 +215,7 @@ class _Replayed:
         return recorded.response
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Compares a request that was answered without this client, and moves past it."""
+        """Compares a request that another source has answered with the recorded one, and moves to the next one."""
         if _is_background_request(request):
             self._next_background_request(serialize_llm_request(request))
         else:
@@ -224,7 +224,7 @@ class _Replayed:
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Returns the recorded response to a background request.
 
-        `strict` does not apply, because the request is no observation.
+        `strict` does not apply, because a background request takes no step.
         """
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
@@ -237,18 +237,18 @@ class _Replayed:
         return recorded
 
     def _next_background_request(self, asked: Mapping[str, Any]) -> LLMResponse | None:
-        """Moves past the next recorded background request of a conversation, and returns its response."""
+        """Returns the response to the next recorded background request of a conversation; `None` if none is left."""
         if (recorded := self._background.next_for(asked)) is not None:
             self._background.use(asked)
         return None if recorded is None else recorded.response
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
-        """Records the comparison of the next request.
+        """Compares a request with the next recorded request of its conversation, and records the comparison.
 
         Returns the recorded exchange, if any, and the serialised request.
         """
         position = len(self.steps)
-        asked = serialize_llm_request(edited(request, self._edits, position))  # includes the edits of the recording
+        asked = serialize_llm_request(edited(request, self._edits, position))  # applies the edits of a recorded branch
         recorded = self._recorded.next_for(asked)
         if recorded is None:
             self.steps.append(StepComparison(position, Match.EXTRA))
@@ -274,7 +274,7 @@ class _Replayed:
 
 
 def _in_words(difference: Difference, counts: str) -> str:
-    """Returns both texts, starting shortly before the first different character."""
+    """Describes a difference: both texts, from shortly before the first different character, or `counts`."""
     old, new = difference.old, difference.new
     if difference.where.startswith("message") and (old is None or new is None):
         return counts

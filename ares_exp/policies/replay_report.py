@@ -108,7 +108,7 @@ class ReplayedEpisode:
         return Score(matching, matching + self.count(Match.DIFFERENT, Match.EXTRA) + missed)
 
     def count(self, *matches: Match) -> int:
-        """Returns the number of steps with one of these matches."""
+        """Returns the number of steps whose comparison has one of these results."""
         return sum(step.match in matches for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _render(report: ReplayReport, stream: TextIO) -> None:
     if report.episodes:
         write(stream, draw(_table(report), stream))
     told = [episode for own in report.by_task().values() for episode in own]
-    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # differences first
+    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # different episodes first
     lines = [line for episode in told[:MAX_EPISODES] for line in _episode(episode)]
     if len(told) > MAX_EPISODES:
         lines.append(f"and {len(told) - MAX_EPISODES} more episodes, in replay.json")
@@ -212,7 +212,7 @@ def _episode(episode: ReplayedEpisode) -> Iterator[str]:
 
 
 def _runs(steps: Sequence[StepComparison]) -> Iterator[str]:
-    """Yields `steps 0-3 exact`, `4 normalised (pids)`, …. Adjacent steps with the same match are combined."""
+    """Yields descriptions such as `steps 0-3 exact` and `4 normalised (pids)`. Combines equal adjacent steps."""
     for number, ((match, names), group) in enumerate(groupby(steps, key=lambda one: (one.match, one.normalisers))):
         alike = list(group)
         first, last = alike[0].step, alike[-1].step
@@ -228,7 +228,7 @@ def _total(score: Score) -> str:
 
 
 def _ratio(score: Score) -> str:
-    """Returns the score with two digits. Values below 1 are rounded to at most 0.99."""
+    """Formats the score with two digits. Values below 1 are shown as at most 0.99."""
     if score.value is None:
         return "-"
     return f"{score.value:.2f}" if score.value in (0.0, 1.0) else f"{min(max(score.value, 0.01), 0.99):.2f}"

@@ -115,7 +115,7 @@ class ScriptedPolicy(Policy):
 
 
 class _Script:
-    """The replies of one episode, with a position."""
+    """The client of one episode, which returns the replies of the script in order."""
 
     def __init__(self, task_name: str, replies: Sequence[Reply], repeat_last: bool) -> None:
         self._task_name = task_name
@@ -138,5 +138,5 @@ class _Script:
         return LLMResponse(reply.pieces(request), model=SCRIPTED_MODEL, finish_reason="tool_calls")
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Moves past a reply that was given without this client. `None` means no reply, which a script never causes."""
+        """Skips a reply that another source has given. Ignores `None`, a request without a response."""
         self._position += response is not None

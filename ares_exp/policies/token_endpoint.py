@@ -34,7 +34,7 @@ ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "m
 """Additional fields of engines in a response body."""
 PROBED_TEMPERATURE = 0.1
 MAX_PROBED_GAP = 0.1
-"""Largest difference between the log-probabilities of one token in two responses, because of the server's precision."""
+"""Largest difference of a token's log-probability between two responses that the server's precision can explain."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
@@ -97,7 +97,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             await self._chat()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode. With `continue_tokens`, the client keeps the token ids of the episode."""
+        """Returns a client for one episode. With `continue_tokens`, the client stores the episode's token ids."""
         if not self.continue_tokens:
             return super().for_episode(episode)
         return TokenClient(
@@ -139,10 +139,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
     async def response_to(
         self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
-        """Posts a body and converts the response.
-
-        The response has the version of the weights at the time of the request.
-        """
+        """Posts a body and converts the response. A missing version is the version at the time of the request."""
         version = self.policy_version
         response = await super().response_to(body, episode=episode, on_wait=on_wait)
         if response.completion_token_ids is None or response.prompt_token_ids is None or response.logprobs is None:
@@ -159,7 +156,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
     async def _processes_logprobs(self) -> bool:
         """Checks whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
 
-        Compares the largest log-probability after the same prompt at two temperatures.
+        The requests have the same prompt and two temperatures, at which the largest log-probabilities must differ.
         """
         async with self._probing:
             if self._processed is None:
@@ -287,7 +284,7 @@ def _largest_logprob(body: Any) -> float:
 
 
 def _version_of(body: Any) -> str | None:
-    """Returns the engine's version of the weights. If it changed within the response, the versions are joined by `+`.
+    """Returns the engine's version of the weights. If the version changed during the response, joins all by `+`.
 
     SGLang's `default` counts as no version, because it means that no name was set.
     """

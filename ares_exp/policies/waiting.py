@@ -1,4 +1,4 @@
-"""Waits of a request for anything except its response, and their reporting."""
+"""The reporting of a request's waits, a gate that holds requests back, and slots for concurrent requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OnWait = Callable[[float], None]
 
 
 def nobody_waits(_: float) -> None:
-    """Ignores a wait; an `OnWait` that does nothing."""
+    """Ignores a wait. Used as the default `OnWait` callback."""
 
 
 _WORTH_REPORTING_SEC = 0.01
@@ -21,7 +21,7 @@ _REPORT_EVERY_SEC = 1.0
 
 @contextmanager
 def reported(on_wait: OnWait) -> Iterator[None]:
-    """Reports the time spent inside to `on_wait` at regular intervals, so that no time limit is reached meanwhile."""
+    """Reports the time spent in the block to `on_wait` at regular intervals, so that no time limit is reached."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     timer: asyncio.TimerHandle
@@ -106,7 +106,7 @@ class RequestSlots:
         self._give()
 
     def pause(self, seconds: float) -> None:
-        """Assigns no slot for this time."""
+        """Assigns no slot for this number of seconds, counted from now."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     @asynccontextmanager
@@ -143,7 +143,7 @@ class RequestSlots:
         except asyncio.CancelledError:
             if place.cancelled():
                 self._waiting = deque(other for other in self._waiting if other is not place)
-            else:  # the slot was assigned at the same moment
+            else:  # the slot was assigned just before the cancellation
                 self._release()
             raise
 

@@ -58,7 +58,7 @@ class BranchOptions:
     response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
-        """Returns the message edits that apply from `step`. Its request has `messages` messages."""
+        """Returns the message edits that apply from `step`, whose request has this number of `messages`."""
         edits = []
         if self.edit is not None:
             edits.append(MessageEdit("replace", messages - 1, self.edit, step))
@@ -68,7 +68,7 @@ class BranchOptions:
 
 
 class Branching:
-    """The point at which the episodes of a run start.
+    """The branching point: the step of a recorded episode at which all episodes of a run start.
 
     Attributes:
         step: Step at which the branches start.
@@ -111,7 +111,7 @@ class Branching:
         Args:
             agents: Factory of the branches' agents.
             make: Function that creates an environment from a starting point.
-            check: Function that raises an error if no episode can start there. Blocking.
+            check: Function that raises an error if no episode can start from a starting point. Blocking.
             store: Directory of a new snapshot, or of a snapshot that an earlier session of the run took.
             report: Function that receives messages for the user.
 
@@ -187,12 +187,12 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns the policy of a branch. It knows the earlier responses, and gives a fixed first response, if any."""
+        """Returns a branch's client, which knows the earlier responses and returns a fixed first response, if any."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Returns the snapshot of the step, from the recorded run or from `made`, or the last earlier one. Blocking."""
+        """Returns the step's snapshot, from the recorded run or from `made`, or the last earlier snapshot. Blocking."""
         from ares_exp.snapshots.store import SnapshotStore
 
         found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)
@@ -234,7 +234,7 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a response that came from another source than this client."""
+        """Skips a response that another source (a log) has given."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)

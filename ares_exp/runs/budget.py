@@ -1,4 +1,4 @@
-"""The budgets of a run and of all jobs of its sweep, and the meter that checks them."""
+"""The spending limits (budgets) of a run and of all jobs of its sweep, and the measurement of the spending."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
 _SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
 
 MAX_JOBS = 10_000
-"""Maximum number of jobs of a sweep that are read."""
+"""Maximum number of jobs of a sweep whose spending is read."""
 
 _PROCESS_BEGAN = time.time()
 
@@ -54,7 +54,7 @@ class Limits:
     errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
 
     def reached(self, spent: Spent) -> tuple[str, float, float] | None:
-        """Returns the name, the limit and the spent amount of the first limit that is reached; `None` without one."""
+        """Returns the first limit that is reached, as its name, its value and the spent amount; `None` if none is."""
         for name in _NAMES:
             bound = getattr(self, name)
             if bound is not None and getattr(spent, name) >= bound:
@@ -107,7 +107,7 @@ _NOTHING = Spent()
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Returns the tokens and cost of one try and its environment, without responses replayed from an earlier try."""
+    """Returns the tokens and cost of one try, including its environment but not its replayed responses."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
@@ -176,7 +176,7 @@ class BudgetMeter:
         self._add(episode_id, response.usage.total_tokens, response.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
-        """Counts the spending of a running episode's environment so far."""
+        """Sets the amount that a running episode's environment has spent so far."""
         total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, _NOTHING)
         if total == known:
             return
@@ -217,7 +217,7 @@ class BudgetMeter:
                     broken.append(str(error))
                 else:
                     jobs |= {folder: job} if job is not None else {}
-        except ConfigError as error:  # a folder with jobs in it
+        except ConfigError as error:  # a folder that contains jobs cannot be read
             broken.append(str(error))
         self._jobs = jobs
         self._spent_by_jobs = sum((job.spent for job in jobs.values()), Spent())
@@ -249,7 +249,7 @@ class BudgetMeter:
 
 @dataclass(slots=True)
 class _Row:
-    """The errors since the last success.
+    """The errors in a row: the times of all errors since the last success.
 
     Attributes:
         well_at: Time of the last success, in epoch seconds.
@@ -260,7 +260,7 @@ class _Row:
     errors_at: list[float] = field(default_factory=list)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a try. Tries must be added in the order in which they ended."""
+        """Counts a try as an error, a success or neither. Tries must be added in the order in which they ended."""
         if result.outcome in _SAYS_NOTHING:
             return
         no_fault = result.error is not None and result.error.type in _NO_FAULTS
@@ -271,7 +271,7 @@ class _Row:
             self.errors_at.clear()
 
     def length(self, others: Sequence[_Row] = ()) -> int:
-        """Returns the number of errors in a row, over this object and the others."""
+        """Returns the number of errors since the last success in this object and in `others` together."""
         rows = [self, *others]
         well_at = max(row.well_at for row in rows)
         return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
@@ -287,7 +287,7 @@ class _Job:
 
     @classmethod
     def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
-        """Reads the file again if it has changed. Returns `None` if the file is missing."""
+        """Reads a job's results. Returns `known` if the file has not changed, and `None` if it is missing."""
         path = RunDir(folder).episodes
         try:
             stat = path.stat()
@@ -304,7 +304,7 @@ class _Job:
 
 
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
-    """Returns the time in which at least one episode was running, in seconds. Time between sessions does not count."""
+    """Returns the seconds in which at least one episode was running, so without the time between sessions."""
     total, until = 0.0, 0.0
     for started, ended in sorted((result.started_at, result.finished_at) for result in results):
         total += max(0.0, ended - max(started, until))
@@ -338,7 +338,7 @@ INTERVAL_SEC = 2.0
 
 
 class Spending:
-    """Counts responses, environments and rows towards the budgets of a run and its sweep.
+    """Counts the spending of episodes and their environments, and ends the run if a budget is exhausted.
 
     Attributes:
         budget: Current budget.

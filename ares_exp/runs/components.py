@@ -1,4 +1,4 @@
-"""The parts of an experiment: one component per group, and the top-level settings."""
+"""The components of an experiment, one for each config group, and its top-level settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """One instance per component group.
+    """The components of a run: one instance for each config group.
 
     Attributes:
         recipe: Recipe from which other processes create environments; `None` if parts were passed as objects.
@@ -56,7 +56,7 @@ class Components:
 
     @property
     def effective_agent(self) -> AgentFactoryBase:
-        """The agent to use. Reference solutions are run by the shell agent if a third-party agent is configured."""
+        """The configured agent, or the shell agent if a third-party agent would have to run reference solutions."""
         return effective_agent(self.agent_factory, runs_solutions=self.policy.needs_solution)
 
     @classmethod
@@ -65,7 +65,7 @@ class Components:
 
         Args:
             config: The composed config.
-            given: Existing components by group, which replace the config's components.
+            given: Existing components by group, which are used instead of the config's components.
 
         Raises:
             ConfigError: A component cannot be created.
@@ -89,7 +89,7 @@ class Components:
             budget=instantiate_node(config, "budget"),
             trainer=objects.get("trainer"),
             executor=as_executor(part("executor")),
-            recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # they stay in this process
+            recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # both stay here
         )
 
 

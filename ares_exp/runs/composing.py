@@ -1,4 +1,4 @@
-"""The composition of a run from overrides, without a command line: config, run directory and Hydra's records."""
+"""The creation of a run from overrides without a command line: its config, directory and Hydra's records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compose_job(
     quiet: bool,
     given: Mapping[str, Any] | None = None,
 ) -> ComposedJob:
-    """Composes overrides like the command, and creates the run and its directory with Hydra's records.
+    """Composes overrides like the command, and creates the run and its directory, including Hydra's records.
 
     Args:
         overrides: Overrides as on the command line.
@@ -129,7 +129,7 @@ def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., R
 
 @contextmanager
 def run_log(config: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[None]:
-    """Writes the log of this block to `run.log`. The script's handlers receive the same records as without the block.
+    """Writes log records of the block to `run.log`, while the script's handlers still receive them.
 
     If the script has no handlers, warnings are also printed to standard error.
 
@@ -173,7 +173,7 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes records to the root's handlers. The run's handlers receive all records, others only from a level."""
+    """Passes log records to handlers: all records to the run's handlers, and records from a level to all others."""
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Creation of the environment and policy of one episode, independently of other episodes and of scheduling."""
+"""The creation of an episode's environment and policy, independently of other episodes and of scheduling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeMaker:
-    """Creates planned episodes from the components of a run. Only the collectors write to the disk."""
+    """Creates episodes from the components of a run, without a response log. Only collectors write to the disk."""
 
     def __init__(
         self, components: Components, settings: Settings, gate: Gate | None = None, outages: Outages | None = None
@@ -75,7 +75,7 @@ class EpisodeMaker:
 
         Args:
             episode: The episode, which receives its environment, its policy's log and its events.
-            is_ended: Function that returns whether the caller cancelled the episode, not the task that runs it.
+            is_ended: Function that returns whether the episode itself was cancelled, rather than the task that runs it.
 
         Raises:
             CancelledError: The task that runs the episode is cancelled.
@@ -239,7 +239,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return self._parts.wrapper(environment), policy
 
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
-        """Copies the paid responses of an earlier try to the record of the environment's own model calls."""
+        """Copies recorded responses of the environment's own models from an earlier try or a replayed recording."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
@@ -247,7 +247,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the starting point: a snapshot of the earlier try, or the branching point; `None` without one."""
+        """Returns the starting point: a snapshot of the earlier try, or the branching point; otherwise `None`."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -285,7 +285,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return policy
 
     def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
-        """Returns a function that waits until a request can be sent: the run is not paused, and the log is writable."""
+        """Returns a function that waits while the run is paused, and raises an error if the log cannot be written."""
         passed = super()._may_ask(episode)
 
         async def may_ask() -> None:

@@ -1,4 +1,4 @@
-"""The experiment: plan, concurrent episodes, results and summary."""
+"""The experiment: one run, from the plan of its episodes to the results and the summary."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Reduces the frequency of garbage collections inside the block, because episodes have no reference cycles.
+    """Makes garbage collections rarer inside the block. Episodes have no reference cycles that need them.
 
     With a thousand running episodes, collections with Python's default threshold take a quarter of the CPU time.
     """
@@ -83,7 +83,7 @@ class Experiment:
 
     Attributes:
         warnings: Warnings that were shown to the user.
-        spending: Guard of the run's budget.
+        spending: Measurement of the run's spending, which ends the run if a budget is exhausted.
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
@@ -221,8 +221,8 @@ class Experiment:
     def _num_planned(self) -> int:
         """Counts the attempts that must have a reward for the run to be complete.
 
-        A training that ended by itself does not need the attempts that it cancelled, or that it did not request again
-        after a kill.
+        A training that ended normally does not need the attempts that it cancelled. If its process was killed, the
+        resumed training also does not need attempts that it did not request again.
         """
         if self._trained is None:
             return len(self._planned)
@@ -356,7 +356,7 @@ class Experiment:
         self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
-        """Requests a snapshot of every running episode, which is taken when the episode next waits for the policy."""
+        """Requests a snapshot of each running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("This run takes no snapshots. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
@@ -366,7 +366,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one try of an attempt when a place is available. Returns the following retry, if any."""
+        """Runs one try of an attempt when a place is available. Returns the next retry of the attempt, if any."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
@@ -398,7 +398,7 @@ class Experiment:
             await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
-        """Returns the retry after this try; `None` for no retry."""
+        """Returns the retry that follows this try; `None` for no retry."""
         planned = episode.planned
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
@@ -408,7 +408,7 @@ class Experiment:
             return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
             self._warn(f"An episode could not continue from its snapshot, and runs again from its start: {failure}")
-            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # this log replaced the earlier one
+            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
         wait_sec = self._retry.wait_sec(failure, result.outcome, tries)
@@ -434,7 +434,7 @@ class Experiment:
             return
         if failure is not None:
             failure = await self._recorder.cause(failure)
-            if episode.result is not None:  # recorded meanwhile
+            if episode.result is not None:  # another call recorded the episode meanwhile
                 return
         if episode.is_unkept and self._storage.failure is not None:
             result = episode.to_unrecorded(self._storage.failure)
@@ -457,7 +457,7 @@ class Experiment:
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Checks whether an error comes from the disk or mount of a record. If so, ends the run."""
+        """Checks whether the disk or mount of a record caused an error. If so, the run is ended."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:
@@ -482,7 +482,7 @@ class Experiment:
 
         agents = self._parts.effective_agent
         if agents.can_be_restored:
-            self._parts.container_factory.check_snapshots()  # a snapshot may be needed
+            self._parts.container_factory.check_snapshots()  # a snapshot of the branching point may have to be taken
         async with self._parts.executor.room(branching.task_name) as place:
             store = self._run_dir.branch_point
             await branching.prepare(agents, partial(make, place), check, store, self._warn)

@@ -121,10 +121,10 @@ _in_progress = threading.Lock()
 def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False) -> RunResults:
     """Runs an experiment like `python -m ares_exp` with these overrides, and returns its results.
 
-    The run has the same directory, records, checks, retries and budgets as a run of the command. Each can resume the
-    runs of the other (`resume=outputs/first`). The run uses an event loop in a separate thread, and the caller waits.
-    You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event loop. To await a
-    run, use `arun`.
+    The run has the same directory, records, checks, retries and budgets as a run of the command. The command and this
+    function can resume each other's runs (`resume=outputs/first`). The run uses an event loop in a separate thread, and
+    the caller waits. You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event
+    loop. To await a run, use `arun`.
 
     A failed attempt is a row and not an exception. `results.exit_code` is the exit code of the command. Ctrl-C cancels
     running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. Other signals keep the
@@ -244,7 +244,7 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Claims this process for a run inside the block.
+    """Prevents other runs in this process while the block runs.
 
     Raises:
         ConfigError: Another run of this process is running.

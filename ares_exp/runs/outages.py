@@ -1,4 +1,4 @@
-"""Outages: no episode starts while a container engine, a container service or an LLM endpoint cannot be reached."""
+"""Outages of services: no episode starts while a container engine, container service or LLM endpoint is unreachable."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Outages:
     """Pauses the scheduler while a check fails, and ends the run if the check fails for `MAX_OUTAGE_SEC`.
 
-    A check raises `UnreachableError` if a service cannot be reached. All waiters of a service share one sequence of
-    checks.
+    A check raises `UnreachableError` if a service cannot be reached. Callers that wait
+    for the same service share the repeated checks.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Outages:
         """Waits until the check passes. Returns whether the check failed at first.
 
         Raises:
-            UnreachableError: The check failed for too long, so that the run ends.
+            UnreachableError: The check failed for `MAX_OUTAGE_SEC`, and the run ends.
         """
         if check not in self._watches:
             if (problem := await _problem(check)) is None:
                 return False
             if check not in self._watches:
                 self._watches[check] = watch = asyncio.create_task(self._watch(check, str(problem)))
-                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # no waiter may be left
+                watch.add_done_callback(lambda done: done.cancelled() or done.exception())  # waiters may be cancelled
         await asyncio.shield(self._watches[check])
         return True
 
@@ -92,7 +92,7 @@ class Outages:
 
 
 async def _problem(check: Check) -> UnreachableError | None:
-    """Runs a check and returns its `UnreachableError`, if any. Other errors are left to the caller of the service."""
+    """Runs a check. Returns its `UnreachableError`; `None` if it passed or raised another error."""
     try:
         async with asyncio.timeout(CHECK_SEC):
             await check()

@@ -79,7 +79,7 @@ async def prepare(
 
 
 def _need_of_shared_disk(parts: Components) -> str | None:
-    """Returns the reason why other machines need access to the run directory; `None` without a reason."""
+    """Returns the reason why other machines need access to the run directory; `None` if they do not need access."""
     if parts.branching is not None:
         return "`branch_from` continues from a snapshot"
     return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
@@ -192,7 +192,7 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
 
 
 def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
-    """Returns only the tasks with a recorded episode if the run branches or replays episodes; otherwise all tasks."""
+    """Returns the tasks with a recorded episode if the run branches or replays episodes; otherwise all tasks."""
     recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
     if recorded is None:
         return task_names

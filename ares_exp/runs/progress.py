@@ -51,7 +51,7 @@ class Progress:
             stream: Output stream. Defaults to standard error.
             is_tty: Whether `stream` is a terminal that can redraw a line. Detected by default.
             interval_sec: Seconds between two lines if `stream` is not a terminal.
-            is_kept: Whether the last state stays on the screen.
+            is_kept: Whether the last state remains on the terminal after the end.
             clock: Monotonic clock in seconds.
         """
         self._status = status

@@ -62,7 +62,7 @@ class Recorder:
             self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
-        """Returns the failed write that ended the run, if any, because it may have caused `failure`. Else `failure`."""
+        """Returns the failed write that ended the run, because it may have caused `failure`, or otherwise `failure`."""
         if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
@@ -82,7 +82,7 @@ class Recorder:
         return result
 
     def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
-        """Writes rows, then deletes the response logs that are no longer needed.
+        """Writes rows of episodes, then deletes the response logs that are no longer needed.
 
         The log of a retry is created before the row is written. A resumed run therefore starts the retry even if this
         process dies while the retry waits.
@@ -131,7 +131,7 @@ class Recorder:
     def guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded. Logs and counts a failure, without ending the run.
 
-        After a failed write has ended the run, further failures are expected and only logged for debugging.
+        After a failed write has ended the run, further failures are expected and logged at the level DEBUG.
         """
         try:
             act()

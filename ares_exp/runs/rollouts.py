@@ -61,7 +61,7 @@ class MadeEnvironments(SourceBase):
         return ["environment" if name == "<lambda>" else name]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts all parts, because only the function knows its requirements."""
+        """Accepts all parts, because the requirements of the function are unknown."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
         """Calls the function.
@@ -96,7 +96,7 @@ EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
 
 
 class Made(NamedTuple):
-    """The result of `PartsGiven.make`.
+    """The components and settings that `PartsGiven.make` returns.
 
     Attributes:
         parts: Components of the run.
@@ -111,7 +111,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class PartsGiven:
-    """Arguments of a function that runs episodes.
+    """The arguments of a function that runs episodes, from which the components are created.
 
     Attributes:
         parts: Parts by group: an object, the name of an option, the content of an option file, or `None` for the
@@ -344,7 +344,7 @@ async def rollouts(
         fill(owed)
         while running or finished.qsize():
             episode = (await finished.get()).result()
-            fill(owed)  # before the consumer handles this episode
+            fill(owed)  # so that others run while the consumer handles this episode
             yield episode
     finally:
         await finish(_release(running, owned))

@@ -142,7 +142,7 @@ class Run:
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """Opens the session, and returns it with the information for trackers. Blocking."""
+        """Opens the session. Returns the session, and the facts about the run for trackers. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
@@ -267,7 +267,7 @@ def _take_signals(run: Run) -> None:
         if presses > 1:
             os._exit(130)  # containers are removed when this process ends
         run.interrupt()
-        with suppress(OSError, ValueError):  # the reader may have ended
+        with suppress(OSError, ValueError):  # the reader of a pipe may have ended
             sys.stderr.write("\ninterrupted: running episodes are ending. Press Ctrl-C again to exit immediately\n")
             sys.stderr.flush()
 

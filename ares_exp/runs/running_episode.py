@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class RunningEpisode(EpisodeEvents):
     """The state of a running episode, and the handlers of its events.
 
-    The loop, the policy and the collecting environment refer to this object, but this object does not refer to them.
-    All memory is therefore freed when the episode ends.
+    The rollout loop, the policy and the collecting wrapper refer to this object. This object does not refer to them, so
+    that their memory is freed as soon as the episode ends.
 
     Attributes:
         planned: The planned episode.
-        place: Place of the environment: this process or another one.
+        place: Place of the environment, in this process or on a host.
         recorder: The run that records the episode; `None` if the episode is not recorded.
         limits: Limits of the episode.
         started_at: Time of the start, in epoch seconds.
@@ -45,7 +45,7 @@ class RunningEpisode(EpisodeEvents):
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
-        is_unkept: Whether a collector could not store the trajectory because of its disk.
+        is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.
         result: The result; `None` until the episode ends.
         retry: The following retry; `None` for no retry.
         is_cancelled: Whether a user ordered the cancellation of the episode.
@@ -84,13 +84,13 @@ class RunningEpisode(EpisodeEvents):
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:
-        """Extends the time limits by the time that the policy waits for its endpoint."""
+        """Adds a wait of the policy for its endpoint, and extends the episode's time limits by the same time."""
         super().waited(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def held(self, seconds: float) -> None:
-        """Extends the time limits by the time that the run is paused."""
+        """Adds time in which the run was paused, and extends the episode's time limits by the same time."""
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
@@ -117,13 +117,13 @@ class RunningEpisode(EpisodeEvents):
                 self.log.end(self.row_of(result))
 
     def row_of(self, result: EpisodeResult) -> str:
-        """Returns the line of a result. Caches the line, because the result at LAST is usually the final result."""
+        """Returns a result as JSON. Caches the text, because the result at LAST is usually the final result."""
         if self._row is None or self._row[0] != result:
             self._row = result, dump_json(result.to_dict())
         return self._row[1]
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an error of a collector. Returns whether the error ends the run."""
+        """Handles an error of a collector. Returns whether the error ends the run, because a disk failed."""
         if self.recorder is None or not self.recorder.is_ended_by(error):
             return False
         self.is_unkept = self.is_unkept or is_at_end
@@ -139,7 +139,7 @@ class RunningEpisode(EpisodeEvents):
             await self.recorder.record(self, None)
 
     def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
-        """Returns a result without a reward, so that a resumed run repeats the episode, even if it ended."""
+        """Returns a result without a reward, so that a resumed run repeats the episode, even if the episode ended."""
         result = self.to_result(failure)
         return replace(
             result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None

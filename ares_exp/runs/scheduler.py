@@ -45,12 +45,12 @@ class PlannedEpisode:
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Plans a try that replays the responses of an earlier try and has the same seed."""
+        """Returns the plan of a try that replays the responses of an earlier try and has the same seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
     def anew(self, *, retry: int, seed: int) -> Self:
-        """Plans a try that starts from the beginning, after a failed or lost try."""
+        """Returns the plan of a try that starts from the beginning, after a failed or lost try."""
         return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 
@@ -80,7 +80,7 @@ INTERRUPT_GRACE_SEC = 4.5
 
 
 class Retry(NamedTuple):
-    """A retry of an attempt, with its delay in seconds, and whether it is first in the queue."""
+    """A retry of an attempt: its plan, its delay in seconds, and whether it is put at the front of the queue."""
 
     planned: PlannedEpisode
     wait_sec: float
@@ -92,12 +92,12 @@ _Running = asyncio.Task[Retry | None]
 
 
 class Scheduler:
-    """Runs episodes until all attempts have results, or until it is interrupted.
+    """Runs episodes until all attempts have results, or until `interrupt` is called.
 
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Explanation of each cause of the current pause; empty for a user's command.
+        holds: Current pauses: the explanation of each, by its cause. The explanation of a user's pause is empty.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
@@ -129,7 +129,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """The number of tries that wait for a slot, for the end of their delay, or (with a slot) for a place."""
+        """The number of tries that wait for a slot, for the end of their delay, or for a place of the executor."""
         return len(self._ready) + len(self._waiting) + len(self._running) - len(self._started)
 
     def interrupt(self) -> None:
@@ -218,7 +218,7 @@ class Scheduler:
         """Runs all planned episodes. After an interrupt, returns within `INTERRUPT_GRACE_SEC`.
 
         Args:
-            owed: Planned episodes.
+            owed: Episodes that remain to be run.
             waits_for_more: Whether to wait for further episodes until `end` is called.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The event loop of a run, whose time limits do not pass while the process is stopped."""
+"""The event loop of a run, whose time limits do not count the time in which the process is stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 TICK_SEC = 1.0
 STOPPED_SEC = 5.0
-"""A longer time without a tick, in which the process used almost no CPU time, is a stop."""
+"""Time without a tick, in seconds, after which the process counts as stopped if it used almost no CPU time."""
 
 _T = TypeVar("_T")
 
@@ -21,7 +21,7 @@ class SteadyEventLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        """Starts a regular tick, so that an idle loop notices a stop."""
+        """Schedules a regular callback, so that an idle loop also notices that the process was stopped."""
         self._stopped_for_sec = 0.0
         self._last_seen, self._cpu_at_tick = time.monotonic(), time.process_time()
         super().__init__()

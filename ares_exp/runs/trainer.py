@@ -22,7 +22,7 @@ OnEnd = Callable[["RunningEpisode | None"], None]
 Slot = tuple[str, int]
 PauseScope = Literal["requests", "starts"]
 TRAINER = "trainer"
-"""Holder of a pause by a trainer."""
+"""Name under which a trainer pauses the run."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ class TrainedRun(Protocol):
         ...
 
     def pause(self, scope: PauseScope) -> None:
-        """Holds requests to the policy, or starts of episodes, until `resume`. The clocks of held episodes stop."""
+        """Pauses requests to the policy, or starts of episodes, until `resume`. Time limits do not count the pause."""
         ...
 
     def resume(self, scope: PauseScope) -> None:
-        """Ends a pause. A pause by an order of a user continues."""
+        """Ends a pause by the trainer. A pause that a user ordered continues."""
         ...
 
 
@@ -110,7 +110,7 @@ class Trainer(Protocol):
 
 
 class RunOnRequest(TrainedRun):
-    """A `TrainedRun` on the scheduler of a run."""
+    """The implementation of `TrainedRun`, on the scheduler of a run."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class RunOnRequest(TrainedRun):
             self._end(slot)
 
     def dropped(self, planned: PlannedEpisode) -> None:
-        """Ends the attempt of a try that another component removed from the queue."""
+        """Ends an attempt, because another component has removed its try from the queue."""
         if planned.slot in self._on_end:
             self._end(planned.slot)
 
     def pause(self, scope: PauseScope) -> None:
-        """Holds requests to the policy, or starts of episodes."""
+        """Pauses requests to the policy, or starts of episodes."""
         if scope == "requests":
             self._gate.close(TRAINER)
         else:
@@ -194,11 +194,11 @@ class RunOnRequest(TrainedRun):
         return slot in self._cancelled
 
     def tried(self, episode: RunningEpisode) -> None:
-        """Stores the last try of an attempt, after its row was written."""
+        """Stores a try as the latest of its attempt, after the row of the try was written."""
         self._last[episode.planned.slot] = episode
 
     async def execute_try(self, planned: PlannedEpisode, execute: Execute) -> Retry | None:
-        """Runs one try in a separate task, which `cancel` ends. Returns the retry, if any."""
+        """Runs one try in a separate task, so that `cancel` can end it. Returns the next retry, if any."""
         slot, retry = planned.slot, None
         if slot in self._cancelled:
             self._cancelled.discard(slot)

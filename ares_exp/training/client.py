@@ -43,7 +43,7 @@ from ares_exp.training.service.bodies import Submitted
 from ares_exp.wrappers.loop_thread import LoopThread
 
 POLL_SEC = 20.0
-"""Time in seconds that the service holds a poll without news."""
+"""Maximum time in seconds that the service waits for news before it responds to a poll."""
 CANCEL_LIMIT_SEC = 60.0
 """Time limit in seconds for cancelling a submission whose consumer stopped."""
 
@@ -67,7 +67,7 @@ class Episode(bodies.Episode):
 
     @property
     def report(self) -> SequenceReport:
-        """The rows, for the functions of `ares_exp.training.verl` and `skyrl`. Without a reward if not trainable."""
+        """The rows as a report, for `ares_exp.training.verl` and `skyrl`. Its rows have no reward if not trainable."""
         rows = tuple(self._sequence(row) for row in self.rows or ())
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 
@@ -273,7 +273,7 @@ class Client:
     async def collect(self, submission: Submitted, *, timeout_sec: float | None = None) -> list[Episode]:
         """Returns the episodes of a submission in the order of its rollouts, when all have finished.
 
-        They are acknowledged together, just before the call returns.
+        The episodes are acknowledged together, just before the call returns.
 
         Raises:
             ServiceError: The service rejected the request, or cannot be reached. Or an episode was acknowledged before.
@@ -326,17 +326,17 @@ class Client:
         return _as(bodies.RolloutFacts, await self._call("GET", f"/v1/rollouts/{rollout_id}"))
 
     async def cancel(self, what: Submitted | str, *, keep: str = "nothing") -> None:
-        """Cancels a submission or a rollout (by its id), and returns when its containers are released.
+        """Cancels a submission or one rollout, and returns when its containers are released.
 
         Args:
             what: The submission, or the id of a rollout.
-            keep: `nothing`, or `calls` to return the calls so far.
+            keep: Content of the cancelled episodes: `nothing`, or `calls` for the LLM calls until the cancellation.
         """
         path = f"submissions/{what.submission_id}" if isinstance(what, Submitted) else f"rollouts/{what}"
         await self._call("POST", f"/v1/{path}/cancel", body={"keep": keep})
 
     async def versions(self, version: str, index: int | None = None) -> bodies.ServiceState:
-        """Announces the version of the weights that responds from now on.
+        """Announces the version of the weights that generates responses from now on.
 
         Args:
             version: Name of the version.
@@ -363,7 +363,7 @@ class Client:
         return await self._control("resume", {"scope": scope})
 
     async def state(self) -> bodies.ServiceState:
-        """Returns the pauses, the number of requests in flight, and the version."""
+        """Returns the current pauses, the number of LLM requests in flight, and the version of the weights."""
         return _as(bodies.ServiceState, await self._call("GET", "/v1/state"))
 
     async def _control(self, what: str, body: Mapping[str, Any], *, wait_sec: float = 0.0) -> bodies.ServiceState:
@@ -430,7 +430,7 @@ class Client:
     async def _open(
         self, method: str, path: str, query: Mapping[str, Any] | None, body: Any, *, wait_sec: float, read: bool
     ) -> aiohttp.ClientResponse:
-        """Sends a request until it succeeds or is rejected, within the time limits for retries."""
+        """Sends a request, and retries it within the time limits while the service is full or unreachable."""
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         started = time.monotonic()
@@ -462,7 +462,7 @@ class BlockingClient:
     """The methods of `Client`, for threads without an event loop. Iterators are ordinary iterators."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        """Stores the arguments, which are those of `Client`."""
+        """Creates a `Client` with the same arguments, and a thread with an event loop."""
         self._thread = LoopThread("client of the rollout service")
         self._client = Client(url, **options)
 
@@ -479,7 +479,7 @@ class BlockingClient:
         self._thread.close(self._client.close)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Returns a method of `Client` that blocks."""
+        """Returns a blocking version of a method of `Client`."""
         method = getattr(self._client, name)
         return partial(self._iterated if inspect.isasyncgenfunction(method) else self._called, method)
 
@@ -505,7 +505,7 @@ def sampling_of(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
-    """Decodes values of an array type that are packed as base64."""
+    """Decodes base64 into numbers of the array type `kind`. Returns other sequences unchanged."""
     if not isinstance(values, str):
         return values
     unpacked: array[Any] = array(kind, base64.b64decode(values))
@@ -515,10 +515,10 @@ def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
 
 
 def _as(kind: type[B], body: Any) -> B:
-    """Reads the body of a response.
+    """Converts the body of a response to the model `kind`.
 
     Raises:
-        ServiceError: The body has another form.
+        ServiceError: The body does not match the model.
     """
     try:
         return kind.model_validate(body)
@@ -541,7 +541,7 @@ async def _rejection(response: aiohttp.ClientResponse) -> ServiceError:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Returns the first error of a task group."""
+    """Returns the first error in nested exception groups, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

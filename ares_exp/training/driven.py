@@ -76,10 +76,10 @@ async def driven(
 
 
 async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
-    """Waits for the driver and returns it.
+    """Waits until the run has started, and returns its driver.
 
     Raises:
-        UserError: The run ended before it had a driver. Other errors of the run are raised unchanged.
+        UserError: The run ended before the driver was created. Other errors of the run are raised unchanged.
     """
     started: asyncio.Task[Any] = asyncio.create_task(body.started.wait())
     try:
@@ -93,7 +93,7 @@ async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
 
 
 class Body:
-    """A trainer that gives its driver to the body of a `with` statement."""
+    """A trainer that provides a driver to the body of the caller's `with` statement."""
 
     def __init__(self, max_staleness: int | None) -> None:
         self.started = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The driver: a trainer submits tasks, and receives the episodes as they finish.
+"""The driver of a training: a trainer submits tasks to it, and receives the episodes as they finish.
 
 All episodes of a training are in one run directory, as for other runs. Each attempt at a task has its own number.
 Containers belong to episodes and not to versions of weights, so that an `update` restarts no container.
@@ -106,7 +106,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
     """
 
     def __init__(self, driver: EpisodeDriver, planned: Sequence[PlannedEpisode]) -> None:
-        """Starts up to `concurrency` attempts."""
+        """Starts up to `concurrency` of the planned attempts."""
         self.slots: list[Slot] = [one.slot for one in planned]
         self._driver = driver
         self._waiting = deque(planned)
@@ -117,7 +117,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
 
     @property
     def pending(self) -> int:
-        """The number of attempts that the consumer has not yet taken."""
+        """The number of attempts whose episodes the consumer has not yet received."""
         return len(self._waiting) + len(self._in_progress) + self._finished.qsize()
 
     def __aiter__(self) -> Self:
@@ -135,7 +135,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
         return episode
 
     def give(self, episode: DrivenEpisode) -> None:
-        """Adds an episode that was finished earlier."""
+        """Adds an episode that finished in an earlier session."""
         self._finished.put_nowait(episode)
 
     async def cancel(self) -> None:
@@ -154,7 +154,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
             self._driver.execute(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
-        """Receives a finished episode. `None` means that the attempt was rejected or never started."""
+        """Receives a finished episode. If it is `None` (too stale or never started), plans another attempt."""
         self._in_progress.discard(slot)
         if self._cancelled:
             return
@@ -232,7 +232,7 @@ class EpisodeDriver:
         """Plans an attempt of an earlier session, or returns its recorded episode if it is finished.
 
         Args:
-            slot: The attempt. Later plans use larger numbers.
+            slot: Task and number of the attempt. New attempts at this task get larger numbers.
             seed: Seed of the attempt if it has not started; `None` derives it from the run's seed.
 
         Raises:
@@ -285,7 +285,7 @@ class EpisodeDriver:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Closes the driver."""
+        """Cancels all submissions, like `close`."""
         await self.close()
 
     def plan(self, task_name: str) -> PlannedEpisode:
@@ -333,7 +333,7 @@ class EpisodeDriver:
             raise ConfigError(f"There is no task {task_name!r} in this run.{close}")
 
     def _judged(self, episode: RunningEpisode) -> DrivenEpisode | None:
-        """Returns the finished episode; `None` if it is too stale."""
+        """Counts the staleness of a finished episode, and returns the episode; `None` if it is too stale."""
         assert episode.result is not None
         driven = self._driven(episode.result, episode.trajectory)
         self.staleness.add(driven.staleness)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class SampledRow(Protocol):
-    """The part of a row that is compared: a `TrainingSequence`, or the row that a trainer received."""
+    """The fields of a row that are compared. Both a `TrainingSequence` and a trainer's own row have these fields."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -60,7 +60,7 @@ def _of_batch(model: Any, rows: Sequence[SampledRow], pad: int, temperature: flo
 def largest_gap(
     model: Any, rows: Sequence[SampledRow], *, pad: int, temperature: float = 1.0, batch_size: int = 8
 ) -> float:
-    """Returns the largest difference between recorded and recomputed log-probabilities of trained tokens."""
+    """Returns the largest absolute difference between recorded and recomputed log-probabilities of trained tokens."""
     again = recomputed(model, rows, pad=pad, temperature=temperature, batch_size=batch_size)
     return max(
         (

@@ -1,4 +1,4 @@
-"""Sessions of OpenEnv that run episodes in the rollout service, also for TRL.
+"""OpenEnv sessions that run episodes in the rollout service. They can also be used with TRL.
 
 ```
 factory = partial(EpisodeSessions, "http://127.0.0.1:8300", policy={"base_url": engine, "model": model})
@@ -19,7 +19,7 @@ from ares_exp.training.service.bodies import Submitted
 
 
 class EpisodeSessions:
-    """Creates a session for each episode. The task is a name, or a prompt whose last message is the name."""
+    """Creates one session per episode. A task is given by its name, or by a prompt whose last message is the name."""
 
     def __init__(
         self, url: str, *, policy: Mapping[str, Any], sampling: Mapping[str, Any] | None = None, **options: Any
@@ -68,10 +68,10 @@ class EpisodeSession:
         raise NotImplementedError(f"Expected no tool calls, because the agent runs by itself, got {name!r}.")
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """Waits for the episode. Returns 0 if the agent finished, otherwise 1.
+        """Waits until the episode ends. Returns the exit code of the agent: 0 if it finished, otherwise 1.
 
         Raises:
-            TimeoutError: The time limit was exceeded. The episode is cancelled, and keeps its calls.
+            TimeoutError: The time limit was exceeded. The episode is cancelled, but its calls so far are available.
         """
         return int(self._ended(timeout_s).state != "finished")
 

@@ -31,7 +31,7 @@ UNTRAINABLE = "episodes that cannot be trained on"
 
 
 class RecordedSequences:
-    """Creates the rows of the episodes of a run. Each episode is used once.
+    """Creates training rows from the recorded episodes of a run. Each episode is used once.
 
     Attributes:
         counts: Counts of the rows so far.
@@ -48,7 +48,7 @@ class RecordedSequences:
         temperature: float | None = 1.0,
         altered_sampling: bool = False,
     ) -> None:
-        """Stores the arguments. Episodes that `sequences_of` rejects are skipped and counted.
+        """Stores the arguments, without reading the record.
 
         Args:
             place: A run directory, a folder of runs, or a file of episodes.

@@ -1,8 +1,8 @@
-"""LLM calls of an episode as token ids: the prompt, the sampled tokens, and their log-probabilities.
+"""The LLM calls of an episode as token ids: the prompt, the sampled tokens, and their log-probabilities.
 
 A call is rejected if its record does not prove that its tokens were sampled from the policy. Reasons are missing or
-inconsistent ids and log-probabilities, sampling that was changed by a truncation, a penalty or a grammar, and prompts
-with media, which token ids do not represent.
+inconsistent ids and log-probabilities, and sampling that was changed by a truncation, a penalty or a grammar. Prompts
+with media are also rejected, because token ids do not represent media.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class SampledCall:
         logprobs: Log-probability of each sampled token at sampling.
         policy_version: Version of the weights; `None` if unknown.
         finish_reason: Reason why the response ended; `None` if unknown.
-        states_sampling: Whether the record has the temperature, and no parameter was left to the engine (`null`).
+        states_sampling: Whether the record has the temperature, and no sampling parameter is `null` (chosen by the
+            engine).
     """
 
     step: int
@@ -72,7 +73,7 @@ class SampledCall:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The calls that are trained on, and the required properties of their sampling.
+    """The selection of the calls to train on, and the required properties of their sampling.
 
     Attributes:
         conversations: Names of conversations, or patterns such as `sub-*`.
@@ -86,7 +87,7 @@ class Accepted:
     altered_sampling: bool = False
 
     def __post_init__(self) -> None:
-        """Rejects a string for `conversations`, which would be read as a list of letters."""
+        """Rejects a string for `conversations`, which would be treated as a list of its characters."""
         if isinstance(self.conversations, str):
             raise ValueError(
                 f"Expected `conversations` to be a list of names or patterns, got {self.conversations!r}. "
@@ -101,7 +102,7 @@ class Accepted:
 def distinct_versions(recorded: Iterable[str | None]) -> tuple[str, ...]:
     """Returns the versions of the weights in recorded `policy_version` fields, in order of first use.
 
-    If the weights changed during a response, its field joins the versions by `+`.
+    If the weights changed during a response, its `policy_version` has several versions, joined by `+`.
     """
     return tuple(dict.fromkeys(one for names in recorded if names for one in names.split("+")))
 
@@ -132,7 +133,7 @@ def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], 
 
 
 class _Reader:
-    """Reads one call."""
+    """Converts one recorded call to a `SampledCall`, and rejects it if necessary."""
 
     def __init__(
         self, episode: EpisodeTrajectory, answered: StepRecord, request: Mapping[str, Any], accepted: Accepted

@@ -33,7 +33,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 Made = Literal["clean", "realigned", "forked"]
 Lost = Literal["mask", "group"]
-"""Use of an episode without a reward in a batch: mask its rows, or leave out all episodes of the same prompt."""
+"""Treatment of an episode without a reward: `mask` masks its rows, `group` omits all episodes of the same prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class SequenceReport:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the episode has no rows or no reward."""
+        """Whether the episode cannot be trained on, because it has no rows or no reward."""
         return not self.rows or self.rows[0].reward is None
 
     @property
@@ -276,7 +276,7 @@ def _trajectory(episode: EpisodeTrajectory | StoredEpisode | Mapping[str, Any]) 
 
 
 class _Row:
-    """A row that can be extended by further calls."""
+    """A row under construction, which further calls can extend."""
 
     def __init__(self, call: SampledCall, made: Made) -> None:
         self.ids: list[int] = []
@@ -289,7 +289,7 @@ class _Row:
         self.go_on(call)
 
     def go_on(self, call: SampledCall) -> None:
-        """Appends the rest of the call's prompt, which must start with this row, and the sampled tokens."""
+        """Appends a call: the rest of its prompt, which must start with this row, and its sampled tokens."""
         context = call.prompt[len(self.ids) :]
         self.ids += context
         self.mask += [0] * len(context)
@@ -305,7 +305,7 @@ class _Row:
         return list(prompt[: len(self.ids)]) == self.ids
 
     def cut(self, length: int) -> None:
-        """Removes all tokens from index `length`, which must be sampled tokens of the last call."""
+        """Removes the tokens from index `length` to the end. All of them must be sampled tokens of the last call."""
         self.untrained += len(self.ids) - length
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
         self.made = "realigned" if self.made == "clean" else self.made
@@ -345,7 +345,7 @@ class _ConversationRows:
             self.rows.append(_Row(call, "forked" if self.rows else "clean"))
 
     def _started(self, prompt: Sequence[int]) -> _Row | None:
-        """Finds the longest row that is a prefix of the prompt."""
+        """Returns the longest row that is a prefix of the prompt; `None` if no row is."""
         return max((row for row in self.rows if row.is_start_of(prompt)), key=lambda row: len(row.ids), default=None)
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
@@ -362,6 +362,6 @@ class _ConversationRows:
 
 
 def _shared(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
+    """Returns the length of the common prefix of two token lists."""
     pairs = zip(ids, prompt, strict=False)
     return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(ids), len(prompt)))

@@ -1,4 +1,4 @@
-"""SkyRL: a generator that runs episodes in the rollout service, and training sequences as generators return them.
+"""A SkyRL generator that runs episodes in the rollout service, and training sequences in SkyRL's format.
 
 ```
 class Experiment(BasePPOExp):                          # skyrl.train.entrypoints.main_base
@@ -24,7 +24,7 @@ from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport
 
 
 class EpisodeGenerator:
-    """Has the method of `GeneratorInterface`. Each prompt has the name of its task in the column `task`."""
+    """A SkyRL generator (`GeneratorInterface`). The column `task` of each prompt has the name of its task."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class EpisodeGenerator:
             engine: Client of SkyRL's inference engine.
             model: Name of the model in requests to the engine.
             key_env: Environment variable with the service's key.
-            lost: Use of episodes without a reward, as for `generator_output`.
+            lost: Treatment of episodes without a reward, as for `generator_output`.
             step_wise: Whether the trainer is configured for step-wise training, as for `generator_output`.
             submission: Other fields of the submissions, such as `limits`. Fields of `policy` are added.
         """
@@ -55,7 +55,7 @@ class EpisodeGenerator:
         self._submission = submission
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs an episode for each prompt."""
+        """Runs one episode per prompt, and returns them as a `GeneratorOutput`."""
         policy = {"sampling": sampling_of(input_batch["sampling_params"] or {}), **self._policy}
         async with Client(self._url, key_env=self._key_env) as client, asyncio.TaskGroup() as group:
             tasks = [extras["task"] for extras in input_batch["env_extras"]]
@@ -87,7 +87,7 @@ def generator_output(
         trajectory_ids: Trajectory ids of the batch, one per episode. Required for step-wise training.
         step_wise: Whether the trainer is configured for step-wise training. Defaults to `True` if an episode has
             several rows.
-        lost: The rows whose masks are zeros because an episode has no reward. `group`: the rows of all episodes with
+        lost: The rows that get a mask of zeros if an episode has no reward. `group`: the rows of all episodes with
             the same `instance_id`, as SkyRL's own integration of Harbor does. `mask`: only the rows of this episode,
             whose reward of 0.0 still counts in the mean of its group. Without trajectory ids, both mean `mask`.
 

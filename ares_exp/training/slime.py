@@ -1,4 +1,4 @@
-"""A generate function of slime that runs episodes in the rollout service.
+"""A generate function for slime that runs episodes in the rollout service.
 
 ```
 --custom-generate-function-path ares_exp.training.slime.generate --custom-config-path ares.yaml

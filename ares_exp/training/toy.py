@@ -26,7 +26,7 @@ COMMANDS = (
     "echo beta >> /app/words",
     "echo gamma >> /app/words",
 )
-"""The commands of the tokens that are complete replies."""
+"""Commands of `bash`. Each has a token that is a complete reply with this command."""
 
 WORDS = ("user", "assistant", "tool", "Create", "the", "file", "It", "must", "hold", "line", "returncode", "output")
 """Words that the tokenizer keeps. All other words of a prompt are dropped."""

@@ -86,7 +86,7 @@ class RolloutFunc:
 
 
 class _Sampler:
-    """Samples responses with the trainer's model. Concurrent requests are one batch."""
+    """Samples responses with the trainer's model. Concurrent requests are sampled as one batch."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -98,7 +98,7 @@ class _Sampler:
         self._waiting.append(request)
         async with self._turns:
             while request.request_id not in self._sampled:
-                await asyncio.sleep(0.005)  # others join the batch
+                await asyncio.sleep(0.005)  # so that concurrent requests join the batch
                 size = self._trainer.args.per_device_train_batch_size
                 batch, self._waiting = self._waiting[:size], self._waiting[size:]
                 responses = await asyncio.to_thread(generate, self._trainer, batch)
@@ -157,7 +157,7 @@ def _sample(trainer: Any, requests: Sequence[Request], context: int) -> Iterator
 
 @dataclass
 class Arguments:
-    """The options that TRL does not have."""
+    """The command-line options in addition to TRL's own options."""
 
     url: str = field(metadata={"help": "URL of the rollout service."})
     model: str = field(metadata={"help": "Directory of a saved model, or its name on the hub."})

@@ -38,7 +38,7 @@ from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, Slot
 
 
 class _ServedRun(Policy):
-    """The run behind an environment. As its policy, sends each episode's requests to the endpoint of the rollout."""
+    """The run that executes the rollouts. It is also the run's policy, which uses the endpoint of each rollout."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[Path]) -> None:
         self._overrides = overrides
@@ -48,7 +48,7 @@ class _ServedRun(Policy):
         self._endpoints: dict[Slot, RolloutEndpoint] = {}
 
     async def start(self) -> None:
-        """Starts the run. Its limits apply to all rollouts together."""
+        """Starts the run, whose limits apply to all rollouts together."""
         self._driver = await self._open.enter_async_context(
             driven(self._overrides, policy=self, config_dirs=self._config_dirs)
         )
@@ -59,7 +59,7 @@ class _ServedRun(Policy):
         await self._open.aclose()
 
     def task_names(self) -> Sequence[str]:
-        """Reads the names of the tasks. Blocking. Needs no run."""
+        """Reads the names of the tasks, without starting the run. Blocking."""
         config = compose_config(self._overrides, config_dirs=self._config_dirs)
         return make_scored_source(config).load(lambda _: None)
 

@@ -1,4 +1,4 @@
-"""verl: an agent loop that runs episodes in the rollout service, and training sequences as agent loops return them.
+"""An agent loop for verl that runs episodes in the rollout service, and training sequences in verl's format.
 
 ```
 - name: ares_exp                                       # a file for rollout.agent.agent_loop_config_path
@@ -26,7 +26,7 @@ ABORTED = ("aborted", "abort")
 
 
 class EpisodeAgentLoop:
-    """Has the method of `AgentLoopBase`. Samples the tokens of an episode with verl's own server manager.
+    """An agent loop (`AgentLoopBase`) that samples the tokens of an episode with verl's own server manager.
 
     Each row of the data set has the name of its task in the column `task`.
     """
@@ -42,14 +42,14 @@ class EpisodeAgentLoop:
         submission: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Stores the arguments. verl passes the server manager, and others that are not needed.
+        """Stores the arguments. verl passes the server manager and further arguments, which are ignored.
 
         Args:
             server_manager: Client of verl's inference servers.
             url: URL of the rollout service.
             model: Directory or hub name of the model, whose tokenizer the service uses.
             key_env: Environment variable with the service's key.
-            lost: Use of an episode without a reward, as for `agent_loop_outputs`.
+            lost: Treatment of an episode without a reward, as for `agent_loop_outputs`.
             submission: Other fields of the submissions, such as `limits`.
         """
         self._server_manager = server_manager
@@ -107,7 +107,7 @@ def agent_loop_outputs(
 
     Args:
         report: The rows of an episode.
-        lost: Use of an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
+        lost: Treatment of an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
             of 0.0 still counts in the mean of verl's prompt group. `group` raises, so that verl drops the whole group.
         global_step: The trainer's step, for rows whose policy versions are unknown. verl counts the age of rows from
             it.

@@ -1,4 +1,4 @@
-"""Hidden states of a model during generation: saved in files next to the trajectory, or changed by functions.
+"""Hidden states of a model during generation, which are saved to files or changed by the user's functions.
 
 A state is the output of a module at one position. `generated` states are the states from which the tokens of a response
 were sampled: one per token, the first at the last position of the prompt. Each state is a row of a float32 `.npy` file,
@@ -39,7 +39,7 @@ Positions = Literal["generated", "prompt", "all"]
 
 @settings(frozen=True, config={"extra": "forbid"})
 class KeptStates:
-    """A selection of states to keep.
+    """A selection of states to save.
 
     Attributes:
         layer: Number of a decoder layer, starting at 0, or at -1 from the end. Its output is the residual stream after
@@ -179,7 +179,7 @@ class StateWatcher:
                 self._give_back(self._states.drop())
 
     def links(self, row: Row) -> Mapping[str, Any] | None:
-        """Completes the files of the finished row. Returns their locations by module, or `None` if there are none."""
+        """Completes the files of a finished row. Returns their locations by module; `None` if no states were saved."""
         states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 
@@ -205,7 +205,7 @@ class StateWatcher:
             self._give_back(self._states.drop())
 
     def _take(self, size: int) -> bool:
-        """Reserves bytes of the remaining space. Returns whether they are available."""
+        """Reserves bytes of the remaining space. Returns whether enough bytes are left."""
         assert self._directory is not None
         if self._left is None:
             there = sum(file.stat().st_size for file in self._directory.rglob("*.npy"))
@@ -318,7 +318,7 @@ class GrowingArray:
 
 
 def _change(module: Any, given: Any, output: Any, *, name: str, function: Any, row: Row, passes: Iterator[int]) -> Any:
-    """Passes the output of a module to a function, and returns the changed output."""
+    """Passes the states in a module's output to a function. Returns the changed output; `None` for no change."""
     made = function(_states_of(output, name), ForwardPass(name, row.spec, len(row.prompt), next(passes)))
     if made is None:
         return None
@@ -339,7 +339,7 @@ def _of_prompt(positions: Any, prompt: Any) -> Any:
 
 
 def _wants(positions: Any, token: int) -> bool:
-    """Returns whether to keep the state from which this generated token was sampled."""
+    """Returns whether to keep the state from which the generated token with this number was sampled."""
     return token in positions if isinstance(positions, list) else positions in ("generated", "all")
 
 

@@ -41,7 +41,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Takes the tokenizer.
+        """Stores the tokenizer.
 
         Args:
             tokenizer: Tokenizer of transformers with a chat template.
@@ -58,10 +58,10 @@ class ChatTemplate:
         return self._ids(self._render(messages_of(request), request, starts_response=True))
 
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
-        """Returns the token ids of a request that continues a turn: the ids of the turn, then the new ids.
+        """Returns the token ids of a request that continues a turn: the turn's ids, then the ids of new messages.
 
         Returns:
-            Token ids; `None` if the template does not show what follows a response.
+            Token ids; `None` if the text that follows the response cannot be determined from the template.
 
         Raises:
             UnsendableRequestError: The template cannot represent the request.
@@ -84,7 +84,7 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the special tokens that end a response, in the template or in general."""
+        """Ids of the tokens that end a response: the template's end token and the end-of-sequence token."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._after_mark(self._render(conversation, LLMRequest([])))
         first = [*(self._ids(after) if after else []), None][0]
@@ -142,7 +142,7 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
     Raises:
         PreflightError: The tokenizer cannot be loaded, or has no chat template. The message suggests a fix.
     """
-    if find_spec("torch") is None:  # a tokenizer does not need it, but transformers would print a line about it
+    if find_spec("torch") is None:  # not needed, but transformers would print a warning
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
@@ -180,7 +180,7 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
 def prompt_of(
     template: ChatTemplate, request: LLMRequest, conversations: Conversations, warn: Callable[[str], None]
 ) -> list[int]:
-    """Returns the token ids of a request. They continue an earlier response of the conversations if possible.
+    """Returns the token ids of a request, which continue the ids of an earlier turn if possible.
 
     Raises:
         UnsendableRequestError: The template cannot represent the request.
@@ -243,7 +243,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a call with its arguments as an object if possible, because most templates serialise them as JSON."""
+    """Returns a tool call with parsed arguments if possible, because most templates serialise arguments as JSON."""
     function = call.get("function") or {}
     given = function.get("arguments")
     arguments = arguments_object(given) if isinstance(given, str) else given
@@ -268,12 +268,12 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversations:
-    """The turns of one episode, to find the turn that a request continues."""
+    """The latest turns of one episode, in which `of` finds the turn that a request continues."""
 
     turns: list[Turn] = field(default_factory=list)
 
     def add(self, request: LLMRequest, response: LLMResponse) -> None:
-        """Adds a response with known token ids, which include everything that was generated."""
+        """Adds a turn. Ignores a response without token ids."""
         if response.prompt_token_ids is None or response.completion_token_ids is None:
             return
         messages = [*request.messages, _message_of(response)]
@@ -283,7 +283,7 @@ class Conversations:
         del self.turns[:-MAX_TURNS]
 
     def of(self, request: LLMRequest) -> Turn | None:
-        """Returns the turn with the longest conversation that the request continues."""
+        """Returns the longest turn that the request continues; `None` if it continues no turn."""
         asked = canonical(request)
         fitting = [
             turn
@@ -316,5 +316,5 @@ def _message_of(response: LLMResponse) -> dict[str, Any]:
 
 
 def digest_of(ids: Sequence[int]) -> str:
-    """Returns a digest of token ids."""
+    """Returns a short hash of token ids, in hexadecimal."""
     return blake2b(json.dumps(list(ids)).encode(), digest_size=12).hexdigest()

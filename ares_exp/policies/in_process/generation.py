@@ -1,4 +1,4 @@
-"""Generation of a row with a causal model of transformers."""
+"""Generation of one response (a row) with a causal model of transformers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
     longest = GenerationConfig(max_new_tokens=row.sampling.max_tokens, do_sample=False, pad_token_id=loaded.pad)
 
     def choose_token(_: Any, logits: Any) -> Any:
-        """Selects a token instead of the model's own method. Returns scores with the maximum at this token."""
+        """Chooses the token, and returns scores that make transformers' greedy decoding select it."""
         token, logprob = choose(logits[0], row)
         if math.isnan(logprob):
             raise PolicyError("The model gives no distribution: its logits are not numbers. Check its weights.")

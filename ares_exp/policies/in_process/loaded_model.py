@@ -38,14 +38,14 @@ class _Update:
 
 
 class ModelInProcess:
-    """A model from its first use to `close`. Must be used on one event loop.
+    """A model that is loaded at its first use and freed by `close`. Must be used on one event loop.
 
     Attributes:
         version: Version of the weights.
     """
 
     def __init__(self, load: Callable[[], LoadedModel], *, version: str | None, watcher: StateWatcher) -> None:
-        """Keeps the settings. The first use loads the model.
+        """Stores the settings. The first use loads the model.
 
         Args:
             load: Function that loads the model, called in a thread.
@@ -122,7 +122,7 @@ class ModelInProcess:
 
     @asynccontextmanager
     async def _turn(self, on_wait: OnWait) -> AsyncIterator[LoadedModel]:
-        """Waits until no other caller uses the model, and applies the updates that wait."""
+        """Waits until no other caller uses the model, then loads it if necessary and applies waiting updates."""
         with reported(on_wait):
             await self._turns.acquire()
         try:
@@ -164,7 +164,7 @@ def _as_policy_error(error: Exception) -> Exception:
 
 
 def _release() -> None:
-    """Returns freed memory to the device."""
+    """Frees the memory that PyTorch has cached on the GPU."""
     import sys
 
     gc.collect()

@@ -1,7 +1,7 @@
 """Sampling of one response, with its own random sequence, limits and stop strings.
 
-Tokens are sampled by inverse transform: for each token, one uniform number of the row's random sequence is looked up in
-the cumulative probabilities.
+Tokens are sampled by inverse transform sampling: one uniform random number per token selects the token in the
+cumulative probabilities.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 }
 """Values that leave the model's distribution unchanged."""
 PROCESSED_LOGPROBS: Mapping[str, str] = {"logprobs_mode": "processed_logprobs"}
-"""Recorded with the sampling of a response whose log-probabilities are those of its temperature."""
+"""Entry in the recorded sampling of a response whose log-probabilities were computed at its temperature."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
 """Maximum length of a response if neither the policy nor the agent sets one."""
 
@@ -68,7 +68,7 @@ class Row:
         ids: Token ids sampled so far, including the one that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
         finish: Reason for the end; `None` while the row is running, and if it was abandoned.
-        given_up: Event that is set when no caller waits for the row.
+        given_up: Event that is set when the caller no longer waits for the row (the row is abandoned).
     """
 
     prompt: Sequence[int]
@@ -81,7 +81,7 @@ class Row:
     _draws: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        """Starts the random sequence."""
+        """Creates the random generator from the seed."""
         self._draws = random.Random(self.sampling.seed)
 
     def draw(self) -> float:
@@ -98,7 +98,7 @@ class Row:
             self.finish = "length"
 
     def _has_stop(self, decode: Callable[[Sequence[int]], str]) -> bool:
-        """Returns whether a stop string ends within the last tokens. Each token has at least one byte of text."""
+        """Returns whether the last tokens contain a stop string. Each token has at least one byte of text."""
         if not self.sampling.stop:
             return False
         longest = max(len(stop.encode()) for stop in self.sampling.stop)

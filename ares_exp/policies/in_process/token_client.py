@@ -30,8 +30,8 @@ class TokenRequest:
         prompt: Token ids of the prompt.
         request: Request with the policy's settings.
         spec: Episode of the request.
-        name: Digest of the prompt and number of earlier requests of the episode with the same prompt. It is the same in
-            every run.
+        name: Name of the request, which is the same in every run: a digest of the prompt, and the number of earlier
+            requests of the episode with the same prompt.
     """
 
     prompt: Sequence[int]
@@ -90,7 +90,7 @@ class TokenClient:
         return response
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Moves past a response that was given without this client, as if this client had sampled it."""
+        """Registers a response from another source (a log), as if this client had sampled it."""
         if response is not None and response.prompt_token_ids is not None:
             self._occurrences[digest_of(response.prompt_token_ids)] += 1
             self._conversations.add(self.prepare(request), response)
@@ -109,7 +109,7 @@ class TokenClient:
 
 
 def sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns all sampling parameters, because an engine uses the model's default for missing ones."""
+    """Returns a value for every sampling parameter, because an engine replaces missing ones by the model's defaults."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 

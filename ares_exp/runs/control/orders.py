@@ -1,4 +1,4 @@
-"""Orders (commands) for a running run: their format, and the files that contain them.
+"""Orders: commands that a user sends to a running run. This module defines their format and files.
 
 An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all jobs of the sweep.
 The file is written atomically. The run reads and removes the file, and records the outcome in `control.jsonl`. Every
@@ -118,7 +118,7 @@ class Order:
         return {key: value for key, value in given.items() if key != "schema_version"}
 
     def settled(self, outcome: str, says: str, *, uid: int | None = None) -> dict[str, Any]:
-        """Returns the line of `control.jsonl` about this order.
+        """Returns the record of this order and its outcome, for `control.jsonl`.
 
         Args:
             outcome: `done`, `refused` or `failed`.
@@ -147,7 +147,7 @@ def write_order(folder: Path, order: Order) -> Path:
 
 
 def watch(folder: Path) -> None:
-    """Makes a run write its state more often for a while. Does nothing if its directory is not writable."""
+    """Makes a run write its state more often for a while. Has no effect if the run directory is not writable."""
     with suppress(OSError):
         if not folder.is_symlink():
             folder.mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ class OrderFile:
 
 
 class Inbox:
-    """Reads each order once, starting with the oldest. Rejects links, pipes, large files and invalid files, each once.
+    """Reads each order file once, oldest first. Rejects links, pipes, and large or invalid files once each.
 
     Skips names with a leading dot, because another process may be writing these files.
     """
@@ -216,7 +216,7 @@ class Inbox:
             os.close(directory)
 
     def forget(self) -> None:
-        """Removes the orders of an earlier session. Blocking."""
+        """Removes orders that were sent to an earlier session. Blocking."""
         for _ in range(MAX_LISTED // MAX_TAKEN):
             if not self.take():
                 return
@@ -232,7 +232,7 @@ class Inbox:
         try:
             data, uid = _read(directory, name)
             found = OrderFile(name, Order.parse(data), uid)
-        except FileNotFoundError:  # its author has removed it
+        except FileNotFoundError:  # the author has removed the file
             return None
         except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else str(error)

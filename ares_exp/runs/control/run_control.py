@@ -1,4 +1,4 @@
-"""Control of a run by files: reading, applying and recording orders, and writing the state."""
+"""The control of a run by files: reading, applying and recording orders, and writing the state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class RunControl:
         on_drop: Function that is called with each try that is removed from the queue.
         note: Function that is called with each line of the record.
         interval_sec: Interval between two writes of the state, in seconds.
-        is_recorded: Function that returns whether the run can write its records. If not, the run has reported why.
+        is_recorded: Function that returns whether the run can write its records. If it cannot, the run has already
+            reported the reason.
     """
 
     run_dir: RunDir
@@ -104,14 +105,14 @@ class RunControl:
             try:
                 has_changed = await asyncio.shield(look) or self.live.state != self._written
             finally:
-                await asyncio.wait({look}, timeout=UNWIND_SEC)  # so that no order is lost
+                await asyncio.wait({look}, timeout=UNWIND_SEC)  # an order that was read must also be applied
             is_watched = await asyncio.to_thread(lambda: self._own.is_watched)
             interval_sec = min(WATCHED_WRITE_SEC, self.interval_sec) if is_watched else self.interval_sec
             if has_changed or time.monotonic() - self._written_at >= interval_sec - LOOK_SEC / 2:
                 await self._write_status()
 
     async def _look(self) -> bool:
-        """Applies the new orders. Returns whether there were any files."""
+        """Reads and applies new orders. Returns whether there were any order files."""
 
         def take() -> tuple[list[OrderFile], bool]:
             found = self._own.take() + (self._shared.take() if self._shared is not None else [])

@@ -1,4 +1,4 @@
-"""Periodic metrics of the runner, and warnings about stuck episodes."""
+"""Periodic metrics of the process that executes a run, and warnings about stuck episodes."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class LoopLag:
         self._max, self.max_sec = max(self._max, lag), max(self.max_sec, lag)
 
     def _look_after(self) -> None:
-        """Checks the timer, in the thread. If the thread is also late, the whole process was stopped."""
+        """Checks the timer, in the thread. Ignores delays of the whole process, in which the thread was also late."""
         awake_since = before = self._clock()
         while not self._stopped.wait(self._look_sec):
             now = self._clock()
@@ -276,7 +276,7 @@ class RunnerMonitor:
             interval_sec: Interval between two samples, and between two checks of the episodes, in seconds.
             stall_warn_sec: Time without progress after which an episode is reported, in seconds.
             queued: Function that returns the number of tries that wait for a slot or for their delay.
-            figures: Function that returns further metrics, by name.
+            figures: Function that returns additional metrics by name.
         """
         self.failures = 0
         self._episodes = episodes

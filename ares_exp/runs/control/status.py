@@ -55,7 +55,7 @@ class EpisodeStatus:
         waits_for: Phase in which the episode waits: `start`, `policy`, `environment` or `end`.
         since: Start of the wait, in epoch seconds.
         started_at: Start of the episode, in epoch seconds.
-        num_steps: Number of responses applied so far.
+        num_steps: Number of responses that the episode has received so far.
         tokens: Prompt and generated tokens so far.
         cost: US dollars so far.
     """
@@ -216,7 +216,7 @@ _HOSTNAME = socket.gethostname()
 
 
 class LiveStatus:
-    """Counts ended episodes, and reads the running episodes on demand. `read` can be called from any thread.
+    """The state of a run, which counts ended episodes. `read` also reads running episodes, in any thread.
 
     Attributes:
         planned: Number of attempts of the run.

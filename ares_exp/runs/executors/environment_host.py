@@ -1,7 +1,7 @@
 """The environment host, which serves environments on one node to the run. It does not import Ray.
 
-Only the run calls the host. News of the host (requests to a model, records, warnings) waits until the run asks for it.
-If the host receives no call for the time of its lease, it closes its environments and ends.
+Only the run calls the host. The run polls for news of the host: requests to a model, records and warnings. If the host
+receives no call within its lease time, it closes its environments and ends.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Hosted:
         files: Directory for the files of the episode; `None` if no files are kept.
         is_streamed: Whether `files` is a directory of this host, which the run fetches.
         calls: Number of calls in progress.
-        told: Report of the last reply.
+        told: Report that the last reply contained.
     """
 
     environment: EnvironmentBase
@@ -93,7 +93,7 @@ class _Hosted:
 
 
 class EnvironmentHost(ModelsElsewhere):
-    """Environments by name, on the event loop of the first call. The run calls all methods through `call`."""
+    """Runs environments on a node for the run, which calls all methods through `call`, on one event loop."""
 
     def __init__(self, lease_sec: float, *, on_end: Callable[[], None] = lambda: None) -> None:
         """Creates a host without environments.
@@ -123,7 +123,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_ended = False
 
     async def call(self, words: bytes) -> bytes:
-        """Calls a method for the run, and renews the lease. Ray sends pickles faster than objects.
+        """Calls a method for the run, and renews the lease. Data is pickled, because Ray sends bytes faster.
 
         Args:
             words: Pickled name and arguments of the method.
@@ -221,13 +221,15 @@ class EnvironmentHost(ModelsElsewhere):
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
-        """Adds an existing environment, which is closed with this host at the latest."""
+        """Adds an existing environment, which this host closes when it ends if it is still open."""
         self._hosted[name] = _Hosted(complete(environment), files, is_streamed)
 
     async def act(
         self, name: str, method: str, arguments: Mapping[str, Any], order: EnvironmentOrder | None = None
     ) -> tuple[Outcome, Facts]:
-        """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
+        """Calls a method of an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
+
+        Returns the outcome of the call, and the state of the environment after it.
 
         Args:
             name: Name of the environment.
@@ -341,7 +343,7 @@ class EnvironmentHost(ModelsElsewhere):
     # News of the host
 
     async def news(self, wait_sec: float) -> tuple[float, list[News]]:
-        """Waits for news. Returns the seconds of the wait and the news, which may be empty after `wait_sec`."""
+        """Waits for news for up to `wait_sec`. Returns the seconds of the wait, and the news, if any."""
         started = time.monotonic()
         await happened(self._has_news, wait_sec)
         self._has_news.clear()
@@ -363,7 +365,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._tell(method, *arguments, number=number)
         try:
             return (await waiting).result("the run's own process")
-        except SystemExit as error:  # it would end this process
+        except SystemExit as error:  # SystemExit would end this process
             raise RuntimeError(str(error)) from error
         finally:
             self._answers.pop(number, None)
@@ -375,7 +377,7 @@ class EnvironmentHost(ModelsElsewhere):
             waiting.set_result(outcome)
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Creates a client that sends its requests through the run to the model at `key`."""
+        """Creates a client of the environment's model `key`. The run sends the client's requests to the model."""
         number, name = next(self._clients), self._name_of(files)
         sent = EpisodeSpec(spec.task_name, spec.attempt, spec.seed)
         if spec.on_wait is not None:
@@ -388,7 +390,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def waited(self, client: int, seconds: float) -> None:
-        """Reports time that a model's client waited for something other than its response."""
+        """Receives from the run that a client's request waited for something other than its response."""
         if client in self._waits:
             self._waits[client][1](seconds)
 
@@ -402,14 +404,14 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Requests the record of an episode's questions from the run."""
+        """Requests the recorded model calls of an episode's environment from the run."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Sends a question to the run's record, even if the caller is cancelled, because the question is paid for."""
+        """Sends a model call to the run's record, even if the caller is cancelled, because the call is paid for."""
         if (name := self._name_of(files)) is not None:
             await finish(self._ask("append_record", name, key, asked))
 
@@ -421,7 +423,7 @@ class EnvironmentHost(ModelsElsewhere):
                 self._loop.call_soon_threadsafe(self._tell, "log", *arguments)
 
     def _name_of(self, files: Path | None) -> str | None:
-        """Returns the name of the environment whose files are in this directory; `None` if unknown."""
+        """Returns the name of the environment whose files are in this directory; `None` if there is none."""
         names = (name for name, hosted in self._hosted.items() if files is not None and hosted.files == files)
         return next(names, None)
 
@@ -448,7 +450,7 @@ class HostProcess(EnvironmentHost):
 
 
 def _move_to(recipe: Recipe) -> None:
-    """Uses the run's working directory and module search path, for relative paths and the user's modules."""
+    """Sets the run's working directory and module search path, for relative paths and the user's modules."""
     if recipe.cwd.is_dir():
         os.chdir(recipe.cwd)
     sys.path += [entry for entry in recipe.search_path if entry not in sys.path]
@@ -466,7 +468,7 @@ def _has_files(files: Path | None) -> bool:
 
 
 def _piece(files: Path, offset: int) -> tuple[bytes, bool]:
-    """Returns a piece of the archive of a directory. Offset 0 creates the archive. Blocking."""
+    """Returns a piece of a directory's archive, which the call with offset 0 creates. Blocking."""
     archive = files.with_name("files.tar")
     if offset == 0:
         with tarfile.open(archive, "w") as tar:

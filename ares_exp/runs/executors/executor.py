@@ -64,7 +64,7 @@ class RunPlan:
 
 
 class Place(Protocol):
-    """A place for one environment, which is reserved while its episode runs."""
+    """A reserved place for the environment of one episode, in this process or on a host."""
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
         """Creates the environment of an episode in this place, without starting it."""
@@ -74,7 +74,7 @@ class Place(Protocol):
 class Executor(Protocol):
     """Runs the environments of a run. Everything else stays in the run's own process.
 
-    These are the required members. `ExecutorBase` has all members.
+    This protocol has the required members. `ExecutorBase` also has the optional members.
     """
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
@@ -94,7 +94,7 @@ class Executor(Protocol):
 
         Args:
             task_name: Name of the environment's task.
-            losses: Number of times that the attempt was lost with its host and continued.
+            losses: Number of times that the host of the attempt was lost while the attempt ran.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The placement of environments on hosts, which prefers free hosts that already have the task's image."""
+"""The placement of environments on hosts. Attempts at a task share few hosts, which then have its image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 BOUND = 1.25
-"""Load of a host, relative to its share of the environments, above which another host is chosen for a task."""
+"""Factor by which a host may exceed its share of the environments before another host is chosen for a task."""
 FEWER = 8
 """Factor by which each loss of an attempt with its host reduces the number of environments next to this attempt."""
 
@@ -27,8 +27,9 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: Maximum number of environments on the host for each of its environments, including itself.
-        kept_for: Number of the waiter for which the host is being emptied; `None` otherwise.
+        limits: For each environment on the host, the maximum number of environments that it allows there, including
+            itself.
+        kept_for: Number of the waiting attempt for which the host accepts no other environments; `None` otherwise.
     """
 
     host: HostT
@@ -47,8 +48,8 @@ class Placement(Generic[HostT]):
 
     All attempts at a task are placed on the same host, unless this host has much more than its share. The image of a
     task is therefore pulled or built on few nodes. The more often an attempt was lost with its host, the fewer other
-    environments are placed next to it, and finally none. An attempt that kills hosts is therefore identified, and
-    affects fewer and fewer other attempts.
+    environments are placed next to it, and finally none. An attempt that kills hosts therefore affects fewer and fewer
+    other attempts, and is finally identified.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Placement(Generic[HostT]):
 
         Args:
             task_name: Name of the task.
-            losses: Number of times that the attempt was lost with its host.
+            losses: Number of times that the host of the attempt was lost while the attempt ran.
 
         Raises:
             Exception: `give_up` was called with this error.
@@ -107,7 +108,7 @@ class Placement(Generic[HostT]):
             await self._change()
 
     def tell(self) -> None:
-        """Wakes up all waiters, which check their conditions again."""
+        """Makes all waiters check their conditions again, because hosts or slots have changed."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -147,10 +148,10 @@ class Placement(Generic[HostT]):
 
 
 def beside(losses: int, slots: int) -> int:
-    """Returns the maximum number of environments on a host with an attempt that was lost this often, including it."""
+    """Returns the maximum number of environments on the host of an attempt whose hosts were lost `losses` times."""
     return max(1, slots // int(FEWER**losses))
 
 
 def _affinity(task_name: str, node: str) -> bytes:
-    """Returns a key that orders nodes for a task, identically on every machine (rendezvous hashing)."""
+    """Returns a sort key: the node with the largest key is preferred for the task (rendezvous hashing)."""
     return hashlib.sha256(f"{node}\0{task_name}".encode()).digest()

@@ -112,7 +112,7 @@ class RayExecutor(ExecutorBase):
         self._has_left = threading.Event()
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns a check that connects to the cluster. The hosts check the container backend and the agent."""
+        """Returns a check that connects to the cluster. Each host later checks its container backend and the agent."""
         return (self._connect(),)
 
     async def open(self, ran: RunPlan, report: Report) -> None:
@@ -219,7 +219,7 @@ class RayExecutor(ExecutorBase):
         self._is_connected, self._is_private = True, address == "local"
 
     async def _tend(self) -> None:
-        """Monitors the nodes: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
+        """Monitors the nodes indefinitely: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
         was_ready = False
         empty_since: float | None = None
         while True:
@@ -269,7 +269,7 @@ class RayExecutor(ExecutorBase):
         return all(has.get(name, 0) >= amount for name, amount in self._resources.items())
 
     async def _keep(self, node: _Node) -> None:
-        """Keeps the hosts of a node running, until the node rejects the tasks."""
+        """Restarts a host of a node whenever it ends, until the node turns out to be unable to run the tasks."""
         await asyncio.gather(*(self._keep_one(node) for _ in range(self._hosts_per_node)))
 
     async def _keep_one(self, node: _Node) -> None:
@@ -427,7 +427,8 @@ async def _leave() -> None:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    Linux kills the processes that the call started when the thread ends, so it stays alive until `thread_stays_until`.
+    Linux kills the processes that the call started when the thread ends. The thread therefore stays alive until
+    `thread_stays_until`.
 
     Raises:
         TimeoutError: The call did not return in time.

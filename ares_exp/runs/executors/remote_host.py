@@ -1,4 +1,4 @@
-"""The run's side of a host: calls, news and the loss of the host, and the environments in it."""
+"""The run's side of an environment host: calls, news, the detection of a lost host, and its environments."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteHost:
-    """One host. It is lost if its process has ended, or if it has not replied for the time of its lease.
+    """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
 
-    The host's news calls the methods that start with `on_`.
+    Each piece of news from the host is a call of a method that starts with `on_`.
 
     Attributes:
         node: Name of the host's node.
@@ -147,7 +147,7 @@ class RemoteHost:
 
     @asynccontextmanager
     async def _until_lost(self, seconds: float | None) -> AsyncIterator[None]:
-        """Raises `TimeoutError` after `seconds`, and when the host is lost."""
+        """Raises `TimeoutError` in the block after `seconds`, and as soon as the host is lost."""
         async with asyncio.timeout(seconds) as wait:
             self._waits.add(wait)
             try:
@@ -159,7 +159,7 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Treats the host as lost: current and later calls raise `HostLostError`. Only the first call counts."""
+        """Treats the host as lost: current and later calls raise `HostLostError`. Further calls have no effect."""
         if self.why_lost is None:
             self._give_up(why)
             self._on_lost(self)
@@ -169,7 +169,7 @@ class RemoteHost:
             self.why_lost = why
             self.has_ended.set_result(None)
             for wait in self._waits:
-                with suppress(RuntimeError):  # it expires at this moment
+                with suppress(RuntimeError):  # the wait has just expired
                     wait.reschedule(0.0)
         self._end_tasks()
 
@@ -208,7 +208,7 @@ class RemoteHost:
     # News of the host
 
     async def _listen(self) -> None:
-        """Asks for news continuously, which also renews the lease."""
+        """Polls the host for news until it is lost, which also renews the lease."""
         wait_sec = min(NEWS_SEC, self._lease_sec / 4)
         while self.why_lost is None:
             why = f"it gave no sign of life for {self._lease_sec:g} s"
@@ -247,7 +247,7 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request of an environment to its model. The episode's client is kept as long as its environment."""
+        """Sends a request of an environment to its model. Keeps an episode's client until its environment ends."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
@@ -260,18 +260,18 @@ class RemoteHost:
         return await self._models[key].call(self._clients[client][1], request)
 
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
-        """Sends a background request of an agent to the policy. It is cancelled when the episode ends."""
+        """Sends a background request of an agent to the policy. The request is cancelled when the episode ends."""
         if (guest := self.guests.get(environment)) is None:
             raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
         return await guest.respond_in_background(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:
-        """Reads the record of an episode's questions."""
+        """Returns the recorded model calls of an episode's environment."""
         files = self._files(environment)
         return await asyncio.to_thread(read_asked, files) if files is not None else None
 
     async def on_append_record(self, environment: str, key: str, asked: Asked) -> None:
-        """Counts a question of an environment, and appends it to the record of the episode."""
+        """Counts the cost of an environment's model call, and appends the call to the record of the episode."""
         self._models[key].count(len(asked.said), asked.usage)
         if (guest := self.guests.get(environment)) is not None:
             guest.asked = (guest.asked or EnvironmentUsage()) + asked.usage
@@ -284,13 +284,13 @@ class RemoteHost:
 
 
 class RemoteEnvironment(EnvironmentBase):
-    """Runs its episodes in a host. Properties return the values of the host's last reply.
+    """An environment whose episodes run in a host. Its properties have the values of the host's last reply.
 
     If the host is lost, calls raise `HostLostError`, and closing has no effect.
 
     Attributes:
         output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
-        asked: Usage of the environment's models that the run paid for in this episode; `None` without any.
+        asked: Usage of the environment's own models in this episode, as counted by the run; `None` without model calls.
     """
 
     time_step: TimeStep[Any] | None = None
@@ -311,7 +311,7 @@ class RemoteEnvironment(EnvironmentBase):
             order: Order from which the host creates the environment at the first `reset`.
             output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
             background_client: Client that responds to the agent's background requests.
-            loss: Function that converts the error of a lost host to the raised error.
+            loss: Function that converts the `HostLostError` to the error that calls raise.
         """
         self._host = host
         self._order = order
@@ -398,7 +398,7 @@ class RemoteEnvironment(EnvironmentBase):
             raise self._loss(error) from error
 
     async def _stepped(self, method: str, arguments: Mapping[str, Any]) -> TimeStep[Any] | None:
-        """Calls a method that takes a time step, and returns the step; `None` if no step was taken."""
+        """Calls a method that may take a time step. Returns the new step; `None` if no step was taken."""
         before, self._pending = self.time_step, ()
         try:
             taken: TimeStep[Any] | None = await self._acted(method, arguments)
@@ -411,7 +411,7 @@ class RemoteEnvironment(EnvironmentBase):
         return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Calls a method of the environment, and stores the facts and files of the reply."""
+        """Calls a method of the environment in the host. Stores its new state, and fetches its files, if any."""
         self._host.guests[self._name] = self
         order = self._order if method == "reset" else None
         outcome, facts = await self._asked_of_host("act", method, arguments, order)
@@ -439,7 +439,7 @@ class RemoteEnvironment(EnvironmentBase):
     # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """Returns the host's last report. Usage that the run paid for the environment's models is counted here."""
+        """Returns the host's last report, with the model usage that the run counted if that usage is larger."""
         report = self._news or self._facts.report or EpisodeReport()
         told, counted = report.environment_usage, self.asked
         if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
@@ -463,7 +463,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The time steps of a restored episode, until its next step. Later, and in other episodes, empty."""
+        """The earlier time steps of a restored episode. Empty after its next step, and in other episodes."""
         return self._facts.past
 
     @property
@@ -493,12 +493,12 @@ class RemoteEnvironment(EnvironmentBase):
         return changed
 
     def reported(self, report: EpisodeReport) -> None:
-        """Receives a report of a busy environment. Ignores a report that arrives after the reply."""
+        """Stores a report that the host sent during a call. Ignores a report that arrives after the call."""
         if self._calls.in_progress:
             self._news = report
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Sends a background request to the policy. It is cancelled when the episode ends."""
+        """Sends a background request to the policy. The request is cancelled when the episode ends."""
         assert self._background_client is not None, "the host asks only if the episode has a background client"
         answering = asyncio.ensure_future(self._background_client(request))
         self._background_requests.add(answering)

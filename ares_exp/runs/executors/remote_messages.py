@@ -1,4 +1,4 @@
-"""What a run and its hosts send to each other: orders, replies, and errors of any class."""
+"""The messages between a run and its hosts: orders, replies, and errors of any class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DETAIL_CHARS = 20_000
 
 
 class ForeignError(Exception):
-    """Replaces an error whose class is missing or that cannot be recreated. It has the same name and message."""
+    """An error from another process that cannot be recreated here. Has the name and message of the original error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Failure:
 
 
 def _arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """Returns the arguments of an error's class. For an `OSError`, they include file names, which are not in `args`."""
+    """Returns the arguments to recreate an error. An `OSError` also needs file names, which are not in `args`."""
     reduced = error.__reduce__() if isinstance(error, OSError) else None
     return reduced[1] if isinstance(reduced, tuple) and reduced[0] is type(error) else error.args
 
@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
 
 
 class News(NamedTuple):
-    """News of a host: a call of the method `on_{method}` of `RemoteHost`. If it has a number, the host waits for it."""
+    """News of a host: a call of the method `on_{method}` of `RemoteHost`. With a number, the host awaits its result."""
 
     number: int | None
     method: str
@@ -190,10 +190,10 @@ class Facts(NamedTuple):
 
     Attributes:
         has_started: Whether the environment was reset. Otherwise, the other fields are empty.
-        report: Report of the environment; `None` if it is the report of the last reply.
-        step_count, time_left_sec, activity, pending: Values of the environment's members.
+        report: Report of the environment; `None` if it equals the report in the last reply.
+        step_count, time_left_sec, activity, pending: Values of the environment's members with these names.
         step_type: Type of the current time step; `None` without a time step.
-        past: Past steps (only after `reset`).
+        past: Past steps of a restored or forked episode (only after `reset` and `fork`).
         has_files: Whether files of the episode are on the node and must be fetched.
     """
 

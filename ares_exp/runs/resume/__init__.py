@@ -1,1 +1,1 @@
-"""Resuming, replaying and branching: the records of an earlier run, and the remaining episodes."""
+"""Resuming, replaying and branching of runs: the records of an earlier run, and the episodes that remain to be run."""

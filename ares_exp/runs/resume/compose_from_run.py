@@ -1,4 +1,4 @@
-"""Commands composed from a record: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
+"""Commands that continue a recorded run: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
 The base is the recorded config of the run. A typed override replaces the recorded values of its key and of all keys
 below it. For example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other` drops all
@@ -75,7 +75,7 @@ class Command(NamedTuple):
     Attributes:
         argv: Flags and overrides.
         source: Run or sweep that the command continues; `None` for a new run.
-        values: Recorded config that the overrides change; `None` for the root config.
+        values: Recorded config that the overrides change; `None` to compose the root config.
         choices: Recorded options of the groups.
     """
 
@@ -133,7 +133,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     if isinstance(env, dict):
         values["env"] = {key: NO_SELECTION.get(key, value) for key, value in env.items()}
     if isinstance(env, dict) and "tasks" in env and not any(one.key_or_group == "env" for one in typed):
-        needed = [*needed, f"env.tasks={listed(tasks)}"]  # another environment is narrowed by the job itself
+        needed = [*needed, f"env.tasks={listed(tasks)}"]  # otherwise, the job selects the tasks
     return _composed(ref.run, values, flags, needed, own)
 
 
@@ -178,7 +178,7 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
 
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Expands `replay=`, and also returns the recorded tasks. Replays all attempts, unless `attempts=` is set."""
+    """Returns the overrides of a replay, and its tasks. Replays all attempts, unless the user sets `attempts=`."""
     if ref.step is not None:
         raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
@@ -202,7 +202,7 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 
 
 def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides of a branch, and its task. The job creates the branches."""
+    """Returns the overrides of a run with branches, and its task."""
     episode = ref.episode
     if episode is None or ref.step is None:
         have = (
@@ -231,7 +231,7 @@ def _composed(
 
 
 def _make_room(values: dict[str, Any], override: Override) -> None:
-    """Drops the recorded values of a group or mapping that `override` replaces."""
+    """Removes the recorded values of a group or mapping that `override` replaces."""
     key = key_set_by(override)
     if key in GROUPS:
         values.pop(key, None)
@@ -245,7 +245,7 @@ def _make_room(values: dict[str, Any], override: Override) -> None:
 
 
 def _over(values: Mapping[str, Any], override: Override) -> str:
-    """Formats the override for composition with recorded values, which may already exist."""
+    """Formats an override, so that it can replace a recorded value of the same key."""
     line = str(override.input_line)
     if override.is_add() and override.package is None:
         return f"+{line}"
@@ -284,8 +284,8 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
     """Restores the recorded values in a config that was composed from a repeated command, except for typed keys.
 
-    Options and defaults may have changed on disk since the start of the run. Different classes and secrets are not
-    restored from a file. `open_session` rejects the remaining differences if they affect results.
+    Options and defaults may have changed on disk since the start of the run. Classes that differ, and secrets, are not
+    restored from the file. `open_session` rejects remaining differences that affect results.
 
     Args:
         config: Composed config, which is changed in place.

@@ -45,7 +45,7 @@ class RecordedEpisode:
     Attributes:
         episode_id: Id of the episode, as in `episodes.jsonl`, the trajectories and the snapshots.
         task_name: Name of the task.
-        last_step: Last step at which the episode waited for a response, from 0; -1 if it never waited.
+        last_step: Number of the last step at which the episode waited for a response, from 0; -1 if it never waited.
     """
 
     episode_id: str
@@ -293,7 +293,7 @@ def no_such_run(path: Path) -> str:
 
 
 def _kind(value: object) -> str:
-    """Names the type of a value without its text, which YAML references can make extremely long."""
+    """Names the type of a value, for messages. The value itself can be extremely long because of YAML references."""
     return "nothing" if value is None else f"something else, a {type(value).__name__}"
 
 

@@ -1,6 +1,7 @@
 """The policy of an episode that can be resumed: it logs every response, and replays logged responses.
 
-Missing responses are also logged. If a missing response ended a stage of the task, the stage ends there again.
+A request without a response (because of a time limit) is also logged. If it ended a stage of the task, the stage ends
+at the same request again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Answered(NamedTuple):
 
     Attributes:
         response: The response.
-        ahead: Number in the log of a response that was requested ahead of time; `None` for other responses.
+        ahead: Number in the response log, if the response was requested ahead of time; otherwise `None`.
         is_taken: Whether the earlier try requested the response.
     """
 
@@ -56,7 +57,7 @@ class _Answered(NamedTuple):
 
 
 class ResumablePolicy:
-    """Replays the responses of an earlier try as long as the requests are equal. Then, it asks the policy.
+    """Replays the responses of an earlier try as long as the requests are equal, then uses the policy.
 
     Times, process ids and similar values may differ (see `request_diff`). Each conversation of an agent has its own
     order, so that a request is compared with the next recorded request of its conversation. Responses that are
@@ -82,7 +83,8 @@ class ResumablePolicy:
         """Advances the client past the exchanges before `start_at`.
 
         Args:
-            client: Client for new requests. An `AdvancingClient` is notified of replayed and of missing responses.
+            client: Client for new requests. If it is an `AdvancingClient`, it is notified of replayed and missing
+                responses.
             log: Response log, which contains the earlier exchanges and receives the new ones.
             earlier: Exchanges of the earlier try.
             ahead: Exchanges that the earlier try requested ahead of time and did not apply.
@@ -116,7 +118,7 @@ class ResumablePolicy:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the policy can be asked for several responses at once."""
+        """Whether several requests can be sent to the policy at the same time."""
         return self._asked.looks_ahead
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
@@ -161,7 +163,7 @@ class ResumablePolicy:
         return response
 
     async def _recorded_response(self, request: LLMRequest, position: int) -> LLMResponse | None:
-        """Returns the recorded response to an equal request; `None` if the conversation has no more or differs.
+        """Returns the recorded response; `None` if the request differs, or the conversation has no more responses.
 
         Raises:
             UnansweredError: The recorded request has no response, or its stage has ended.
@@ -184,9 +186,9 @@ class ResumablePolicy:
         return None
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a request that does not take a step, one at a time. Replays a response of the earlier try.
+        """Responds to a background request, one at a time. Replays the response of the earlier try to an equal request.
 
-        The log records such responses as requested ahead of time and never used for a step.
+        The log represents these responses as requested ahead of time and never used for a step.
 
         Raises:
             PolicyError: The policy failed, or returned an invalid response.
@@ -218,7 +220,7 @@ class ResumablePolicy:
         await self._start_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
 
     def _go_live(self) -> None:
-        """Asks the policy from now on. Also requests responses ahead of time when the replay is complete."""
+        """Uses the policy from now on. When all conversations are replayed, also requests responses ahead of time."""
         if not self._has_gone_live:
             self._has_gone_live = True
             for response in responses(self._left_over.values()):  # paid for, even if never used
@@ -232,7 +234,7 @@ class ResumablePolicy:
         self._events.usage.pay(response)
 
     async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
-        """Asks the policy for one response, and logs and counts it."""
+        """Requests a response from the policy, unless the earlier try requested it. Logs and counts a new response."""
         if self._left_over and (taken := self._take(call)) is not None:
             return taken
         response = await self._paid_response(call.request)
@@ -245,7 +247,7 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Asks the policy as soon as this is allowed. The caller counts the response, except for a refusal."""
+        """Requests a response as soon as the run allows it. Counts only refusals; the caller counts other responses."""
         if self._may_ask is not None:
             await self._may_ask()
         try:
@@ -266,7 +268,7 @@ class ResumablePolicy:
         return None
 
     def _note_unanswered(self, request: LLMRequest) -> None:
-        """Logs that the last request had no response before the environment's time limit."""
+        """Logs that a request had no response before the environment's time limit."""
         self._log.append(request, None, stage=self._events.num_stages)
         if self._recorded:
             self._note(request, None)
@@ -275,7 +277,7 @@ class ResumablePolicy:
         self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
-        """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""
+        """Adds a request without a response to the log, before `next_one`, because the time limit ended its stage."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
         await self._start_log(self._logged)
@@ -287,4 +289,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Does nothing, for clients without a position."""
+    """Ignores a response, for clients that need no notification."""

@@ -50,9 +50,9 @@ class PreviousSessions:
     Attributes:
         results: Results of all tries that ended or were lost.
         lost: Results of lost tries, whose rows were written by this session.
-        logs: Logged responses of attempts that have no result, by attempt.
+        logs: Response logs of attempts that have no final result, by attempt.
         wall_sec: Wall-clock seconds of earlier sessions.
-        ended: Logged responses of attempts that have a result, but whose process died before it stored the end of the
+        ended: Response logs of attempts that have a result, but whose process died before it stored the end of the
             trajectory, by attempt.
     """
 
@@ -70,7 +70,7 @@ class PreviousSessions:
         Args:
             planned: All planned attempts.
             run_seed: Seed of the run.
-            redo: Outcomes whose attempts are run again.
+            redo: Outcomes after which an attempt is run again.
         """
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
@@ -293,7 +293,7 @@ def close_session(run_dir: RunDir, summary: RunSummary) -> None:
         if run_dir.responses.is_dir() and not any(run_dir.responses.iterdir()):
             run_dir.responses.rmdir()
     except OSError as error:
-        level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the run has reported why it ended
+        level = logging.WARNING if summary.ended_by is None else logging.DEBUG  # the reason was already reported
         logger.log(level, "Writing %s failed: %s", run_dir.sessions.name, error.strerror)
 
 
@@ -303,7 +303,7 @@ def _check_same(
     recorded: Mapping[str, Any],
     tasks: Mapping[str, str | None],
 ) -> None:
-    """Checks that the experiment is the recorded experiment, or that the user forces a mixture.
+    """Checks that the config and the tasks are the recorded ones, or that the user allows different ones.
 
     Raises:
         ConfigError: The config or the tasks differ from the record.
@@ -407,7 +407,7 @@ def _counted(names: Sequence[str], *, verb: bool = True) -> str:
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Returns the duration of earlier sessions in seconds. A killed session counts until its last episode's end."""
+    """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
     starts: list[float] = []
     ends: list[float] = []
     with suppress(OSError, ConfigError):

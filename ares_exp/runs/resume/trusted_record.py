@@ -1,9 +1,9 @@
-"""Trust in recorded runs: the effects that their files can have on this machine.
+"""The trust in recorded runs: checks that limit the effects of their files on this machine.
 
 A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories require
 `resume_force=true` and are treated as hostile. Values (numbers, strings, names of options) are used, but classes must
 be named by an option on this machine, and sweeps are not resumed. No record can provide its own options, or read
-variables of this machine. Overrides that the user types are not checked here.
+environment variables of this machine. Overrides that the user types are not checked here.
 
 All code that composes a command from a record uses this module.
 """
@@ -70,8 +70,8 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 def values_of(run: RecordedRun) -> dict[str, Any]:
     """Returns the recorded config of a run for a new composition.
 
-    The values are the values at the start of the run, and are not interpolated. However, references to other keys and
-    to the run's directory remain references. A typed key therefore applies wherever it is referenced, and a new run
+    The config has the values from the start of the run, which are not resolved again. However, references to other keys
+    and to the run's directory remain references. A typed key therefore applies wherever it is referenced, and a new run
     writes to its own directory.
 
     Raises:

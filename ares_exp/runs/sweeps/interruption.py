@@ -1,4 +1,4 @@
-"""The early end of a sweep by a stop file in its folder, which its jobs watch.
+"""The early end of a sweep: a stop file in the sweep's folder, which its jobs watch.
 
 A launcher (joblib, submitit) can run the jobs in other processes. These are not in the terminal's process group, so
 that Ctrl-C only reaches the first process. The first process then creates a stop file in the sweep's folder. Each job
@@ -29,10 +29,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class JobProcess:
-    """This process, which a launcher started for jobs of a sweep. It ends when the sweep's first process ends."""
+    """The current process, which a launcher started for jobs of a sweep. It ends if the sweep's first process ends."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts watching the first process.
+        """Starts a thread that watches the first process and the stop file.
 
         Args:
             first_process: Result of `owner_labels` in the first process. If it runs on another machine, only the stop
@@ -46,7 +46,7 @@ class JobProcess:
 
     @contextmanager
     def running(self, sweep_dir: Path) -> Iterator[None]:
-        """Ends the job in this block like SIGTERM if the sweep ends early.
+        """Ends the job in the block, as SIGTERM would, if the sweep ends early.
 
         Raises:
             SweepInterrupted: The sweep has already been stopped.
@@ -81,7 +81,7 @@ class JobProcess:
 
 
 class Interruption:
-    """Handles Ctrl-C (or SIGTERM) in the first process while jobs run in others. A second signal exits immediately.
+    """Handles Ctrl-C (or SIGTERM) in the first process while jobs run in others. A second signal exits at once.
 
     Attributes:
         requested: Whether the user has requested the end of the sweep.

@@ -35,7 +35,7 @@ from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
 REPEATED_BY = "seed"
-"""The key that repeats a setting, unless the command names another key."""
+"""The key in which the jobs of one setting differ, unless the command names another key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Setting:
     Attributes:
         overrides: Other overrides that vary in the sweep, by key.
         jobs: Names of the jobs.
-        started: Number of these jobs that have a run.
+        started: Number of these jobs whose run was started.
         planned, finished: Total numbers of planned and finished attempts.
         objective: Metric over all results of these jobs; `None` if it cannot be computed.
         low, high: Bounds of the metric's interval over tasks and jobs; `None` without an interval.
@@ -165,13 +165,13 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective. If no job is complete, the best job; `None` without jobs."""
+        """The complete job with the best objective, or else the best incomplete job; `None` without jobs."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 
     @property
     def equals(self) -> list[Row]:
-        """The best job, and all jobs with the same objective; empty if all jobs are equal."""
+        """The best job, and all jobs with the same objective; empty if all jobs have the same objective."""
         best, rated = self.best, self._rated
         equals = [row for row in rated if best is not None and row.objective == best.objective]
         return equals if len(equals) < len(rated) or len(rated) == 1 else []

@@ -41,9 +41,9 @@ class PolicyBody(Body):
         wire: Format of the calls. `ids` continues conversations with token ids.
         base_url: URL of the endpoint, including the version. Required by `endpoint`.
         model: Name of the model.
-        tokenizer: Directory or hub name of the tokenizer, for `ids` and `relay`. Default: the model.
+        tokenizer: Directory or hub name of the tokenizer, for `ids` and `relay`. Defaults to `model`.
         key: API key: `env:NAME` for an environment variable of the server, or the key itself, which is never stored.
-        headers: HTTP headers of each call. `{rollout_id}` is replaced.
+        headers: HTTP headers of each call. `{rollout_id}` is replaced by the id of the rollout.
         sampling: Sampling parameters, which take precedence over the agent's parameters.
         extra_body: Additional fields of each call.
         on_abort: Effect of a response that the engine aborted: the call is repeated, or the episode fails. With
@@ -83,8 +83,8 @@ class SubmissionBody(Body):
         tasks: Tasks, in order.
         n: Number of rollouts per task.
         group_id: Name of the group, which each episode repeats.
-        rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. Repeated ids start
-            nothing.
+        rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. If the ids are known, the
+            service returns the existing submission.
         policy: Endpoint of all rollouts.
         policies: Fields of `policy` that differ for a rollout, by its id.
         want: Content of the episodes, in addition to the reward.
@@ -127,7 +127,7 @@ class Submitted(Body):
 
 
 class CancelBody(Body):
-    """What the episode of a cancelled rollout contains: nothing, or the calls until then."""
+    """The content of the episode of a cancelled rollout: nothing, or the LLM calls until the cancellation."""
 
     keep: Keep = "nothing"
 
@@ -139,7 +139,7 @@ class Cancelled(Body):
 
 
 class RequestsQuery(Body):
-    """The token requests to hand out, of one submission or of all. Waits for a request for `wait` seconds."""
+    """A poll of the relay for requests of one submission, or of all. Waits up to `wait` seconds for a request."""
 
     submission: Name | None = None
     wait: Wait = 0.0
@@ -154,7 +154,8 @@ class TokenRequestFacts(Body):
         rollout_id: Rollout of the request.
         prompt_ids: Token ids of the prompt.
         sampling: Sampling parameters.
-        deadline: End of the lease in epoch seconds. After it, the request is handed out again.
+        deadline: Time in epoch seconds at which the lease ends. Without a response, the request is then handed out
+            again.
     """
 
     request_id: str
@@ -178,7 +179,7 @@ class SampledBody(Body):
         ids: Sampled token ids, including the token that ended the response. No ids with the stop `length` mean that the
             prompt is longer than the model's context.
         logprobs: Log-probability of each sampled token.
-        version: Version of the weights. `null`: the version that was set last when the request was handed out.
+        version: Version of the weights. `null` uses the version that was current when the request was handed out.
         stop: Reason for the end. `abort`: the engine stopped early, and the request is continued with these ids.
     """
 
@@ -200,26 +201,26 @@ class SampledBody(Body):
 
 
 class Accepted(Body):
-    """Whether a response was used. It is dropped if the request has another response, or is no longer open."""
+    """Whether a response was used. It is dropped if the request already has a response, or is no longer open."""
 
     accepted: bool
 
 
 class AckBody(Body):
-    """Frees all episodes up to a cursor, of one submission or of all."""
+    """An acknowledgement of all episodes up to a cursor, of one submission or of all. The service deletes them."""
 
     cursor: Count
     submission_id: Name | None = None
 
 
 class Acked(Body):
-    """The number of episodes that were freed by this call."""
+    """The number of episodes that this call acknowledged."""
 
     freed: int
 
 
 class VersionBody(Body):
-    """The version of the weights that respond from now on, and its position in the order of versions."""
+    """The version of the weights that generates responses from now on, and its position in the order of versions."""
 
     version: Annotated[str, Field(min_length=1, max_length=200)]
     index: Count | None = None
@@ -229,7 +230,7 @@ class PauseBody(Body):
     """A pause of calls to endpoints, or of starts of episodes.
 
     Attributes:
-        scope: Calls or starts. The clocks of episodes that wait for a paused call stop.
+        scope: Calls or starts. Waiting for a paused call does not count towards the time limits of an episode.
         drain_sec: Maximum time to wait until no call is in flight.
         for_sec: Time after which the service resumes by itself.
     """
@@ -254,7 +255,7 @@ class ServiceState(Body):
 
 
 class EpisodesQuery(Body):
-    """The episodes to return: after a cursor, of one submission or of all. Waits for new ones for `wait` seconds."""
+    """A request for episodes after a cursor, of one submission or of all. Waits up to `wait` seconds for new ones."""
 
     submission: Name | None = None
     after: Count = 0
@@ -419,7 +420,7 @@ class Episode(Body):
         trainable: Whether the episode has a reward, is not stale, and has rows or calls if they were requested.
         error: Error of the episode.
         versions: Versions of the weights, in order of first use.
-        version_min: Smallest index of these versions; `null` if unknown. The same applies to `version_max`.
+        version_min: Smallest index of these versions; `null` if unknown. `version_max` is the largest index.
         staleness: Age of the oldest version at the end of the episode.
         finish: `submitted`, or the limit that truncated the episode.
         encoding: Encoding of rows and calls.

@@ -47,7 +47,7 @@ def error_of(result: EpisodeResult) -> ErrorFacts | None:
 
 
 def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature: float | None) -> dict[str, Any]:
-    """Returns the fields of a line that come from an episode. Takes CPU time for long episodes.
+    """Returns the fields of a line that depend only on the episode. Uses much CPU time for long episodes.
 
     Args:
         episode: The episode.
@@ -77,7 +77,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
         "calls": content.get("calls"),
         "trajectory": content.get("trajectory"),
         "times": {
-            "queue": begun,  # replaced by the caller, who knows the time of the submission
+            "queue": begun,  # the caller subtracts the time of the submission
             "start": round(spent.get("start", 0.0), 3),
             "engine": round(spent.get("policy", 0.0), 3),
             "tools": round(spent.get("agent", 0.0), 3),
@@ -108,7 +108,7 @@ def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, tempera
 
 
 def row_of(row: TrainingSequence, encoding: str, limit: int | None = None) -> dict[str, Any] | None:
-    """Returns a row, cut to `limit` tokens; `None` if no sampled token would be left."""
+    """Returns a row, cut to `limit` tokens; `None` if the cut row has no sampled token."""
     encode = ENCODINGS[encoding]
     length = len(row.ids) if limit is None else min(limit, len(row.ids))
     starts = [start for start in row.starts if start < length]
@@ -146,7 +146,7 @@ def _plain(_: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _packed(kind: str, values: Sequence[Any]) -> str:
-    """Returns the base64 of little-endian values of an array type (`i`: int32, `B`: uint8, `f`: float32)."""
+    """Encodes values as base64, little-endian. `kind` is an array type (`i`: int32, `B`: uint8, `f`: float32)."""
     import sys
 
     made = array(kind, values)

@@ -1,4 +1,4 @@
-"""The HTTP server of a service: keys, bodies and statuses."""
+"""The HTTP server of the rollout service. It checks keys, parses bodies and maps errors to statuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 64 * 2**20
 WRITE_SEC = 60.0
-"""Time limit, in seconds, for a client to take a part of a response."""
+"""Time limit, in seconds, for a client to receive a part of a response."""
 RETRY_AFTER_SEC = 2
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class HttpService:
-    """Serves the rollouts of a run."""
+    """Serves the rollouts of a run over HTTP."""
 
     def __init__(self, rollouts: ServedRollouts, run: TrainedRun, *, agent: str, key: str | None) -> None:
         """Stores the arguments.
@@ -65,7 +65,7 @@ class HttpService:
 
     @asynccontextmanager
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
-        """Serves requests at an open socket while the body runs. Then ends all requests."""
+        """Serves requests at an open socket while the body of the `with` statement runs, then ends all requests."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
         handlers: dict[str, Handler] = {
             "info": self._info,
@@ -95,7 +95,7 @@ class HttpService:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Checks the key, and turns errors into bodies."""
+        """Checks the key before each request is handled, and returns errors as JSON bodies."""
         try:
             self._check(request)
             return await handler(request)
@@ -119,7 +119,7 @@ class HttpService:
             return _error(500, type(error).__name__, str(error))
 
     def _check(self, request: web.Request) -> None:
-        """Rejects requests without the key, and requests of web pages.
+        """Rejects requests without the key, and requests that a web page sent.
 
         Raises:
             HTTPException: The request is rejected.
@@ -168,7 +168,7 @@ class HttpService:
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, bodies.SubmissionBody)
-        submission = await asyncio.shield(self._rollouts.submit(body))  # a client that leaves must not cut it in half
+        submission = await asyncio.shield(self._rollouts.submit(body))  # not cancelled if the client disconnects
         ids = [one.rollout_id for one in submission.rollouts]
         return _json(bodies.Submitted(submission_id=submission.submission_id, rollout_ids=ids), status=202)
 

@@ -1,4 +1,4 @@
-"""The operations of the rollout service, and their OpenAPI document, which is made from the types of the bodies."""
+"""The operations of the rollout service, and their OpenAPI document, which is generated from the body types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation.
+    """One operation (method and path) of the service.
 
     Attributes:
         name: Name of the operation.
@@ -191,7 +191,7 @@ def _ref(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def _describe(schema: dict[str, Any], kind: type[BaseModel]) -> None:
-    """Replaces titles that repeat names by the descriptions in the docstring of the type."""
+    """Adds descriptions from the docstring of the type, and removes titles, which only repeat names."""
     schema["description"] = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
     schema.pop("title", None)
     described = documented(f"{kind.__module__}.{kind.__qualname__}")

@@ -91,7 +91,7 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
 
 @dataclass
 class _Shared:
-    """A policy that several rollouts use."""
+    """The policy of an endpoint, and the ids of the rollouts that use it."""
 
     policy: EndpointPolicy
     users: set[str] = field(default_factory=set)
@@ -138,11 +138,11 @@ class RolloutPolicies(Policy):
             await policy.close()
 
     def add(self, slot: tuple[str, int], rollout: Rollout) -> None:
-        """Adds an attempt of a rollout."""
+        """Registers an attempt, whose calls are then sent to the endpoint of its rollout."""
         self._rollouts[slot] = rollout
 
     async def remove(self, slot: tuple[str, int]) -> None:
-        """Removes an attempt, and closes its endpoint if no other rollout uses it."""
+        """Removes an attempt, and closes the endpoint of its rollout if no other rollout uses it."""
         rollout = self._rollouts.pop(slot, None)
         if rollout is None:
             return
@@ -210,7 +210,7 @@ class RolloutPolicies(Policy):
         return shared.policy
 
     def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Returns `may_ask` without counting its caller as in flight while it waits."""
+        """Wraps `may_ask`, so that a call does not count as in flight while it waits in `may_ask`."""
 
         async def uncounted() -> None:
             self.count(-1)
@@ -248,7 +248,7 @@ class _Counted:
         return response if response.policy_version is not None else replace(response, policy_version=version)
 
     async def _sampled(self, request: LLMRequest) -> tuple[str | None, LLMResponse]:
-        """Returns the version at the time of the call, and the response."""
+        """Sends the request. Returns the version of the weights when it was sent, and the response."""
         version = self.policies.version
         self.policies.count(1)
         try:
@@ -263,10 +263,10 @@ class _Counted:
 
 
 async def _allowed() -> None:
-    """Returns immediately: the run cannot be paused."""
+    """Returns immediately, for runs that cannot be paused."""
 
 
 def _key_of(body: PolicyBody, needs_tokens: bool) -> str:
-    """Returns the key of the policies that can share connections. Headers belong to calls."""
+    """Returns a digest that is equal for policies that can share connections. Headers may differ."""
     whole = json.dumps([body.model_dump(exclude={"headers"}), needs_tokens], sort_keys=True, default=str)
     return hashlib.sha256(whole.encode()).hexdigest()  # without the API key, which must not be in a traceback

@@ -1,4 +1,4 @@
-"""The rollouts of a service: submitted, run, finished, acknowledged or cancelled.
+"""The rollouts of a service, from their submission to the acknowledgement of their episodes.
 
 Each rollout has exactly one line of `GET /v1/episodes`. A failed or stale attempt can be replaced by another attempt,
 which belongs to the same rollout.
@@ -71,10 +71,10 @@ class ServedSubmission:
     Attributes:
         submission_id: Id of the submission.
         body: The submission. Keys are replaced by a mask in a resumed run.
-        rollouts: Its rollouts, in order.
-        waiting: Rollouts that were not yet given to the scheduler.
+        rollouts: Rollouts of the submission, in order.
+        waiting: Rollouts that were not yet passed to the scheduler.
         ready: Rollouts whose episodes are available and not acknowledged, by cursor, in order.
-        given: Number of rollouts that the scheduler has.
+        given: Number of rollouts with an attempt that is queued or running in the scheduler.
         open: Number of rollouts without an episode.
         lease_until: Time at which the lease expires, on the clock of the event loop.
         delivered: Cursor of the last delivered episode.
@@ -102,15 +102,15 @@ class Rollout:
 
     Attributes:
         rollout_id: Id of the rollout.
-        submission: Its submission.
+        submission: Submission of the rollout.
         task: Name of the task.
         attempt: Number of the current attempt at the task.
         seed: Seed of the current attempt.
-        policy: Endpoint of its calls.
+        policy: Endpoint of the rollout's LLM calls.
         submitted_at: Time of the submission, in epoch seconds.
         planned: Plan that continues the current attempt in a resumed run; `None` for a new attempt.
         state: State of the rollout.
-        is_given: Whether the current attempt was given to the scheduler and has not ended.
+        is_given: Whether the current attempt is queued or running in the scheduler.
         calls: Number of responses in the current attempt.
         cursor: Cursor of the episode; `None` until it is available.
         losses: Replaced attempts.
@@ -145,7 +145,7 @@ class Rollout:
 
     @property
     def lacks_key(self) -> bool:
-        """Whether its key was sent to an earlier process of the server, so that the trainer has to send it again."""
+        """Whether only an earlier process of the server had the key, so that the trainer has to send it again."""
         return MASK in (self.policy.key, *self.policy.headers.values())
 
 
@@ -156,7 +156,7 @@ class ServedRollouts:
         submissions: Submissions by id.
         rollouts: Rollouts by id.
         changed: Event that is set, and replaced, when an episode becomes available.
-        failure: Future with the first error of the record, which ends the service.
+        failure: Future that receives the first error when an episode could not be stored, which ends the service.
     """
 
     def __init__(
@@ -175,8 +175,9 @@ class ServedRollouts:
             driver: Driver of the run.
             record: Files of the service.
             policies: Policy of the run.
-            queue: Maximum number of rollouts without an episode.
-            unacknowledged: Maximum number of rollouts without an acknowledgement.
+            queue: Maximum number of rollouts that are waiting or running.
+            unacknowledged: Maximum number of finished rollouts without an acknowledgement. Each submission must fit
+                into the rest.
             lease_sec: Default lease of a submission.
         """
         self.submissions: dict[str, ServedSubmission] = {}
@@ -367,7 +368,7 @@ class ServedRollouts:
                 await one.ended.wait()
 
     def available(self, submission: ServedSubmission | None, after: int) -> list[Rollout]:
-        """Returns the rollouts with episodes that are not acknowledged, after a cursor, in order."""
+        """Returns the rollouts whose episodes come after a cursor and are not acknowledged, in order."""
         among = [submission] if submission is not None else self.submissions.values()
         found = {cursor: rollout for one in among for cursor, rollout in one.ready.items() if cursor > after}
         return [found[cursor] for cursor in sorted(found)]
@@ -385,7 +386,7 @@ class ServedRollouts:
         self._fill(submission)
 
     async def acknowledge(self, cursor: int, submission: ServedSubmission | None) -> int:
-        """Frees the episodes up to a cursor, of one submission or of all. Returns their number."""
+        """Deletes the episodes up to a cursor, of one submission or of all. Returns the number of deleted episodes."""
         of = submission.submission_id if submission is not None else None
         freed = self._free(cursor, of)
         if freed:
@@ -407,7 +408,7 @@ class ServedRollouts:
         rollout.ended.set()
 
     async def set_version(self, version: str, index: int | None) -> None:
-        """Sets the version of the weights that respond from now on."""
+        """Sets the version of the weights that generates responses from now on."""
         number = index if index is not None else _index(version)
         if number is None:
             number = max(self._indices.values(), default=-1) + 1
@@ -430,7 +431,7 @@ class ServedRollouts:
             self._driver.run.resume(scope)
 
     def state(self) -> ServiceState:
-        """Returns the pauses, the calls in flight and the version."""
+        """Returns the current pauses, the number of calls in flight and the version of the weights."""
         now = asyncio.get_running_loop().time()
         paused: dict[str, float] = {scope: round(timer.when() - now, 3) for scope, timer in self._pauses.items()}
         return ServiceState(in_flight=self._policies.in_flight, paused=paused, version=self.version)
@@ -490,7 +491,7 @@ class ServedRollouts:
         self.renew([submission])
 
     def _fill(self, submission: ServedSubmission) -> None:
-        """Starts waiting rollouts. A trainer that takes no episodes stops only its own submission."""
+        """Starts waiting rollouts, as long as fewer than `concurrency` are in the scheduler or not yet delivered."""
         unread = sum(cursor > submission.delivered for cursor in submission.ready)
         for _ in range(len(submission.waiting)):
             if submission.given + unread >= self._driver.run.concurrency:
@@ -520,7 +521,7 @@ class ServedRollouts:
         return replace(limits, steps=steps, time=time_limits)
 
     async def _settle(self, rollout: Rollout, episode: DrivenEpisode | None) -> None:
-        """Handles the end of an attempt: replaces it, or stores the episode of the rollout."""
+        """Handles the end of an attempt. Starts another attempt if necessary, otherwise stores the episode."""
         try:
             rollout.submission.given -= rollout.is_given
             rollout.is_given = False
@@ -574,7 +575,7 @@ class ServedRollouts:
         return [one for one in found if one is not None]
 
     async def _publish(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> None:
-        """Stores the line of a rollout, and makes it available."""
+        """Stores the line of a rollout's episode, and makes the episode available."""
         fields = await asyncio.to_thread(self._fields, rollout, state, episode)
         error = fields["error"]
         text = await asyncio.to_thread(dump_json, fields)
@@ -592,7 +593,7 @@ class ServedRollouts:
         self._fill(rollout.submission)
 
     def _fields(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> dict[str, Any]:
-        """Returns the fields of a line without its cursor. Takes CPU time."""
+        """Returns the fields of a line, except for the cursor. Uses much CPU time for long episodes."""
         body, made = rollout.submission.body, dict[str, Any]()
         known = self._ages(episode) if episode is not None else []
         if episode is not None:
@@ -653,12 +654,12 @@ _WHY = {
 
 
 def _index(version: str) -> int | None:
-    """Returns a version as a number; `None` if it is not one."""
+    """Returns the version as an integer; `None` if it is not a decimal number."""
     return int(version) if version.isascii() and version.isdecimal() and len(version) < 16 else None
 
 
 def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
-    """Returns the policy of a rollout.
+    """Returns the policy of a rollout, with its own fields from `policies`.
 
     Raises:
         ConfigError: A field of `policies` is invalid.
@@ -673,7 +674,7 @@ def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
 
 
 def _without_keys(body: SubmissionBody) -> dict[str, Any]:
-    """Returns a body in which keys, other than names of variables, are masked."""
+    """Returns the submission as data with masked API keys. Names of environment variables are not masked."""
     data = body.model_dump()
     for policy in (data["policy"], *data["policies"].values()):
         if policy.get("key") and not str(policy["key"]).startswith(ENV):

@@ -1,7 +1,8 @@
 """The state of a service on disk, in the folder `service` of the run directory.
 
 `record.jsonl` has one line per change: submissions, replaced attempts, cancellations, ends, acknowledgements and
-versions. Keys of endpoints are never written. `CURSOR.json` is the line of an episode that is not acknowledged.
+versions. Keys of endpoints are never written. For each episode that is not acknowledged, a file with the name of its
+cursor (`7.json`) has its line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ServiceRecord:
         self._path = folder / "record.jsonl"
 
     def read(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the lines of earlier sessions, without a line that was being written when its process died.
+        """Yields the lines of earlier sessions. Skips an incomplete line, which a dying process was writing.
 
         Raises:
             ConfigError: The record cannot be read.
@@ -50,7 +51,7 @@ class ServiceRecord:
             os.truncate(self._path, whole)
 
     def append(self, *lines: Mapping[str, Any]) -> None:
-        """Appends lines, which survive a power cut.
+        """Appends lines and flushes them to the disk, so that they survive a power cut.
 
         Raises:
             OSError: The lines could not be written.
@@ -58,7 +59,7 @@ class ServiceRecord:
         append_durably(self._path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT)
 
     def add_episode(self, cursor: int, text: str, line: Mapping[str, Any]) -> None:
-        """Stores the line of an episode. It survives the end of this process.
+        """Stores the line of an episode, so that it survives the end of this process.
 
         Raises:
             OSError: The files could not be written.

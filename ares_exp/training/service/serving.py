@@ -1,4 +1,4 @@
-"""The trainer of a run that serves rollouts: its options, its socket, and its end."""
+"""The trainer of `ares-exp serve`, which opens the socket and serves rollouts until the run is interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ServeOptions(BaseModel):
         port: Port to listen on; 0 selects a free port.
         key_env: Environment variable with the key that each request must have.
         queue: Maximum number of rollouts that run or wait.
-        unacknowledged: Maximum number of finished and running rollouts without an acknowledgement.
+        unacknowledged: Maximum number of finished rollouts without an acknowledgement. Each submission must fit into
+            the rest.
         lease_sec: Time without any call of a trainer after which its rollouts are cancelled, in seconds.
     """
 
@@ -66,7 +67,7 @@ class Service:
             UserError: The key is missing, or the port cannot be used.
         """
         with suppress(ImportError):
-            import openai as openai  # takes a second, which the first submission would wait for
+            import openai as openai  # importing it takes a second; the first submission should not wait for it
         host, port, name = self._options.host, self._options.port, self._options.key_env
         if name is not None:
             self._key = os.environ.get(name, "").strip()

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Limits:
-    """The sampling parameters that the relay itself uses."""
+    """The sampling parameters that the relay itself applies and therefore validates."""
 
     max_tokens: Annotated[int, Field(strict=True, ge=1)] = DEFAULT_MAX_OUTPUT_TOKENS
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Limits:
 
 @dataclass(eq=False, slots=True)
 class _OpenRequest:
-    """A request without a response. `lease_end` is in seconds of the event loop's clock."""
+    """A request that waits for a response. `lease_end` is in seconds of the event loop's clock."""
 
     rollout_id: str
     prompt: Sequence[int]
@@ -82,7 +82,7 @@ class Relay:
     async def requests(
         self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Hands out open requests, from the oldest to the newest. Waits until there is one.
+        """Hands out open requests, from the oldest to the newest. Waits if there are none.
 
         Args:
             wait: Maximum wait in seconds. After it, the list is empty.
@@ -108,10 +108,10 @@ class Relay:
                     await self._changed.wait()
 
     def respond(self, response: SampledBody) -> bool:
-        """Takes a sampler's response.
+        """Passes a sampler's response to the episode that waits for it.
 
         Returns:
-            Whether the response was used. It is dropped if the request has another response, or is no longer open.
+            Whether the response was used. It is dropped if the request already has a response, or is no longer open.
 
         Raises:
             WireFormatError: The response is longer than requested. The request stays open.
@@ -173,7 +173,7 @@ class Relay:
     async def sampled(
         self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
     ) -> tuple[SampledBody, str | None]:
-        """Adds a request and waits for its response. The time until it is handed out counts as a wait of the episode.
+        """Adds a request and waits for its response. Time until a sampler takes the request counts as waiting.
 
         Returns:
             The response, and the version of its weights.
@@ -211,7 +211,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """Samples the responses of one rollout through the relay."""
+    """Requests the sampled responses of one rollout through the relay."""
 
     relay: Relay
     rollout_id: str
@@ -222,7 +222,7 @@ class _Sampler:
         return request
 
     async def sample(self, asked: TokenRequest) -> LLMResponse:
-        """Samples a response. An aborted response is continued from its ids, perhaps with other weights."""
+        """Requests a response. Continues an aborted response from its sampled ids, perhaps with other weights."""
         started = time.perf_counter()
         request = asked.request
         sampling = {
@@ -256,6 +256,6 @@ class _Sampler:
             finish_reason="length" if stop == "abort" else stop,
             model=self.model,
             latency_sec=time.perf_counter() - started,
-            sampling={**sampling, **PROCESSED_LOGPROBS},  # the trainer's own, at the temperature that it samples with
+            sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers use the sampling temperature for them
             policy_version="+".join(versions) or None,
         )
