@@ -1,7 +1,5 @@
 """A port of this machine at which nobody listens."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Shared by all tests: the command line as a user runs it, and which backends are here."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import functools

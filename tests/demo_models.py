@@ -1,7 +1,5 @@
 """The tutorial's server, started as the tutorial does."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

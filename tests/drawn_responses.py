@@ -1,7 +1,5 @@
 """Hypothesis strategies for the responses of policies: text, reasoning, tool calls; empty, huge, and in any script."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

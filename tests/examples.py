@@ -1,7 +1,5 @@
 """How many examples Hypothesis runs: the same ones each time, or so many times as many, drawn anew."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """A TCP proxy that cuts connections where it is told to: before the first byte, midway, around the last event."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Whole runs of the real agents by a script, for tests and for `tests/soak`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Packages that are installed: in a venv, or as far as this process can tell (files and metadata in its path)."""
 
-from __future__ import annotations
-
 import os
 import site
 import subprocess

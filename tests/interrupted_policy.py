@@ -1,7 +1,5 @@
 """A scripted policy that interrupts its run in the middle of an episode."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

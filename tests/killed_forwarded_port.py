@@ -1,7 +1,5 @@
 """A process with an open forwarded port that is killed, and what is left of the forwarded port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

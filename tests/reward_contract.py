@@ -4,8 +4,6 @@ Each process of the agent runs in a loop. The test script writes a reward of 0 a
 twice, or when its process is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

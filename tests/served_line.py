@@ -1,7 +1,5 @@
 """A line behind a real TCP port, as a forwarded port serves it, and the HTTP requests of an agent's client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """The contract of the rollout service over HTTP, for any executor: inherit `ServiceContract` and set `overrides`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

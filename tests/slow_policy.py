@@ -1,7 +1,5 @@
 """A scripted policy that takes its time."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

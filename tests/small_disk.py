@@ -1,7 +1,5 @@
 """A small file system on which tests fill the disk of a run, or take it away."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A small data set in the form of SWE-bench: a git repository with a bug, its fix, and what came later."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

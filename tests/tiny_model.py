@@ -1,7 +1,5 @@
 """A causal model of two layers and a byte-level tokenizer, made here: no download, and no sense in what it says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 HERMES = """\

@@ -11,8 +11,6 @@ messages, or, as a model may well spell it, another id of the same byte:
 Like vLLM and SGLang, it uses the model's own `defaults` for each sampling parameter that a request does not set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@ What gets signals is a `WarmProcess`. Tests of the start itself start a new inte
 server.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

@@ -8,8 +8,6 @@ It runs in a thread of its own, so that the vendors' synchronous clients can be 
         assert server.asked[-1].request.messages[0]["content"] == "hello"
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any, Self

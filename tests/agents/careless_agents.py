@@ -1,7 +1,5 @@
 """Code agents that break, each, one of the rules for agents that can be run again."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import os

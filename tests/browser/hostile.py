@@ -1,7 +1,5 @@
 """Forty texts that an agent or a task might write to get into a page, and a run that has them in every field."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A policy without a model, whose episodes are worth looking at: it looks around, errs, and solves some tasks."""
 
-from __future__ import annotations
-
 from random import Random
 
 from ares_exp.llms.request import LLMClient, LLMRequest

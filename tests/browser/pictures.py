@@ -4,8 +4,6 @@ With a folder as argument every view goes there, at three widths, and one in the
 renewed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -3,8 +3,6 @@
 One browser for all; skipped where there is no Chromium with its driver (`.ci/run` installs them).
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Forwarded ports of Docker containers, and directories of the host that they see."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import shutil

@@ -6,8 +6,6 @@ rollout service from the types of its bodies.
 `--check` writes nothing and exits with 1 if a file is not what it should be.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

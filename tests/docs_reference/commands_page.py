@@ -1,7 +1,5 @@
 """docs/reference/commands.md: the `--help` of every command of the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/reference/config.md: every top-level key, and every argument of every option of every group."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """docs/reference/files.md: what lies in a run directory and in a sweep folder, and the versions of the formats."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/index.md and docs/llms.txt: the pages in the order of docs/zensical.toml, with the first sentence of each."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The parts of Markdown that the pages are made of: tables, links, anchors."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterable, Sequence

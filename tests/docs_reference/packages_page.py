@@ -1,7 +1,5 @@
 """The end of docs/architecture.md: folders and loose modules of the package, floor by floor, by their docstrings."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

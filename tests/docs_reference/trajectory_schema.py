@@ -1,7 +1,5 @@
 """docs/reference/trajectory.schema.json: the JSON Schema of the file of one episode."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Any

@@ -5,8 +5,6 @@ it exports the episode to `DIRECTORY/store` and kills itself; without it, it run
 BACKEND AGENT` continues every snapshot in the store. Both print trajectories.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

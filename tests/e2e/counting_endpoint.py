@@ -6,8 +6,6 @@ Each command depends on the earlier output: an episode that continues in another
 there on, and ends differently.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

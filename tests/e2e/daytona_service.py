@@ -1,7 +1,5 @@
 """The Daytona emulator next to a test that blocks: on a separate event loop, in a thread."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`ares-exp task new` and `ares-exp task check`, as an author of tasks uses them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`branch_from=`: the composed config; other tests cover the job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

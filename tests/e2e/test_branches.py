@@ -1,7 +1,5 @@
 """`branch_from=` as a user meets it: a recorded run, and commands that continue from one of its steps."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Collectors as a user chooses them: one, several, his own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

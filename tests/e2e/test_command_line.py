@@ -1,7 +1,5 @@
 """What the command line answers without running anything, and users' own options."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A run whose agent asks five things at once, killed while four of the responses wait for their turn, and resumed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`container=daytona` as a user meets it: against a service on this machine, in whatever way a run ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ to that file first. `console` and `py` blocks need a key, a network or a service
 composed.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The presets of `experiment=`, run as their headers say."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A run that was really run, exported as a Harbor job."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs whose disk is full, or whose directory is deleted: they stop, and a resume pays for nothing twice."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Each is run once, on one backend; `tests/soak/installed_agents.py` has all of both.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

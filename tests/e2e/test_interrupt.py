@@ -1,7 +1,5 @@
 """Ctrl-C once, twice, SIGTERM and kill -9 in the middle of episodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """An episode is exported at a step and its process killed; a new process continues to the same result."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that are killed or interrupted at any moment, and resumed: they come to what they would have come to."""
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Iterator

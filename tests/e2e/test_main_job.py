@@ -1,7 +1,5 @@
 """The main job as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

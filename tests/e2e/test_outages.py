@@ -1,7 +1,5 @@
 """An LLM server that is killed in the middle of the first requests, and comes back or does not."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The package's agents other than the shell agent: whole runs, each step branched, and run again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How long the path of one exchange is: one request of the shell agent, its response and its command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A third-party package, built and installed in a separate venv, adds an environment and a policy."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

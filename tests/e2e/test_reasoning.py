@@ -1,7 +1,5 @@
 """The reasoning of a model, from the endpoint to every record of a run, and back to the endpoint where it wants it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`replay=<run>[/<episode>]`: recorded episodes run again in fresh containers, and what the report says of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

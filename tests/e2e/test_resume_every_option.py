@@ -3,8 +3,6 @@
 The options are the files in `conf/`. An option without a recipe here fails its test.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Scorers from the command line: functions and a judge, for tasks and for a custom environment."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """No secret reaches the disk, the terminal, or W&B's files."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A rollout service and its trainer are killed; `tests/soak/service_kills.py` does it 200 times."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.soak import service_kills

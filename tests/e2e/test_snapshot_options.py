@@ -1,7 +1,5 @@
 """The options of `snapshot` as a user gives them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Mistakes with SWE-bench on the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Cli

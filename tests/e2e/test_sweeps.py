@@ -1,7 +1,5 @@
 """Sweeps with every launcher: bad jobs, secrets, Ctrl-C, kill -9, resume, and the final report."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Which tasks a run ran is in W&B, also of an environment whose tasks have no folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

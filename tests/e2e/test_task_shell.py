@@ -1,7 +1,5 @@
 """`ares-exp task shell`, typed into through a pipe and through a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """Tasks of a registry and of a git repository, from the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

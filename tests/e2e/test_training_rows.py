@@ -1,7 +1,5 @@
 """Episodes over a trainer's own endpoint, in containers: rows are what it sampled, from memory and from disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Twenty questions from the command line: no container, no code agent, and everything else as ever."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

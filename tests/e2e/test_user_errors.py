@@ -1,7 +1,5 @@
 """Every mistake gets one paragraph and exit code 2, and nothing is started."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

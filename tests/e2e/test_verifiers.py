@@ -1,7 +1,5 @@
 """Episodes as rollouts of verifiers' server, with its own client and interception. CI has the package."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

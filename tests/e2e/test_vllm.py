@@ -6,8 +6,6 @@ Run it in a virtual environment with Python 3.12 and vLLM for the CPU (a file `t
     python -m pytest -m nightly tests/e2e/test_vllm.py
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

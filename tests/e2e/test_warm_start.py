@@ -1,7 +1,5 @@
 """The forks with which the tests of this folder start commands end as new interpreters do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

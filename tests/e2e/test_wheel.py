@@ -1,7 +1,5 @@
 """The wheel that the sdist builds runs from any directory: it contains conf, samples and prompts."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

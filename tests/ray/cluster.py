@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, as tests start, harm and end it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """One cluster for all tests, and the run that those on it are compared with."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 

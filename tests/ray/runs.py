@@ -1,7 +1,5 @@
 """Runs that are run on a cluster, and the same one without."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Runs on a cluster: the same results as without, whatever dies. More is in `tests/soak/cluster_runs.py`."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

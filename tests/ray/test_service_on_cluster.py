@@ -1,7 +1,5 @@
 """The contract of the rollout service with episodes on a cluster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

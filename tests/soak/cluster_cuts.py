@@ -6,8 +6,6 @@ prints a line for each cut: after how many seconds the containers of the node's 
 take the lease and five seconds. After each run everything is checked that `tests/ray` checks after one fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -5,8 +5,6 @@ moments, and so many nodes have lost their power; it prints a line for each. Aft
 `tests/ray` checks after one fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

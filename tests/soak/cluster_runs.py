@@ -4,8 +4,6 @@
 `pytest -n 0 -m '' tests/soak/cluster_runs.py`
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@
 midway, and around the last event, until there were so many cuts; each conversation must cost one response per turn.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

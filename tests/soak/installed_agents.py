@@ -4,8 +4,6 @@
 `… install claude_code qwen_code --libc musl`), an engine, and packages of Debian within reach.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

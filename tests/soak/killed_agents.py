@@ -5,8 +5,6 @@
 reward of a run that was not killed, and no process or container is left.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@
 again, and no container and no partial file is left.
 """
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

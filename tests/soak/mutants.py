@@ -10,8 +10,6 @@ do not matter. If a function or snippet is gone, replace the mutant by an equal 
 
 # ruff: noqa: E501 - a mutant is one line
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

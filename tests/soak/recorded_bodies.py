@@ -5,8 +5,6 @@ digest, so that the prompts of vendors are not in the repository and texts that 
 is written once.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Cases of killed runs that take long: `pytest tests/soak/resumed_runs.py`."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

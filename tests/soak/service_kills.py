@@ -5,8 +5,6 @@ delivered with one cursor and one attempt, that its rows are complete, that no r
 progress, and that no process of a container is left 5 s after a kill of the server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """No object of ours is asked by a literal name: what it has is in a contract that the type checker reads."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

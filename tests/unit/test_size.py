@@ -1,7 +1,5 @@
 """The package stays small: its folders, packages and modules, and the contracts that only one class has."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The commands, groups and top-level keys that a user meets, and the length of `--help`: a new one replaces another."""
 
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.commands.cli.commands import COMMANDS

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from ares_exp.agents.conversation import as_plain_chat
 
 

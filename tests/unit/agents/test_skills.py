@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ares_exp.agents.skills import MAX_SKILLS, Skill, find_skills, read_skill

@@ -1,7 +1,5 @@
 """Run directories made of rows and episodes, and what a report has in it."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

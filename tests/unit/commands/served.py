@@ -1,7 +1,5 @@
 """The server of `ares-exp view`, in a thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

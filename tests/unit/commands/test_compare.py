@@ -1,7 +1,5 @@
 """`ares-exp compare`: run directories in, a verdict out."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`ares-exp ctl`: it shows and controls running runs, and rejects all others."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The command `export`: which episodes it takes, what it writes, and how it reports mistakes."""
 
-from __future__ import annotations
-
 import gc
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`ares-exp list`: every option is there, and what is not known is no error."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

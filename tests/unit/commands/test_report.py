@@ -1,7 +1,5 @@
 """`ares-exp report`: which trajectories it has, what it says of the others, and what it hides."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

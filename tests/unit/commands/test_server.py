@@ -1,7 +1,5 @@
 """`ares-exp view`: who is answered, what is read, and that nothing else is."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The printed summary of a run."""
 
-from __future__ import annotations
-
 import io
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The commands for tasks: folders that `check` finds, its verdicts, and templates of new tasks."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

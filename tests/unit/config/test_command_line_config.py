@@ -1,7 +1,5 @@
 """Command lines: composition, known keys, overrides, run modes, and messages for mistakes."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Options: their files, components inside other components, and plugins."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import os

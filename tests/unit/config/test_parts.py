@@ -1,7 +1,5 @@
 """Parts that lack something of their contract are completed by its defaults, and keep their names."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """`tracker=[wandb,jsonl]`: several trackers at once, composed and made as a job makes them."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -4,8 +4,6 @@ On a tree of plain files in the place of `/proc` and `/sys/fs/cgroup`: one kerne
 of the files, in the version that it has, is in `test_local_limits`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

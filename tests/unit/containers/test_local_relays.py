@@ -1,7 +1,5 @@
 """Forwarded ports of local containers, their mounts, and their relays in Python and JavaScript."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Forks of episodes and snapshots, and snapshots of stateful agents."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Engines that report the tokens that they read and sampled, with bodies in the schemas of vLLM and SGLang."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Results that a run recorded, durable appends, and the run that `latest` means."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What is taken for a secret, and that it goes nowhere."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

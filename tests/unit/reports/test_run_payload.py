@@ -1,7 +1,5 @@
 """The payload of a run and its episodes: numbers, states, conversations, files, and shared steps of two episodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

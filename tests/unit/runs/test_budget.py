@@ -1,7 +1,5 @@
 """Spending, and the messages when a budget is used up."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

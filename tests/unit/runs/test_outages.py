@@ -1,7 +1,5 @@
 """Outages on a clock of the test: who waits, how long, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress: the counts, the plain lines, the bar on a real pseudo-terminal, and the cleanup."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Provenance: git states of real repositories, versions, the masked command line."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

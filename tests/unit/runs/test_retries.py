@@ -1,7 +1,5 @@
 """Which errors are tried again, how often, and after how long."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Episodes handed to a loop: as they finish, no further than they are taken, and everything released at its end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Runs from Python: the same records as the command's, results, errors, and interruption."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """A run under control: the effects of orders in its directory, and their log."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

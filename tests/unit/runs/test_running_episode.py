@@ -1,7 +1,5 @@
 """Running episodes: one, many in a process, and the event loop between them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """The scheduler with episodes that are a line of code: who gets a slot, and how it comes to an end."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

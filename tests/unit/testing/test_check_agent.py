@@ -1,7 +1,5 @@
 """The check of agents: good ones pass it, and each bad one is found, where it goes astray, with what it did."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What tests of trackers share."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

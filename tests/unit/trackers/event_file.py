@@ -4,8 +4,6 @@ The format is TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord)
 a masked CRC-32C of it, the data, a masked CRC-32C of the data.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The thread in which trackers write."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

@@ -1,7 +1,5 @@
 """The JSON lines that a run leaves."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import count

@@ -1,7 +1,5 @@
 """Several trackers at once: each gets everything, and none can harm another."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path

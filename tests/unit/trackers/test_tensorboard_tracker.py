@@ -1,7 +1,5 @@
 """The event files that a run leaves, read back record by record."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """The dashboard shows what the tracker logs, and is saved where the service is reachable."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

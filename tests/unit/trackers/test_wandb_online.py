@@ -1,7 +1,5 @@
 """The real W&B client, online, against a service on the loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a W&B run holds: as a service gets it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The W&B runs of the real command: how each kind of run is filed, and the run that a W&B sweep waits for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

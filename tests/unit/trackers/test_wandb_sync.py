@@ -1,7 +1,5 @@
 """Offline runs are uploaded from wherever their run directory is: by the real `wandb sync`, to a loopback service."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

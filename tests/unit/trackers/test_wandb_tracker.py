@@ -1,7 +1,5 @@
 """The W&B tracker against the real W&B, as a part of a process that has other things to do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A small run for trackers to record."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

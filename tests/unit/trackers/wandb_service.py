@@ -5,8 +5,6 @@ uploads files to the addresses that it is given. What arrives is kept, to be loo
 name and digest is the version that is there already is W&B's documented behaviour.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

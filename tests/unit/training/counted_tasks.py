@@ -3,8 +3,6 @@
 Where there is a folder `open`, it has one file per open episode.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from pathlib import Path

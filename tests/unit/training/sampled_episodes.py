@@ -1,7 +1,5 @@
 """Episodes with token ids, as an engine would have given them, and the rule that rows made of them keep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The client of the rollout service: retries, streams that break, the relay, and errors."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Episodes that a trainer submits: as they finish, no further than they are taken, by version, in one run directory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

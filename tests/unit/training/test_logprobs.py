@@ -1,7 +1,5 @@
 """The rule on real tokens: each is as likely now, after what stands before it in its row, as when it was sampled."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Token sequences: of episodes, of recorded episodes, and as the rows that trainers take."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The rollout service with the local executor: its contract, what it rejects, and what it stores."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import errno

@@ -1,7 +1,5 @@
 """The relay, with samplers that poll it as a trainer does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The adapters of trainers, with a real service. The trainers are their types, or installed packages."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping

@@ -4,8 +4,6 @@ The wheels are installed for these tests without their dependencies, and nothing
 PyPI: their cases need a checkout on the path, as in `nightly.yml`.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

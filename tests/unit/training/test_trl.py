@@ -1,7 +1,5 @@
 """A training by TRL through the rollout service: real steps of a tiny model, whose rewards rise."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Fields and types of the outputs that verl 0.9.1, SkyRL 0.4.0 and slime 0.3.1 read, and their checks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any

@@ -1,7 +1,5 @@
 """`policy=nim_greedy`: takes as many as it may, and never leaves a single one."""
 
-from __future__ import annotations
-
 import re
 
 from ares_exp import LLMRequest, LLMResponse

@@ -1,7 +1,5 @@
 """Commands and flags of the command line, its completion, and the end of a sweep."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import os

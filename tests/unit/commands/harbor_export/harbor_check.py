@@ -1,7 +1,5 @@
 """Opens an exported job with Harbor's own code: `python harbor_check.py JOB`, with a Python that has Harbor."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

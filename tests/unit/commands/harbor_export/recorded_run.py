@@ -1,7 +1,5 @@
 """A run directory with one attempt for each way in which one can end, as tests of the export want it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

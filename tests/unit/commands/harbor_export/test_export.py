@@ -1,7 +1,5 @@
 """The exported folder: what is in it, for every way in which an attempt can end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

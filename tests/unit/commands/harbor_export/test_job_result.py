@@ -1,7 +1,5 @@
 """Metrics and names of an exported job, number by number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

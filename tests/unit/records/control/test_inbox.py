@@ -1,7 +1,5 @@
 """The inbox: orders are taken once, and whatever else lies there harms nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@
 a little short near 0 and 1, and is cautious where tasks are few. `python -m tests.benchmarks.bench_coverage` has more.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

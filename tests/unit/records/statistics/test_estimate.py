@@ -1,7 +1,5 @@
 """Means with intervals: against published numbers, scipy, and the formulas written out."""
 
-from __future__ import annotations
-
 import math
 from statistics import variance
 

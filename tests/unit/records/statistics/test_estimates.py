@@ -1,7 +1,5 @@
 """Paired differences, power, and pass rates, compared with published examples and scipy."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The statistics of a run, as they go into results.json and to trackers."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

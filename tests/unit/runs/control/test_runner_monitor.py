@@ -1,7 +1,5 @@
 """The monitor: figures of the process, the lag of a real event loop, and episodes that are stuck."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

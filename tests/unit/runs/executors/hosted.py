@@ -1,7 +1,5 @@
 """An environment in a host of this process, which is called like a Ray actor."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environments in a host, and `executor=ray` without a cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import subprocess

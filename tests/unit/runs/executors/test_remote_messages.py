@@ -1,7 +1,5 @@
 """Errors that a host sends to its run, and the placement of environments on hosts."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import pickle

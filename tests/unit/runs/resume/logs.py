@@ -1,7 +1,5 @@
 """The log of an episode outside of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ares_exp.records.run_dir import RunDir

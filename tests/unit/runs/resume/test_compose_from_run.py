@@ -1,7 +1,5 @@
 """`resume=`, `replay=` and `branch_from=`: recorded options, and typed options that override them."""
 
-from __future__ import annotations
-
 import functools
 import grp
 import json

@@ -1,7 +1,5 @@
 """A repeated command continues with the recorded config, whatever has changed on disk since."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

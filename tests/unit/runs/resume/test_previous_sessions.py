@@ -1,7 +1,5 @@
 """State of earlier sessions: rows for lost episodes, useful responses, and owed episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """Recorded runs, and their sessions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

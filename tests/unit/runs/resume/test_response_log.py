@@ -1,7 +1,5 @@
 """The response log: the written responses are read again after any crash."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Mapping

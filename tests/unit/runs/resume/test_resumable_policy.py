@@ -1,7 +1,5 @@
 """A policy that replays responses while the requests match the recorded requests, and logs each response once."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The folder of a job as a run leaves it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process that a launcher started: it ends with the sweep, and no later."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
