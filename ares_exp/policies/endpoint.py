@@ -123,8 +123,8 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns an endpoint for another URL and wire of the same server, with the same `api_key_env` and limits."""
-        return Endpoint(
+        """Returns an endpoint for another URL and wire of the same server, with the same key and limits."""
+        other = Endpoint(
             wire,
             base_url=base_url,
             api_key_env=self._api_key_env,
@@ -132,6 +132,8 @@ class Endpoint:
             max_response_bytes=self._max_response_bytes,
             stream_idle_sec=self._stream_idle_sec,
         )
+        other.key = self.key
+        return other
 
     @property
     def slots(self) -> RequestSlots:
@@ -288,8 +290,8 @@ class Endpoint:
             )
         if not (key.isascii() and key.isprintable()):
             raise PreflightError(
-                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}has characters that no HTTP "
-                "header can hold."
+                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}has characters that are "
+                "not allowed in an HTTP header."
             )
         return key
 

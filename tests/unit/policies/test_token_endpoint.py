@@ -148,11 +148,13 @@ async def test_processed_logprobs_are_checked_and_recorded(
 
     endpoint.otherwise = respond
     policy = policy_of(engine, endpoint, temperature=0.7)
+    policy.use_key("a key of the trainer")
     for _ in range(3):
         response = await policy(ask())
         assert ("logprobs_mode" in (response.sampling or {})) == (sharp == -0.2)
     await policy.close()
     assert len(endpoint.requests) == 3 + checks
+    assert {one.headers["authorization"] for one in endpoint.requests} == {"Bearer a key of the trainer"}
 
 
 @pytest.mark.train
