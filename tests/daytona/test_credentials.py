@@ -60,15 +60,15 @@ def test_env_files_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
         ({"API_KEY": KEY, "API_URL": "http://localhost.example.org"}, "would be sent unencrypted"),
         (
             {"API_KEY": KEY, "API_URL": "https://x:opensesame@daytona.example.org"},
-            "without a user, a query or a fragment",
+            "has a user, a query or a fragment",
         ),
         (
             {"API_KEY": KEY, "API_URL": "https://daytona.example.org?k=opensesame"},
-            "without a user, a query or a fragment",
+            "has a user, a query or a fragment",
         ),
         (
             {"API_KEY": KEY, "API_URL": "https://daytona.example.org#opensesame"},
-            "without a user, a query or a fragment",
+            "has a user, a query or a fragment",
         ),
         ({"API_KEY": KEY, "API_URL": "https://daytona.example.org\\@evil.org"}, "DAYTONA_API_URL contains a space"),
         ({"API_KEY": KEY, "API_URL": "https://"}, "Expected DAYTONA_API_URL to be an address like https://app."),

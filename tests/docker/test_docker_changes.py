@@ -148,7 +148,7 @@ async def test_remote_engine_is_read_by_archives(
     spec = ContainerSpec("not root", docker_image=PYTHON)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     async with DockerContainerFactory(capture="upper")(spec) as box:
-        with pytest.raises(SnapshotUnsupportedError, match=r"not root.*container\.capture=archive"):
+        with pytest.raises(SnapshotUnsupportedError, match=r"needs root.*container\.capture=archive"):
             await capture(box, objects)
         assert (await box.exec("echo fine")).output == "fine\n"
     async with DockerContainerFactory()(spec) as box:

@@ -46,7 +46,7 @@ def test_image_without_python_is_refused_by_name() -> None:
     [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
     assert results.exit_code == 1
     assert row["outcome"] == "agent_error"
-    assert "this container has no Python. Choose an image with one of them" in row["error"]["message"]
+    assert "this container has no Python. Choose an image with one of these versions" in row["error"]["message"]
     assert row["num_steps"] == 0
 
 
