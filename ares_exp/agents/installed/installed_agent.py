@@ -185,7 +185,6 @@ class InstalledAgent:
             forward_sampling=options.forward_sampling,
             keepalive_sec=options.keepalive_sec,
             background_requests=options.background_requests,
-            offers_tools=self._recipe.offers_tools,
         )
         forwarded_port = await self._container.forward_port(
             lambda client: endpoint.serve(line, client), port=options.port
