@@ -29,6 +29,7 @@ from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.cancellation import finish
 from ares_exp.errors import WireFormatError
+from ares_exp.llms.openai_errors import bearer
 from ares_exp.llms.response import LLMResponse
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class Endpoint:
         try:
             return await self._respond(request, connection, path, wire)
         except _RefusedError as refused:
+            if refused.status != 426 and request.method != "HEAD":  # clients expect these to fail
+                connection.line.refuse(f"{request.method:.20} {request.path:.100}: {refused.status}, {refused!s:.300}")
             shown = wire or WIRES[0]
             return _json(shown.error(refused.status, str(refused)), status=refused.status)
         except (LineClosedError, ConnectionError):
@@ -179,14 +182,20 @@ class Endpoint:
         line = connection.line
         if path == "/" and request.method in ("HEAD", "GET"):
             return web.Response()
-        if not any(line.opens_for(one.key(request.headers)) for one in ([wire] if wire is not None else WIRES)):
-            raise _RefusedError(401, "The key belongs to another episode. Send the key in ARES_LLM_KEY.")
+        lists_models = request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/"))
+        if wire is None and not lists_models:
+            paths = ", ".join(wire.path for wire in WIRES)
+            raise _RefusedError(404, f"{request.method:.20} {request.path:.200} is not supported. Use one of {paths}.")
+        keys = client_keys(request.headers)
+        if not any(line.opens_for(key) for key in keys):
+            got = "another key" if keys else "no key"
+            raise _RefusedError(
+                401, f"Expected the key in ARES_LLM_KEY, got {got}. Send it as `Authorization: Bearer` or `x-api-key`."
+            )
         if request.method == "GET" and "upgrade" in request.headers:
             raise _RefusedError(426, "Websockets are not supported: send a POST.")
-        if request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-            return _json(_models(path.removeprefix("/v1/models").strip("/")))
         if wire is None:
-            raise _RefusedError(404, f"{request.method} {request.path:.200} is not supported.")
+            return _json(_models(path.removeprefix("/v1/models").strip("/")))
         if request.method != "POST":
             raise _RefusedError(405, f"Expected a POST to {path}, got {request.method:.20}.")
         body = await _body(request)
@@ -289,6 +298,12 @@ def _joined(events: list[bytes]) -> Iterator[bytes]:
             chunk, size = [], 0
     if chunk:
         yield b"".join(chunk)
+
+
+def client_keys(headers: Mapping[str, str]) -> list[str]:
+    """Returns the keys in all headers that clients of LLM providers use for keys."""
+    keys = [bearer(headers), *(headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key"))]
+    return [key for key in keys if key]
 
 
 def _route(path: str) -> tuple[str, Wire | None]:

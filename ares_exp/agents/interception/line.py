@@ -188,6 +188,8 @@ class LineReport:
         conversations: Names of the conversations in the order in which they started.
         dropped: Sorted names of request fields that could not be converted.
         background_requests: Number of calls that were answered without a step.
+        refused: Number of rejected HTTP requests.
+        last_refusal: Method, path, status and reason of the last one; `None` if there is none.
     """
 
     requests: int = 0
@@ -195,6 +197,8 @@ class LineReport:
     conversations: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     background_requests: int = 0
+    refused: int = 0
+    last_refusal: str | None = None
 
 
 class Line:
@@ -235,6 +239,8 @@ class Line:
         self._requests = 0
         self._retries = 0
         self._dropped: set[str] = set()
+        self._refused = 0
+        self._last_refusal: str | None = None
         self._calls: set[asyncio.Task[LLMResponse]] = set()
         self._is_closed = False
 
@@ -245,12 +251,25 @@ class Line:
         if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the work
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
         return LineReport(
-            self._requests, self._retries, conversations, tuple(sorted(self._dropped)), self._background_requests
+            self._requests,
+            self._retries,
+            conversations,
+            tuple(sorted(self._dropped)),
+            self._background_requests,
+            self._refused,
+            self._last_refusal,
         )
 
     def opens_for(self, key: str | None) -> bool:
         """Returns whether `key` is the line's key. Compares the keys in constant time."""
         return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
+
+    def refuse(self, reason: str) -> None:
+        """Counts a rejected HTTP request, and logs the first reason. The key is not part of a reason."""
+        if not self._refused:
+            _logger.warning("Rejected a request of the agent: %s", reason)
+        self._refused += 1
+        self._last_refusal = reason
 
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
         """Starts a call for a request, or returns the existing call if the request is a retry.

@@ -325,6 +325,20 @@ def test_program_without_a_request_is_explained() -> None:
     assert kept("output.txt") == "I know nothing of it\n"
 
 
+def test_rejected_requests_are_in_the_row() -> None:
+    command = (COMMAND[0], "agent.command='ARES_LLM_KEY=wrong python3 /opt/agent.py'", COMMAND[2])
+    row = execute(*replies("DONE"), command=command)
+    assert row.agent is not None
+    assert row.error is not None
+    assert (row.error.type, row.agent.requests, row.agent.refused) == ("NoRequestError", 0, 1)
+    assert row.agent.last_refusal is not None
+    assert row.agent.last_refusal.startswith("POST /v1/chat/completions: 401, Expected the key in ARES_LLM_KEY")
+    assert row.agent.last_refusal in row.error.message
+    assert row.agent.last_refusal in Path("run/run.log").read_text()
+    [line] = Path("run/episodes.jsonl").read_text().splitlines()
+    assert json.loads(line)["agent"]["last_refusal"] == row.agent.last_refusal
+
+
 @pytest.mark.parametrize(
     ("limit", "name", "then"), [("limits.steps=1", "steps", "true"), ("timeouts.agent=2", "time", "wait")]
 )

@@ -63,12 +63,21 @@ async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
     assert (llm.calls[0].temperature, llm.calls[0].max_output_tokens) == (0.5, 7)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/nothing"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/messages"])
 async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> None:
     status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
     assert status == 401
-    assert "ARES_LLM_KEY" in json.loads(body)["error"]["message"]
+    assert "ARES_LLM_KEY, got another key" in json.loads(body)["error"]["message"]
     assert llm.calls == []
+    assert (port.line.report.requests, port.line.report.refused) == (0, 1)
+    assert f"POST {path}: 401" in str(port.line.report.last_refusal)
+    assert "ares-key" not in str(port.line.report.last_refusal)
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "x-goog-api-key", "api-key"])
+async def test_key_is_accepted_in_every_header(port: Port, name: str) -> None:
+    status, _ = await port.post(chat("do it"), Authorization="Basic x", **{name: port.line.key})
+    assert (status, port.line.report.refused) == (200, 0)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,7 @@ async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> Non
     [
         ("/v1/chat/completions", b"{no json", 400, "JSON"),
         ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
-        ("/v1/nothing", {}, 404, "/v1/nothing"),
+        ("/v1/nothing", {}, 404, "Use one of /v1/chat/completions"),
     ],
 )
 async def test_unreadable_body_is_explained(
@@ -84,7 +93,7 @@ async def test_unreadable_body_is_explained(
 ) -> None:
     got, text = await port.post(body, path=path)
     assert (got, says in json.loads(text)["error"]["message"]) == (status, True)
-    assert llm.calls == []
+    assert (llm.calls, says in str(port.line.report.last_refusal)) == ([], True)
 
 
 async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
