@@ -93,6 +93,23 @@ class Connection(web.RequestHandler):
             self.waits_for.waiting -= 1
             self.waits_for = None
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Rejects a malformed HTTP request in the format of a wire, without a traceback in the log."""
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***")
+        reason = f"Expected a valid HTTP request, got an invalid one ({found:.200})."
+        self.line.refuse(f"{status}, {reason}")
+        response = _json(WIRES[0].error(status, reason), status=status)
+        response.force_close()
+        return response
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stops counting the client as waiting. If the connection was cut, marks the last response as not delivered."""
         self._wait_no_more()
@@ -326,6 +343,13 @@ async def _body(request: web.BaseRequest) -> Any:
     except web.HTTPRequestEntityTooLarge:
         limit = MAX_BODY_BYTES / 2**20
         raise _RefusedError(413, f"Expected a body of at most {limit:g} MiB, got a larger one.") from None
+    except web.RequestPayloadError:
+        if request.transport is None:
+            raise ConnectionResetError("The client has gone.") from None
+        encoding = request.headers.get("content-encoding", "identity")
+        raise _RefusedError(
+            400, f"Expected a body with the content encoding {encoding:.20}, got one that cannot be decoded."
+        ) from None
     except TimeoutError:
         raise _RefusedError(408, f"Expected the body within {IDLE_SEC:g} s.") from None
     try:

@@ -96,6 +96,21 @@ async def test_unreadable_body_is_explained(
     assert (llm.calls, says in str(port.line.report.last_refusal)) == ([], True)
 
 
+@pytest.mark.parametrize("start", ["NOT HTTP", "POST /v1/messages HTTP/1.1\r\nbad header"])
+async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCaptureFixture, start: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(f"{start}\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    assert "a valid HTTP request" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert (port.line.report.refused, "Traceback" in caplog.text) == (1, False)
+
+
+async def test_body_that_cannot_be_decoded_is_refused(port: Port) -> None:
+    status, body = await port.post(b"{}", **{"Content-Encoding": "gzip"})
+    assert (status, "content encoding gzip" in json.loads(body)["error"]["message"]) == (400, True)
+
+
 async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert endpoint.MAX_BODY_BYTES == 64 * 2**20
     monkeypatch.setattr(endpoint, "MAX_BODY_BYTES", 2**18)
