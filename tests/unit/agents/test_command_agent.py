@@ -391,6 +391,7 @@ def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
         (["agent.files={/x: missing.py}"], "missing.py"),
         (["agent.files={x: missing.py}"], "absolute"),
         (["agent.mount=nowhere"], "nowhere"),
+        (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a variable of the shell"),
         (["agent.keepalive_sec=0"], "keepalive_sec"),
         (["snapshot=every_step"], "resume="),
     ],
