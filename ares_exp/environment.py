@@ -276,6 +276,8 @@ class PendingRequest(NamedTuple):
 
 MAIN_CONVERSATION = "main"
 """Name of the conversation of an agent that has only one, or does not distinguish its conversations."""
+BACKGROUND_PREFIX = "side-"
+"""Prefix of the names of conversations without tools, such as requests for titles."""
 
 
 class EnvironmentBase:

@@ -13,7 +13,7 @@ AresExpError
 │       └── ToolboxError                an agent's package cannot be fetched, or does not match its digest
 ├── EpisodeError                  one episode has no reward; the others continue
 │   ├── AgentError                  the code agent raised
-│   │   ├── NoRequestError            it ended without a single LLM request
+│   │   ├── NoRequestError            it ended without an accepted LLM request
 │   │   ├── AgentSetupTimeoutError
 │   │   ├── AgentInstallError         an installed agent does not run in this container
 │   │   ├── AgentExitError            an installed agent ended with a failure exit code
@@ -160,7 +160,7 @@ class AgentError(EpisodeError):
 
 
 class NoRequestError(AgentError):
-    """The code agent ended without a single LLM request."""
+    """The code agent ended without a single LLM request, or all of its requests were rejected."""
 
 
 class AgentSetupTimeoutError(AgentError, TimeoutError):

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from ares_exp.agents.interception.agent_endpoint import wire_at
+from ares_exp.agents.interception.agent_endpoint import client_keys, wire_at
 from ares_exp.agents.interception.request_reading import parse_body
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
@@ -60,7 +60,7 @@ class WireServer:
         wire = wire_at(http.path)
         if wire is None:
             raise web.HTTPNotFound
-        self.keys.append(wire.key(http.headers))
+        self.keys.append(next(iter(client_keys(http.headers)), None))
         try:
             body = parse_body(await http.read())
             if http.path == wire.count_path:

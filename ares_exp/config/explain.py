@@ -69,6 +69,9 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return f"There is no key `{word}`.{meant} `--cfg job` prints all keys; `--help` describes them."
     if is_below_a_list(error):
         return f"An override sets a key inside a list: {text}. Lists have no keys. Set the whole list."
+    if found := re.match(r"Interpolation key '(\w+)' not found", str(cause)):
+        name = found[1]
+        return f"`{key}`: There is no key `{name}` for `${{{name}}}`. Use `${name}` for a variable of the shell."
     if "is not a subclass of" in str(cause):
         return NOT_A_VALUE.format(name=key)
     if key:

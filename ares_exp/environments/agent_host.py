@@ -170,6 +170,7 @@ class AgentHost:
         """
         self._background_client = background_client
         self._background_requests: set[asyncio.Task[None]] = set()
+        self._has_responded_in_background = False
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._on_requests = on_requests
@@ -409,6 +410,11 @@ class AgentHost:
             raise AgentError("The code agent was cancelled, but not by its environment.")
         error = task.exception()
         if error is None and self._requests == 0:
+            if self._has_responded_in_background:
+                raise NoRequestError(
+                    "Expected a request with tools, got only requests without tools, which were answered without a "
+                    "step. Set agent.background_requests=observe."
+                )
             raise NoRequestError("The code agent ended without an LLM request.")
         if error is None:
             return
@@ -421,6 +427,7 @@ class AgentHost:
     def _asked(self, call: Call) -> None:
         request = call.arguments
         if self._background_client is not None and request.origin is not None and request.origin.is_background:
+            self._has_responded_in_background = True
             background_request = asyncio.create_task(
                 self._respond_in_background(self._background_client, call), name="background request of an agent"
             )

@@ -230,6 +230,8 @@ class AgentFacts:
         conversations: Names of the agent's conversations, in the order in which they started.
         dropped: Unsupported fields that were removed from the requests.
         background_requests: Number of calls in addition to the agent's work that the policy answered without a step.
+        refused: Number of HTTP requests that the LLM endpoint rejected, such as a request with a wrong key.
+        last_refusal: Method, path, status and reason of the last rejected request; `None` if there is none.
     """
 
     name: str
@@ -239,6 +241,8 @@ class AgentFacts:
     conversations: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     background_requests: int = 0
+    refused: int = 0
+    last_refusal: str | None = None
 
     def __add__(self, other: AgentFacts) -> AgentFacts:
         return AgentFacts(
@@ -249,6 +253,8 @@ class AgentFacts:
             tuple(dict.fromkeys((*self.conversations, *other.conversations))),
             tuple(sorted({*self.dropped, *other.dropped})),
             self.background_requests + other.background_requests,
+            self.refused + other.refused,
+            other.last_refusal or self.last_refusal,
         )
 
 

@@ -231,10 +231,12 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from ares_exp.config.explain import explain
+
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
+        raise ConfigError(explain(error, ())) from None
     return {str(key): value for key, value in values.items()}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.response import LLMResponse
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of, deserialize_llm_response
 from ares_exp.trajectories.request_diff import Normaliser, RequestComparison, StepComparison
@@ -94,19 +95,22 @@ class RecordedResponses:
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
         """Returns the next exchange of a request's conversation; `None` if no exchange of the conversation is left.
 
-        A conversation is identified by its name or, if the name was not recorded, by its first request.
+        A conversation is identified by its name or, if the name was not recorded, by its first request. If that differs
+        and the agent offers no tools, its first conversation is the recorded main conversation.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
             taken = set(self._names.values())
-            others = (
-                name
+            waiting = {
+                name: self._left[queue[0]].request
                 for name, queue in self._conversations.items()
-                if name not in taken and queue and self.are_same(self._left[queue[0]].request, request)
-            )
-            self._names[conversation] = (
-                conversation if conversation in self._conversations else next(others, conversation)
-            )
+                if name not in taken and queue
+            }
+            same = (name for name, recorded in waiting.items() if self.are_same(recorded, request))
+            main = waiting.get(MAIN_CONVERSATION)
+            has_no_tools = main is not None and not main.get("tools") and not request.get("tools")
+            fallback = MAIN_CONVERSATION if has_no_tools and not taken else conversation
+            self._names[conversation] = conversation if conversation in self._conversations else next(same, fallback)
         queue = self._conversations.setdefault(self._names[conversation], deque())
         return self._left[queue[0]] if queue else None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ares_exp.containers.activity import BackgroundRequest, CommandRecord
-from ares_exp.environment import MAIN_CONVERSATION, StepType
+from ares_exp.environment import BACKGROUND_PREFIX, MAIN_CONVERSATION, StepType
 from ares_exp.llms.request import (
     REQUEST_DEFAULTS,
     FrozenList,
@@ -59,6 +59,28 @@ def conversation_of(request: Mapping[str, Any]) -> str:
     origin = request.get("origin")
     conversation = origin.get("conversation") if isinstance(origin, Mapping) else None
     return conversation if isinstance(conversation, str) else MAIN_CONVERSATION
+
+
+def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepRecord, ...]:
+    """Names the first conversation `main` if no conversation has this name.
+
+    When a conversation without tools starts, it may be a request for a title. Only the whole episode shows that the
+    agent never offers tools. If the episode was cut off, the conversation has to be longer than its first request.
+    """
+    requests = [step.observation for step in steps if step.observation is not None]
+    names = [conversation_of(request) for request in requests]
+    if MAIN_CONVERSATION in names or not any(name.startswith(BACKGROUND_PREFIX) for name in names[:1]):
+        return tuple(steps)
+    own = [request for request, name in zip(requests, names, strict=True) if name == names[0]]
+    if not is_whole and len({len(request.get("messages", ())) for request in own}) == 1:
+        return tuple(steps)
+    renamed: list[StepRecord] = []
+    for step in steps:
+        if step.observation is not None and conversation_of(step.observation) == names[0]:
+            origin = {name: value for name, value in step.observation["origin"].items() if name != "conversation"}
+            step = replace(step, observation=Message({**step.observation, "origin": Message(origin)}))
+        renamed.append(step)
+    return tuple(renamed)
 
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
@@ -215,7 +237,8 @@ class EpisodeTrajectory:
     rewards: Mapping[Text, Number] = field(default_factory=Message)
 
     def __post_init__(self) -> None:
-        """Freezes mutable fields."""
+        """Freezes mutable fields, and names the main conversation of an agent that offers no tools."""
+        object.__setattr__(self, "steps", _with_main(self.steps, is_whole=self.outcome is Outcome.COMPLETED))
         object.__setattr__(self, "metadata", freeze(self.metadata))
         object.__setattr__(self, "rewards", freeze(self.rewards))
 

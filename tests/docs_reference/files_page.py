@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ares_exp.policies import replay_report
-from ares_exp.records.results import EpisodeResult, ErrorInfo, Replayed, StageResult
+from ares_exp.records.results import AgentFacts, EpisodeResult, ErrorInfo, Replayed, StageResult
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics import run_statistics
 from ares_exp.runs.sweeps import sweep_report
@@ -95,6 +95,8 @@ def files_page() -> str:
             _fields(ErrorInfo),
             "\n`replayed`:\n\n",
             _fields(Replayed),
+            "\n`agent`:\n\n",
+            _fields(AgentFacts),
             "\nEach of `stages`:\n\n",
             _fields(StageResult),
             "\n## Versions of formats\n\nTrajectories and snapshots of another version are rejected; the error names "

@@ -35,7 +35,6 @@ class CommandRecipe:
     version: str | None = None
     supports: frozenset[str] = frozenset()
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
-    offers_tools = False  # the program may be an agent that uses only text
 
     def __init__(
         self,
@@ -153,9 +152,9 @@ class CommandAgentFactory(InstalledAgentFactory):
             port: First port to try for the LLM in the container.
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
-            background_requests: Handling of calls without tools that start a new conversation next to one with tools
-                (titles, summaries). `observe` makes each call an ordinary observation. `answer` sends it to the policy
-                without a step.
+            background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
+                makes each call an ordinary observation. `answer` sends it to the policy without a step. Use `observe`
+                for a program that never offers tools.
         """
         wrong = [path for path in files or {} if not path.startswith("/")]
         if wrong:

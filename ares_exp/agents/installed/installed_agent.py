@@ -141,6 +141,8 @@ class InstalledAgent:
             conversations=report.conversations,
             dropped=report.dropped,
             background_requests=report.background_requests,
+            refused=report.refused,
+            last_refusal=report.last_refusal,
         )
 
     async def run(self, task: str) -> None:
@@ -185,7 +187,6 @@ class InstalledAgent:
             forward_sampling=options.forward_sampling,
             keepalive_sec=options.keepalive_sec,
             background_requests=options.background_requests,
-            offers_tools=self._recipe.offers_tools,
         )
         forwarded_port = await self._container.forward_port(
             lambda client: endpoint.serve(line, client), port=options.port
@@ -239,11 +240,17 @@ class InstalledAgent:
             await finish(asyncio.wait({running, lost}))
 
     def _judge(self, result: ExecResult) -> None:
-        """Raises an error if the program failed or sent no request."""
-        if self.facts.requests == 0:
+        """Raises an error if the program failed, or if no request of it was accepted."""
+        facts = self.facts
+        if facts.requests == 0:
+            cause = (
+                f"without a request to its LLM. Pass it the endpoint with {', '.join(self._recipe.variables)}."
+                if not facts.refused
+                else f"after all its requests to its LLM were rejected ({facts.refused}). The last one: "
+                f"{facts.last_refusal}"
+            )
             raise NoRequestError(
-                f"The agent {self._recipe.name} ended with exit code {result.exit_code} without a request to its "
-                f"LLM. Pass it the endpoint with {', '.join(self._recipe.variables)}. {last_lines(result)}"
+                f"The agent {facts.name} ended with exit code {result.exit_code} {cause} {last_lines(result)}"
             )
         self._recipe.ended(result)
 

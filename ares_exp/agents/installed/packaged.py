@@ -39,7 +39,6 @@ class PackagedRecipe:
     supports: frozenset[str] = frozenset()
     ok_exit_codes: frozenset[int] = frozenset({0})
     subagents: bool = True
-    offers_tools: bool = True
 
     def __init__(
         self,

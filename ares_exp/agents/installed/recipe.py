@@ -76,8 +76,6 @@ class AgentRecipe(Protocol):
             `ares_exp.trajectories.request_diff`.
         variables: Names of the variables or options that set the program's LLM, for messages.
         supports: Names of the supported parts of `AgentContext`.
-        offers_tools: Whether every request of the agent's work offers tools. If so, a request without tools is a
-            background request.
     """
 
     @property
@@ -92,8 +90,6 @@ class AgentRecipe(Protocol):
     def variables(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def supports(self) -> frozenset[str]: ...  # noqa: D102
-    @property
-    def offers_tools(self) -> bool: ...  # noqa: D102
 
     @property
     def mounts(self) -> tuple[Mount, ...]:

@@ -29,6 +29,7 @@ from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.cancellation import finish
 from ares_exp.errors import WireFormatError
+from ares_exp.llms.openai_errors import bearer
 from ares_exp.llms.response import LLMResponse
 
 if TYPE_CHECKING:
@@ -91,6 +92,23 @@ class Connection(web.RequestHandler):
         if self.waits_for is not None:
             self.waits_for.waiting -= 1
             self.waits_for = None
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Rejects a malformed HTTP request in the format of a wire, without a traceback in the log."""
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***")
+        reason = f"Expected a valid HTTP request, got an invalid one ({found:.200})."
+        self.line.refuse(f"{status}, {reason}")
+        response = _json(WIRES[0].error(status, reason), status=status)
+        response.force_close()
+        return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stops counting the client as waiting. If the connection was cut, marks the last response as not delivered."""
@@ -168,6 +186,8 @@ class Endpoint:
         try:
             return await self._respond(request, connection, path, wire)
         except _RefusedError as refused:
+            if refused.status != 426 and request.method != "HEAD":  # clients expect these to fail
+                connection.line.refuse(f"{request.method:.20} {request.path:.100}: {refused.status}, {refused!s:.300}")
             shown = wire or WIRES[0]
             return _json(shown.error(refused.status, str(refused)), status=refused.status)
         except (LineClosedError, ConnectionError):
@@ -179,14 +199,20 @@ class Endpoint:
         line = connection.line
         if path == "/" and request.method in ("HEAD", "GET"):
             return web.Response()
-        if not any(line.opens_for(one.key(request.headers)) for one in ([wire] if wire is not None else WIRES)):
-            raise _RefusedError(401, "The key belongs to another episode. Send the key in ARES_LLM_KEY.")
+        lists_models = request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/"))
+        if wire is None and not lists_models:
+            paths = ", ".join(wire.path for wire in WIRES)
+            raise _RefusedError(404, f"{request.method:.20} {request.path:.200} is not supported. Use one of {paths}.")
+        keys = client_keys(request.headers)
+        if not any(line.opens_for(key) for key in keys):
+            got = "another key" if keys else "no key"
+            raise _RefusedError(
+                401, f"Expected the key in ARES_LLM_KEY, got {got}. Send it as `Authorization: Bearer` or `x-api-key`."
+            )
         if request.method == "GET" and "upgrade" in request.headers:
             raise _RefusedError(426, "Websockets are not supported: send a POST.")
-        if request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-            return _json(_models(path.removeprefix("/v1/models").strip("/")))
         if wire is None:
-            raise _RefusedError(404, f"{request.method} {request.path:.200} is not supported.")
+            return _json(_models(path.removeprefix("/v1/models").strip("/")))
         if request.method != "POST":
             raise _RefusedError(405, f"Expected a POST to {path}, got {request.method:.20}.")
         body = await _body(request)
@@ -291,6 +317,12 @@ def _joined(events: list[bytes]) -> Iterator[bytes]:
         yield b"".join(chunk)
 
 
+def client_keys(headers: Mapping[str, str]) -> list[str]:
+    """Returns the keys in all headers that clients of LLM providers use for keys."""
+    keys = [bearer(headers), *(headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key"))]
+    return [key for key in keys if key]
+
+
 def _route(path: str) -> tuple[str, Wire | None]:
     """Returns the path with `/v1`, which clients may omit, and its wire."""
     path = path.rstrip("/") or "/"
@@ -311,6 +343,13 @@ async def _body(request: web.BaseRequest) -> Any:
     except web.HTTPRequestEntityTooLarge:
         limit = MAX_BODY_BYTES / 2**20
         raise _RefusedError(413, f"Expected a body of at most {limit:g} MiB, got a larger one.") from None
+    except web.RequestPayloadError:
+        if request.transport is None:
+            raise ConnectionResetError("The client has gone.") from None
+        encoding = request.headers.get("content-encoding", "identity")
+        raise _RefusedError(
+            400, f"Expected a body with the content encoding {encoding:.20}, got one that cannot be decoded."
+        ) from None
     except TimeoutError:
         raise _RefusedError(408, f"Expected the body within {IDLE_SEC:g} s.") from None
     try:

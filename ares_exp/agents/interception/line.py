@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
 
-from ares_exp.environment import MAIN_CONVERSATION
+from ares_exp.environment import BACKGROUND_PREFIX, MAIN_CONVERSATION
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.canonical import Canonical, canonical
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
@@ -71,10 +71,6 @@ class Turn:
         return self.call.result()
 
 
-SIDE = "side"
-"""Prefix of the names of background conversations."""
-
-
 @dataclass(eq=False, slots=True)
 class Conversation:
     """One conversation of an agent.
@@ -82,7 +78,7 @@ class Conversation:
     Attributes:
         name: `"main"`, or `sub-…` or `side-…` with the start of its first request's fingerprint. The same conversations
             have the same names, independent of their order. A background conversation (`side-…`) offers its LLM no
-            tools, although the main conversation does.
+            tools. If no request of an episode offers tools, the records name the first conversation `main`.
         key: Name from the client; empty if the client sends none.
         has_tools: Whether its requests offer tools.
         last: Digests of the conversation's last request.
@@ -98,20 +94,13 @@ class Conversation:
     @property
     def is_side(self) -> bool:
         """Whether the conversation is in the background, such as a title, a summary or a quota check."""
-        return self.name.startswith(f"{SIDE}-")
+        return self.name.startswith(BACKGROUND_PREFIX)
 
 
 class Conversations:
     """The conversations of one agent, by which its requests are assigned to conversations."""
 
-    def __init__(self, *, offers_tools: bool = False) -> None:
-        """Starts without a conversation.
-
-        Args:
-            offers_tools: Whether all requests of the agent's work offer tools. If so, a conversation without tools is a
-                background conversation even if it is the first. Otherwise the first conversation is the main one.
-        """
-        self._offers_tools = offers_tools
+    def __init__(self) -> None:
         self._conversations: list[Conversation] = []
         self._names: set[str] = set()
 
@@ -131,9 +120,9 @@ class Conversations:
             key: Name of the conversation from the client; empty if the client sends none.
             asked: Digests of the request's canonical form.
         """
-        if key:  # a request without tools does not belong to a conversation with tools
+        if key:  # requests with and without tools that do not continue each other belong to different conversations
             named = [conversation for conversation in self._conversations if conversation.key == key]
-            fitting = [conversation for conversation in named if conversation.has_tools <= bool(request.tools)]
+            fitting = [conversation for conversation in named if conversation.has_tools == bool(request.tools)]
             conversation = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
         else:
             conversation = _longest(self._conversations, asked)
@@ -145,14 +134,11 @@ class Conversations:
         return conversation
 
     def _new_name(self, request: LLMRequest, digest: str) -> str:
-        is_side = not request.tools and (
-            self._offers_tools or any(conversation.has_tools for conversation in self._conversations[:1])
-        )
-        if not is_side and MAIN_CONVERSATION not in self._names:
+        if request.tools and MAIN_CONVERSATION not in self._names:
             name = MAIN_CONVERSATION
         else:
-            kind = SIDE if is_side else "sub"
-            names = (f"{kind}-{digest[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
+            prefix = "sub-" if request.tools else BACKGROUND_PREFIX
+            names = (f"{prefix}{digest[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
             name = next(name for name in names if name not in self._names)
         self._names.add(name)
         return name
@@ -202,6 +188,8 @@ class LineReport:
         conversations: Names of the conversations in the order in which they started.
         dropped: Sorted names of request fields that could not be converted.
         background_requests: Number of calls that were answered without a step.
+        refused: Number of rejected HTTP requests.
+        last_refusal: Method, path, status and reason of the last one; `None` if there is none.
     """
 
     requests: int = 0
@@ -209,6 +197,8 @@ class LineReport:
     conversations: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     background_requests: int = 0
+    refused: int = 0
+    last_refusal: str | None = None
 
 
 class Line:
@@ -227,7 +217,6 @@ class Line:
         forward_sampling: bool = False,
         keepalive_sec: float = KEEPALIVE_SEC,
         background_requests: BackgroundRequests = "observe",
-        offers_tools: bool = False,
     ) -> None:
         """Creates a line without calls.
 
@@ -238,8 +227,6 @@ class Line:
             keepalive_sec: Interval in seconds between keepalives to a waiting client.
             background_requests: Whether calls of background conversations are marked, so that the policy answers them
                 without a step.
-            offers_tools: Whether all requests of the agent's work offer tools; see `Conversations`. Used only if
-                background requests are marked.
         """
         self.keepalive_sec = keepalive_sec
         self.key = f"{EPISODE_KEY_PREFIX}{secrets.token_hex(24)}"
@@ -248,10 +235,12 @@ class Line:
         self._forward_sampling = forward_sampling
         self._marks_background_requests = background_requests == "answer"
         self._background_requests = 0
-        self._conversations = Conversations(offers_tools=offers_tools and self._marks_background_requests)
+        self._conversations = Conversations()
         self._requests = 0
         self._retries = 0
         self._dropped: set[str] = set()
+        self._refused = 0
+        self._last_refusal: str | None = None
         self._calls: set[asyncio.Task[LLMResponse]] = set()
         self._is_closed = False
 
@@ -259,13 +248,28 @@ class Line:
     def report(self) -> LineReport:
         """Counts and facts about the requests so far."""
         conversations = tuple(conversation.name for conversation in self._conversations)
+        if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the work
+            conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
         return LineReport(
-            self._requests, self._retries, conversations, tuple(sorted(self._dropped)), self._background_requests
+            self._requests,
+            self._retries,
+            conversations,
+            tuple(sorted(self._dropped)),
+            self._background_requests,
+            self._refused,
+            self._last_refusal,
         )
 
     def opens_for(self, key: str | None) -> bool:
         """Returns whether `key` is the line's key. Compares the keys in constant time."""
         return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
+
+    def refuse(self, reason: str) -> None:
+        """Counts a rejected HTTP request, and logs the first reason. The key is not part of a reason."""
+        if not self._refused:
+            _logger.warning("Rejected a request of the agent: %s", reason)
+        self._refused += 1
+        self._last_refusal = reason
 
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
         """Starts a call for a request, or returns the existing call if the request is a retry.
@@ -302,7 +306,7 @@ class Line:
         return turn
 
     def _call(self, request: LLMRequest, conversation: Conversation) -> Turn:
-        is_background = self._marks_background_requests and conversation.is_side
+        is_background = self._marks_background_requests and conversation.is_side and not request.tools
         self._background_requests += is_background
         origin = replace(request.origin or Origin(""), conversation=conversation.name, is_background=is_background)
         sampling = _sampling(origin.sampling) if self._forward_sampling else {}

@@ -26,7 +26,7 @@ from ares_exp.agents.interception.served_wire import Asked, event, slices, to_js
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import check_message
 from ares_exp.llms.openai_chat import request_from_body, response_to_body
-from ares_exp.llms.openai_errors import bearer, error_object
+from ares_exp.llms.openai_errors import error_object
 from ares_exp.llms.reasoning import reasoning_text
 from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.llms.wire import optional, required, shorten, typed
@@ -79,10 +79,6 @@ class ChatCompletionsWire:
     path = "/v1/chat/completions"
     count_path: str | None = None
     content_type = "text/event-stream"
-
-    def key(self, headers: Mapping[str, str]) -> str | None:
-        """Returns the key from `Authorization: Bearer …`."""
-        return bearer(headers)
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
         """Converts the body of a request."""

@@ -23,7 +23,6 @@ from typing import Any
 from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
 from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
 from ares_exp.llms.anthropic_messages import request_from_body, response_to_body, usage_to_wire
-from ares_exp.llms.openai_errors import bearer
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.llms.wire import optional, typed
 
@@ -50,10 +49,6 @@ class MessagesWire:
     path = "/v1/messages"
     count_path: str | None = "/v1/messages/count_tokens"
     content_type = "text/event-stream"
-
-    def key(self, headers: Mapping[str, str]) -> str | None:
-        """Returns the key from `x-api-key` or `Authorization: Bearer …`."""
-        return headers.get("x-api-key") or bearer(headers)
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
         """Converts the body of a request."""

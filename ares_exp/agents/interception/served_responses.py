@@ -29,7 +29,7 @@ from typing import Any
 from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
 from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
 from ares_exp.errors import WireFormatError
-from ares_exp.llms.openai_errors import bearer, error_object
+from ares_exp.llms.openai_errors import error_object
 from ares_exp.llms.openai_responses import empty_response, request_from_body, response_to_body
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.responses_tools import tool_forms
@@ -61,10 +61,6 @@ class ResponsesWire:
     path = "/v1/responses"
     count_path: str | None = "/v1/responses/input_tokens"
     content_type = "text/event-stream"
-
-    def key(self, headers: Mapping[str, str]) -> str | None:
-        """Returns the key from `Authorization: Bearer …`."""
-        return bearer(headers)
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
         """Converts the body of a request."""

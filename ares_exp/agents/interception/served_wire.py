@@ -51,10 +51,6 @@ class Wire(Protocol):
     count_path: str | None
     content_type: str
 
-    def key(self, headers: Mapping[str, str]) -> str | None:
-        """Returns the client's key from the headers, whose names are case-insensitive, or `None`."""
-        ...
-
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
         """Converts a JSON body from `parse_body`.
 

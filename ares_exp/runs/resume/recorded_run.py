@@ -20,7 +20,9 @@ from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, op
 from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
-PATH_KEY = re.compile(r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
+PATH_KEY = re.compile(
+    r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$|^agent\.(mount$|files\.)"
+)
 """Pattern of config keys whose relative values are resolved against the folder in which the run was started."""
 _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 

@@ -2,6 +2,7 @@
 
 `DONE` ends it, `EXIT 3` ends it with that code, `PARTS one|two` has each part worked on in a conversation of its
 own, side by side, and `TITLE text` has a title made of the text by a call beside the work, which offers no tools.
+With the argument `--text`, no call offers tools, and the first message is different in each run.
 """
 
 import json
@@ -12,6 +13,7 @@ import threading
 import urllib.request
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+OFFERED = {} if "--text" in sys.argv else {"tools": [TOOL]}
 
 
 def ask(messages, **more):
@@ -27,7 +29,7 @@ def ask(messages, **more):
 def work(task, results, number):
     messages = [{"role": "user", "content": task}]
     while True:
-        reply = ask(messages, tools=[TOOL])
+        reply = ask(messages, **OFFERED)
         print(reply, flush=True)
         if reply.startswith("EXIT"):
             sys.exit(int(reply.split()[1]))
@@ -53,4 +55,4 @@ def act(reply):
     return " ".join(results)
 
 
-work(sys.stdin.read(), [None], 0)
+work(sys.stdin.read() + (os.urandom(9).hex() if "--text" in sys.argv else ""), [None], 0)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import SnapshotUnsupportedError, UserError
+from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.training.sampled_calls import conversations_of
 from ares_exp.trajectories import load
 from ares_exp.trajectories.exports.atif_writer import to_atif
+from ares_exp.trajectories.exports.preference_export import preference_rows
+from ares_exp.trajectories.exports.sft_export import sft_rows
+from ares_exp.trajectories.records import serialize_llm_response
 from ares_exp.trajectories.request_diff import request_change
 from ares_exp.trajectories.response_log import logged_episodes
 from tests.conftest import SECRET_FREE
@@ -170,6 +175,46 @@ def test_background_requests_are_observed_or_answered(capsys: pytest.CaptureFixt
     assert replayed.agent.background_requests == 1
 
 
+@pytest.mark.parametrize("mode", ["observe", "answer"])
+def test_first_title_is_not_the_main_conversation(mode: str) -> None:
+    bodies = AGENT.parents[2] / "fixtures" / "agent_bodies" / "claude_agent_sdk.json"
+    files = f"agent.files={{/opt/agent.py: {AGENT.with_name('recorded_agent.py')}, /opt/bodies.json: {bodies}}}"
+    command = ("agent=command", "agent.command='python3 /opt/agent.py /opt/bodies.json'", files)
+    row = execute(*replies("A title", "work", "end"), f"agent.background_requests={mode}", command=command)
+    assert row.agent is not None
+    assert (row.num_steps, row.agent.background_requests) == ((3, 0) if mode == "observe" else (2, 1))
+    [episode] = load(Path("run")).trajectories()
+    conversations = conversations_of(episode)
+    assert (conversations[0][:5], conversations[1:]) == ("side-", ["main", "main"])
+    assert conversations == [row.agent.conversations[0], "main", "main"]
+    sft, _ = sft_rows([episode])
+    assert "work" in [one["messages"][-1]["content"] for one in sft if one["conversation"] == "main"]
+    *steps, last = episode.steps
+    better = replace(last, action=serialize_llm_response(LLMResponse.from_text("better")))
+    other = replace(episode, episode_id="other", steps=(*steps, better), total_reward=1.0)
+    [pair] = preference_rows([episode, other])[0]
+    assert (pair["conversation"], pair["chosen"][0]["content"], len(pair["prompt"])) == ("main", "better", 5)
+
+
+def test_program_without_tools_has_a_main_conversation() -> None:
+    command = (COMMAND[0], "agent.command='python3 /opt/agent.py --text'", COMMAND[2])
+    row = execute(*replies(GREET, "DONE"), command=command)
+    [episode] = load(Path("run")).trajectories()
+    assert row.agent is not None
+    assert (conversations_of(episode), row.agent.conversations) == (["main", "main"], ("main",))
+    ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again", "policy.strict=false"], quiet=True)
+    [again] = json.loads(Path("again/replay.json").read_text())["episodes"]
+    assert [step["match"] for step in again["steps"]] == ["different", "exact"], "and not extra requests"
+    Path("run").rename("whole")
+    execute("limits.steps=1", *replies(GREET), command=command)
+    [cut] = load(Path("run")).trajectories()
+    assert conversations_of(cut)[0].startswith("side-"), "it may have been a title"
+    Path("run").rename("cut")
+    answered = execute(*replies(GREET, "DONE"), "agent.background_requests=answer", command=command)
+    assert answered.error is not None
+    assert (answered.error.type, "background_requests=observe" in answered.error.message) == ("NoRequestError", True)
+
+
 def test_failed_background_request_is_a_policy_error() -> None:
     row = execute(*replies("TITLE a greeting"), "agent.background_requests=answer")
     assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
@@ -269,6 +314,20 @@ def test_program_without_a_request_is_explained() -> None:
     assert kept("output.txt") == "I know nothing of it\n"
 
 
+def test_rejected_requests_are_in_the_row() -> None:
+    command = (COMMAND[0], "agent.command='ARES_LLM_KEY=wrong python3 /opt/agent.py'", COMMAND[2])
+    row = execute(*replies("DONE"), command=command)
+    assert row.agent is not None
+    assert row.error is not None
+    assert (row.error.type, row.agent.requests, row.agent.refused) == ("NoRequestError", 0, 1)
+    assert row.agent.last_refusal is not None
+    assert row.agent.last_refusal.startswith("POST /v1/chat/completions: 401, Expected the key in ARES_LLM_KEY")
+    assert row.agent.last_refusal in row.error.message
+    assert row.agent.last_refusal in Path("run/run.log").read_text()
+    [line] = Path("run/episodes.jsonl").read_text().splitlines()
+    assert json.loads(line)["agent"]["last_refusal"] == row.agent.last_refusal
+
+
 @pytest.mark.parametrize(
     ("limit", "name", "then"), [("limits.steps=1", "steps", "true"), ("timeouts.agent=2", "time", "wait")]
 )
@@ -320,6 +379,7 @@ def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
         (["agent.files={/x: missing.py}"], "missing.py"),
         (["agent.files={x: missing.py}"], "absolute"),
         (["agent.mount=nowhere"], "nowhere"),
+        (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a variable of the shell"),
         (["agent.keepalive_sec=0"], "keepalive_sec"),
         (["snapshot=every_step"], "resume="),
     ],

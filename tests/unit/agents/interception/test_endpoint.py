@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> None:
-    status, body = await port.post(chat("do it", stream=stream, temperature=0.5, seed=3))
+    status, body = await port.post(chat("do it", tools=True, stream=stream, temperature=0.5, seed=3))
     assert (status, text_of(body)[:8]) == (200, "answer 1")
     assert (b"[DONE]" in body) == stream
     (request,) = llm.calls
@@ -60,12 +60,21 @@ async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
     assert (llm.calls[0].temperature, llm.calls[0].max_output_tokens) == (0.5, 7)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/nothing"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/messages"])
 async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> None:
     status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
     assert status == 401
-    assert "ARES_LLM_KEY" in json.loads(body)["error"]["message"]
+    assert "ARES_LLM_KEY, got another key" in json.loads(body)["error"]["message"]
     assert llm.calls == []
+    assert (port.line.report.requests, port.line.report.refused) == (0, 1)
+    assert f"POST {path}: 401" in str(port.line.report.last_refusal)
+    assert "ares-key" not in str(port.line.report.last_refusal)
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "x-goog-api-key", "api-key"])
+async def test_key_is_accepted_in_every_header(port: Port, name: str) -> None:
+    status, _ = await port.post(chat("do it"), Authorization="Basic x", **{name: port.line.key})
+    assert (status, port.line.report.refused) == (200, 0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> Non
     [
         ("/v1/chat/completions", b"{no json", 400, "JSON"),
         ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
-        ("/v1/nothing", {}, 404, "/v1/nothing"),
+        ("/v1/nothing", {}, 404, "Use one of /v1/chat/completions"),
     ],
 )
 async def test_unreadable_body_is_explained(
@@ -81,7 +90,22 @@ async def test_unreadable_body_is_explained(
 ) -> None:
     got, text = await port.post(body, path=path)
     assert (got, says in json.loads(text)["error"]["message"]) == (status, True)
-    assert llm.calls == []
+    assert (llm.calls, says in str(port.line.report.last_refusal)) == ([], True)
+
+
+@pytest.mark.parametrize("start", ["NOT HTTP", "POST /v1/messages HTTP/1.1\r\nbad header"])
+async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCaptureFixture, start: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(f"{start}\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    assert "a valid HTTP request" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert (port.line.report.refused, "Traceback" in caplog.text) == (1, False)
+
+
+async def test_body_that_cannot_be_decoded_is_refused(port: Port) -> None:
+    status, body = await port.post(b"{}", **{"Content-Encoding": "gzip"})
+    assert (status, "content encoding gzip" in json.loads(body)["error"]["message"]) == (400, True)
 
 
 async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +208,7 @@ async def test_different_request_cancels_the_abandoned_call(port: Port, llm: Rec
     assert llm.given_up == 1
     llm.gate.set()
     assert text_of((await other)[1]).startswith("answer 2")
-    assert llm.conversations == ["main", "main"]
+    assert len(set(llm.conversations)) == 1
 
 
 async def test_parallel_requests_are_separate_conversations(port: Port, llm: Recorder) -> None:
@@ -277,7 +301,7 @@ async def run_through_cuts(llm: Recorder, seed: int, turns: int = 4) -> list[Cut
                 assert response.startswith(f"answer {turn} ")
                 texts += [response, f"result {turn}"]
     assert len(llm.calls) == turns
-    assert set(llm.conversations) == {"main"}
+    assert port.line.report.conversations == ("main",)
     assert port.line.report.retries == len(proxy.cuts)
     return proxy.cuts
 

@@ -184,6 +184,8 @@ def test_broken_trajectory_does_not_affect_others(run: Path) -> None:
         ("env.path", {"env.git_url"}, False),
         ("env.registry", {"env.repo"}, False),
         ("env.dataset", set(), False),
+        ("agent.mount", set(), True),
+        ("agent.files./opt/agent.py", set(), True),
     ],
 )
 def test_local_path_options_are_recognized(key: str, given: set[str], expected: bool) -> None:
