@@ -505,7 +505,7 @@ def test_command_writes_rows_and_reports_counts(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["out.csv"], "ends with .jsonl or .jsonl.zst or .parquet"),
+        (["out.csv"], "ends in .jsonl or .jsonl.zst or .parquet"),
         (["rows.jsonl", "--realign-tokens", "-1"], "at least 0, got -1"),
         (["rows.jsonl", "--temperature", "warm"], "a number or `any`, got 'warm'"),
         (["rows.jsonl", "--min-reward", "2"], "can be exported to tokens. Left out: 1 episode with a reward below 2"),

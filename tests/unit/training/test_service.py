@@ -1,5 +1,7 @@
 """The rollout service with the local executor: its contract, what it rejects, and what it stores."""
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import errno

@@ -341,7 +341,7 @@ def test_impossible_exports_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{jobs / 'run'} exists" in refused(run, jobs / "run", capsys)
     assert "is not a run directory" in refused(jobs, jobs / "job", capsys)
     for name in (".hidden", "a job"):
-        assert "letters, digits and ._-" in refused(run, jobs / name, capsys)
+        assert "letters, digits and `._-`" in refused(run, jobs / name, capsys)
     without_results = record(tmp_path / "started", [])
     assert "No attempt has a result yet." in refused(without_results, jobs / "job", capsys)
     (tmp_path / "file").write_text("")
