@@ -7,7 +7,7 @@ import contextvars
 import html
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -115,6 +115,10 @@ _NO_ROW = EpisodeResult("", "", 0, 0, Outcome.CANCELLED, None)
 INTERRUPT_LIMIT_SEC = 60.0
 """Time limit, in seconds, for an interrupted run to release its resources before its caller continues."""
 
+SIGNAL_CHECK_SEC = 0.5
+"""Time in seconds after which a waiting caller notices a Ctrl-C that did not interrupt its wait. Another thread may have
+received the signal, or it came just before the wait."""
+
 _in_progress = threading.Lock()
 
 
@@ -144,6 +148,8 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
     """
     running = _Running(overrides, config_dirs, quiet=quiet)
     try:
+        while not running.results.done():
+            wait([running.results], timeout=SIGNAL_CHECK_SEC)
         return running.results.result()
     except KeyboardInterrupt:
         running.interrupt()
