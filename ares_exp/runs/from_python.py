@@ -116,8 +116,9 @@ INTERRUPT_LIMIT_SEC = 60.0
 """Time limit, in seconds, for an interrupted run to release its resources before its caller continues."""
 
 SIGNAL_CHECK_SEC = 0.5
-"""Time in seconds after which a waiting caller notices a Ctrl-C that did not interrupt its wait. Another thread may have
-received the signal, or it came just before the wait."""
+"""Time in seconds after which a waiting caller notices a Ctrl-C that did not interrupt its wait.
+
+Another thread may have received the signal, or the signal came just before the wait."""
 
 _in_progress = threading.Lock()
 
