@@ -18,8 +18,8 @@ class CommandRecord:
 
     Attributes:
         command: Shell source text that the agent sent.
-        exit_code: Exit status, or `None` if the command was killed by its time limit or with the agent.
-        duration_sec: Wall seconds.
+        exit_code: Exit status, or `None` if the command was killed by its time limit or because the agent was killed.
+        duration_sec: Wall-clock seconds.
         timed_out: Whether the time limit killed the command.
     """
 

@@ -298,7 +298,7 @@ class CodeEnvironment(EnvironmentBase):
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
     ) -> EnvironmentSnapshot:
-        """Writes an episode that waits for an action to a snapshot store. The episode continues unchanged.
+        """Saves the episode to a snapshot store while it waits for an action. The episode continues unchanged.
 
         Args:
             output_dir: The store: a directory, created if missing. Its snapshots share common contents.

@@ -233,15 +233,15 @@ class Continuation:
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the recorded state of an environment without starting the episode.
+        """Restores the recorded state of an environment without starting the episode.
 
         Args:
             episode: The environment.
             tasks: Tasks of the environment, from which the task with the recorded name is used.
 
         Raises:
-            SnapshotMismatchError: The agent has another kind or other options, the task has changed, or the environment
-                needs the solution and the snapshot has none.
+            SnapshotMismatchError: The agent is of another kind or has other options, the task has changed, or the
+                environment needs the solution and the snapshot has none.
         """
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)

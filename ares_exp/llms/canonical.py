@@ -1,11 +1,11 @@
 """The canonical form of a request, which is independent of the client's formatting.
 
 Clients repeat a request after a lost connection, and repeat the conversation in each request, but not always literally.
-The canonical form removes differences without a meaning:
+The canonical form removes insignificant differences:
 
 | part | canonical form |
 |---|---|
-| content | adjacent texts are joined, a list with one text becomes a string, no content becomes an empty text |
+| content | adjacent texts are joined, a list with one text becomes a string, missing content becomes an empty text |
 | arguments of tool calls | parsed JSON: whitespace and the order of keys are ignored, `1` and `1.0` are equal |
 | ids of tool calls | the number of the call in the conversation |
 | null or empty fields of messages, `cache_control` | removed |

@@ -317,7 +317,7 @@ def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
     """Checks every symbolic link in `folder` that is uploaded. Dangling links are allowed inside the bounds.
 
     Raises:
-        TaskError: A link leaves the bounds, or links of directories form a cycle.
+        TaskError: A link points outside of the bounds, or links to directories form a cycle.
     """
     if folder.is_symlink() or folder.exists():
         _LinkCheck(bounds, chosen).visit(folder, above=frozenset())

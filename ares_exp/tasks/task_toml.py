@@ -136,7 +136,7 @@ class VerifierSection(PhaseTable):
 
     @property
     def mode(self) -> VerifierMode:
-        """The container of the tests: the agent's (`shared`), or a separate container."""
+        """Where the tests run: in the agent's container (`shared`), or in a separate one."""
         return self.environment_mode or ("separate" if self.environment is not None else "shared")
 
 

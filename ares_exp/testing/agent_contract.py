@@ -39,7 +39,7 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The suite of code agents. Define the fixture `factory`, and `replies` with which its agents finish."""
+    """The test suite for code agents. Define the fixture `factory`, and `replies` that lead its agents to finish."""
 
     replies: Replies = (
         "```bash\nls\n```",
@@ -55,7 +55,7 @@ class AgentContract:
 
     @pytest.fixture
     def container(self) -> RehearsalContainer:
-        """Returns the container of the agents. By default, it executes only `echo`, and repeats other commands."""
+        """Returns the container of the agents. By default, it executes only `echo`, and prints other commands."""
         return RehearsalContainer(lambda command: command.removeprefix("echo "))
 
     def test_preflight_passes(self, factory: CodeAgentFactory) -> None:

@@ -1,4 +1,4 @@
-"""`check_scorer`, which calls a scorer with an episode as a run does, but without a run."""
+"""`check_scorer`, which calls a scorer on an episode as a run would, but needs no run."""
 
 from __future__ import annotations
 

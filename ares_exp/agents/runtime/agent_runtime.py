@@ -196,7 +196,7 @@ class AgentRuntime:
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None
     ) -> None:
-        """Starts the agent and delivers the completions of the journal.
+        """Starts the agent, and gives it the results that are recorded in the journal.
 
         No call is executed during the replay. After the last recorded completion, the agent continues normally.
 

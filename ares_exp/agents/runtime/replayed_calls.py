@@ -1,4 +1,4 @@
-"""Identities of an agent's calls, and matching of calls with the journal when the agent is run again."""
+"""Identification of an agent's calls, which are matched with the journal when the agent is run again."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def json_words(value: str) -> tuple[str, ...]:
 
 
 def split_words(value: str) -> tuple[str, ...]:
-    """Splits the words of the shell form. Quotes and variables are preserved."""
+    """Splits an instruction in shell form into words. Keeps quotes and variables."""
     from dockerfile_parse.util import WordSplitter
 
     return tuple(WordSplitter(value).split(dequote=False))

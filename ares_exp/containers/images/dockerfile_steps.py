@@ -1,4 +1,4 @@
-"""Application of a Dockerfile's steps in a running container."""
+"""The steps of a Dockerfile, applied in a running container."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def find_directory(directory: Path) -> Mapping[str, Path]:
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
-    """Copies the files to their names below `directory`, always in the same order. Blocking.
+    """Copies the files into `directory` under their names, always in the same order. Blocking.
 
     The SDK's hash of an upload depends on the order in which the directory lists its files.
     """

@@ -27,9 +27,9 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments that it allows there, including
-            itself.
-        kept_for: Number of the waiting attempt for which the host accepts no other environments; `None` otherwise.
+        limits: For each environment on the host, the maximum number of environments with which it can share the host,
+            including itself.
+        kept_for: Number of the waiting attempt for which the host is being emptied; `None` otherwise.
     """
 
     host: HostT

@@ -1,4 +1,4 @@
-"""Text files of lines, optionally compressed. They are read with size limits, and written atomically."""
+"""Line-based text files, optionally compressed. They are read with size limits, and written atomically."""
 
 from __future__ import annotations
 
