@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,20 @@ MAX_COUNT = 2**53
 """Upper bound on valid token counts, up to which a float represents every integer."""
 
 Report = Callable[[str], None]
+
+
+class WarnOnce:
+    """Logs each message as a warning once."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._logged: set[str] = set()
+
+    def __call__(self, message: str) -> None:
+        """Logs the message, unless it was logged before."""
+        if message not in self._logged:
+            self._logged.add(message)
+            self._logger.warning(message)
 
 
 def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, lose: Report) -> None:

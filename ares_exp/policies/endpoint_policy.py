@@ -31,7 +31,7 @@ from ares_exp.errors import (
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
-from ares_exp.llms.wire import Report, shorten
+from ares_exp.llms.wire import Report, WarnOnce, shorten
 from ares_exp.policies.endpoint import Endpoint, EndpointWire
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.waiting import OnWait, nobody_waits
@@ -185,7 +185,7 @@ class EndpointPolicy(Policy):
         self.model_name = self.model
         self.knows_prices = bool(self.prices)
         self._extra_body = dict(self.extra_body or {})
-        self._warned: set[str] = set()
+        self._warn_once = WarnOnce(logger)
         url = self.base_url.rstrip("/")
         if url != (base := url.removesuffix(f"/{self.wire.path}")):
             raise ConfigError(f"Expected `policy.base_url` without `/{self.wire.path}`. Set `policy.base_url={base}`.")
@@ -416,11 +416,6 @@ class EndpointPolicy(Policy):
                 self.unpriced.add(response.model or str(self.model))
             return response.cost
         return price.cost(response.usage)
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import pydantic
 from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.llms.wire import WarnOnce
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
 from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
 from ares_exp.policies.in_process.chat_template import ChatTemplate, with_template
@@ -121,7 +122,7 @@ class TransformersPolicy(Policy):
         self._given: tuple[Any, Any] | None = None
         self._running: ModelInProcess | None = None
         self._without_episode: LLMClient | None = None
-        self._warned: set[str] = set()
+        self._warn_once = WarnOnce(logger)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
@@ -251,11 +252,6 @@ class TransformersPolicy(Policy):
             top_k=request.top_k,
             stop=tuple(request.stop_sequences or ()),
         )
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning(message)
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.llms.wire import WarnOnce
 from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text, sampling_of
@@ -77,7 +78,7 @@ class Relay:
         self._changed = asyncio.Event()
         self._templates: dict[str, ChatTemplate] = {}
         self._loading = asyncio.Lock()
-        self._warned: set[str] = set()
+        self._warn_once = WarnOnce(logger)
 
     async def requests(
         self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
@@ -202,11 +203,6 @@ class Relay:
             "sampling": {**one.sampling},
             "deadline": time.time() + self._lease_sec,
         }
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning(message)
 
 
 @dataclass(frozen=True, slots=True)
