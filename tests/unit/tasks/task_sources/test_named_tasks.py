@@ -23,16 +23,16 @@ def parsed(*rows: object) -> Any:
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ([{**ROW, "version": 1.0}], r"data set 0 \('bench'\): version: .*string"),
-        ([{**ROW, "metrics": [{"type": "median"}]}], r"metrics\[0\]\.type: expected"),
+        ([{**ROW, "version": 1.0}], r"\[0\]\.version: .*string"),
+        ([{**ROW, "metrics": [{"type": "median"}]}], r"\[0\]\.metrics\[0\]\.type: expected"),
         ([{key: value for key, value in ROW.items() if key != "description"}], "description: this key is required"),
-        ([ROW, {**ROW, "tasks": [{"name": "t"}]}], r"data set 1 .*tasks\[0\]\.path: this key is required"),
+        ([ROW, {**ROW, "tasks": [{"name": "t"}]}], r"\[1\]\.tasks\[0\]\.path: this key is required"),
         (
             [{**ROW, "tasks": [{"name": "t", "path": "t", "git_url": "ext::sh"}]}],
             r"tasks\[0\]\.git_url: expected the addr",
         ),
         ([{**ROW, "tasks": [{"name": "t", "path": "t", "git_commit_id": "-x"}]}], "git_commit_id: expected a commit"),
-        (["bench"], "data set 0: expected an object, got a str"),
+        (["bench"], r"\[0\]: .*got 'bench' \(str\)"),
     ],
 )
 def test_invalid_entries_are_reported_with_their_position(rows: list[object], complaint: str) -> None:
