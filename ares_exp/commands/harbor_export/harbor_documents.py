@@ -48,7 +48,9 @@ def _agent(job: RecordedJob) -> dict[str, str]:
     # Without a model, the policy itself responds: `oracle`, `scripted`, `replay`.
     return {
         "name": name or "unknown",
-        "model_name": model if isinstance(model, str) and model else job.class_name("policy").removesuffix("Policy").lower(),
+        "model_name": model
+        if isinstance(model, str) and model
+        else job.class_name("policy").removesuffix("Policy").lower(),
     }
 
 
