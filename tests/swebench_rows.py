@@ -29,6 +29,8 @@ EVAL_SCRIPT = """\
 #!/bin/bash
 set -uxo pipefail
 cd /testbed
+rm -rf tests/test_calc.py
+git checkout {base} tests/test_calc.py
 git apply -v - <<'EOF_114329324912'
 {patch}
 EOF_114329324912
@@ -53,10 +55,12 @@ def get_eval_report(spec, prediction, log_path, include_tests_status):
     between = re.search("Start Test Output(.*)>>>>> End Test Output.*Exit Code: (-?[0-9]+)", log, re.DOTALL)
     found = dict(re.findall(r"^(\\S+ \\(.*\\)) \\.\\.\\. (.*)$", between[1], re.MULTILINE)) if between else {}
     if not found or (between[2] != "0" and {*found.values()} == {"ok"}):
-        return {spec.instance_id: {"infra_failure_reason": None}}
+        return {spec.instance_id: {"resolved": False}}
     names = {"FAIL_TO_PASS": spec.FAIL_TO_PASS, "PASS_TO_PASS": spec.PASS_TO_PASS}
-    tests = {kind: {"success": [one for one in all if found.get(one) == "ok"]} for kind, all in names.items()}
-    return {spec.instance_id: {"tests_status": tests}}
+    good = {kind: [one for one in all if found.get(one) == "ok"] for kind, all in names.items()}
+    tests = {kind: {"success": good[kind], "failure": [one for one in all if one not in good[kind]]}
+             for kind, all in names.items()}
+    return {spec.instance_id: {"resolved": not any(one["failure"] for one in tests.values()), "tests_status": tests}}
 """,
 }
 """A package with the interface of the official harness, for machines without it. It reads the output of unittest."""
@@ -64,16 +68,17 @@ def get_eval_report(spec, prediction, log_path, include_tests_status):
 
 HUB = {
     "datasets/__init__.py": """\
+import json
 import pathlib
-import shutil
 
 
 class load_dataset:
-    def __init__(self, name, *, split):
-        self.rows = pathlib.Path(name, f"{split}.jsonl")
+    def __init__(self, name, *, split, data_files):
+        path = pathlib.Path(name, f"{split}.jsonl")
+        self.lines = [json.dumps(one) + "\\n" for one in json.load(open(data_files))] if data_files else open(path)
 
     def to_json(self, target):
-        shutil.copy(self.rows, target)
+        pathlib.Path(target).write_text("".join(self.lines))
 """,
 }
 """A package that reads a data set of the hub from a folder of its name, as the library does if there is one."""

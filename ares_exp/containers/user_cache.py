@@ -10,11 +10,15 @@ import fcntl
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ares_exp.containers.ownership import Leftover, delete, locked
+from ares_exp.containers.ownership import Leftover, OwnedDirectory, delete, find_directories, locked, name_prefix
+
+_POLL_SEC = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,44 @@ def hold(folder: Path) -> None:
             return
         _held[identity] = descriptor
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+@contextmanager
+def workspace(folder: Path, purpose: str) -> Iterator[Path]:
+    """Creates a temporary directory in a cache folder, and removes it after the body.
+
+    A directory that is made here and then renamed is always complete. Also removes temporary directories of killed
+    processes with the same purpose.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    hold(folder)
+    directory = OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-", folder.resolve())
+    try:
+        for leftover in find_directories(purpose, "directory", delete, [folder]):
+            if leftover.is_stale:
+                leftover.remove()
+        yield directory.path
+    finally:
+        directory.remove()
+
+
+@contextmanager
+def changing(folder: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
+    """Waits until no other process or thread changes a folder of the cache, and locks the folder in the body. Blocking.
+
+    Raises:
+        TimeoutError: The wait took longer than `timeout_sec`, or `stop` was set.
+    """
+    deadline = time.monotonic() + timeout_sec
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder, os.O_RDONLY | os.O_DIRECTORY))
+                break
+            except BlockingIOError:
+                if stop.wait(_POLL_SEC) or time.monotonic() > deadline:
+                    raise TimeoutError(f"Another process is changing {folder}.") from None
+        yield
 
 
 def find_caches() -> Iterator[Leftover]:

@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -116,42 +117,29 @@ def _import_ares(timeout_sec: float) -> Any:
         PreflightError: The package is not installed, its import fails or takes too long, or `ares` is a different
             package.
     """
-    python = (
-        "" if sys.version_info >= (3, 12) else f" It needs Python 3.12 or newer, and this is 3.{sys.version_info[1]}."
-    )
+    hint = "It needs Python 3.12 or newer, and the network: its import fetches a list of data sets."
     if "ares" not in sys.modules and importlib.util.find_spec("ares") is None:
         raise PreflightError(
-            f"env=ares needs the package martian-ares, which is not installed: pip install martian-ares.{python}"
+            f"env=ares needs the package martian-ares, which is not installed: pip install martian-ares. {hint}"
         )
-    ended: list[Any] = []
+    imported: Future[Any] = Future()
 
     def load() -> None:
         try:
-            ended.extend([importlib.import_module(name) for name in ("ares", "ares.llms.response")])
+            package, _ = (importlib.import_module(name) for name in ("ares", "ares.llms.response"))
+            imported.set_result((package.make, package.info) and package)
         except BaseException as error:
-            ended.append(error)
+            imported.set_exception(error)
 
-    thread = threading.Thread(target=load, name="import ares", daemon=True)
-    thread.start()
-    thread.join(timeout_sec)
-    if not ended:
-        raise PreflightError(
-            f"`import ares` did not end within env.import_timeout_sec={timeout_sec:g}: the package fetches its list of "
-            "data sets from a hosted registry while it is imported. Check the network, or allow it more time."
-        )
-    found = ended[0]
-    if isinstance(found, BaseException):
-        raise PreflightError(
-            f"`import ares` failed with {type(found).__name__}: {str(found)[:300]}. The package fetches its list of "
-            f"data sets from a hosted registry while it is imported: it needs the network then.{python}"
-        ) from found
-    if missing := [name for name in ("make", "info") if not callable(getattr(found, name, None))]:
-        raise PreflightError(
-            f"Expected the package martian-ares under the name `ares`, but {found.__file__} has no "
-            f"`{'`, no `'.join(missing)}`: another package has that name. Install martian-ares in an environment "
-            "without it."
-        )
-    return found
+    threading.Thread(target=load, name="import ares", daemon=True).start()
+    try:
+        return imported.result(timeout_sec)
+    except Exception as error:
+        if not imported.done():
+            raise PreflightError(
+                f"`import ares` did not end within env.import_timeout_sec={timeout_sec:g}. {hint}"
+            ) from None
+        raise PreflightError(f"`import ares` failed with {type(error).__name__}: {str(error)[:300]}. {hint}") from error
 
 
 def _count_tasks(ares: Any, preset: str) -> int:
@@ -161,15 +149,12 @@ def _count_tasks(ares: Any, preset: str) -> int:
         ConfigError: The preset does not exist, or does not report any tasks.
     """
     known = {str(one.name): one.num_tasks for one in ares.info()}
-    if preset not in known:
-        more = f", and {len(known) - SHOWN_PRESETS} more" if len(known) > SHOWN_PRESETS else ""
-        raise ConfigError(
-            f"Expected `env.preset` to be a preset of martian-ares, got {preset!r}.{close_matches(preset, known)} It "
-            f"has: {', '.join(sorted(known)[:SHOWN_PRESETS]) or 'none'}{more}."
-        )
-    count = known[preset]
+    count = known.get(preset)
     if not isinstance(count, int) or count < 1:
-        raise ConfigError(f"Expected the preset {preset!r} of martian-ares to have tasks, got the number {count!r}.")
+        raise ConfigError(
+            f"Expected `env.preset` to be a preset of martian-ares with tasks, got {preset!r}."
+            f"{close_matches(preset, known)} It has: {', '.join(sorted(known)[:SHOWN_PRESETS]) or 'none'}."
+        )
     return count
 
 

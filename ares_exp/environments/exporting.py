@@ -24,6 +24,7 @@ from ares_exp.containers.shell_channel import EXEC_ID_VARIABLE
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.environments.past_stage import recorded_stage
+from ares_exp.environments.recorded_setup import EpisodeFacts
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
@@ -142,19 +143,19 @@ def _writing(
     journal, past_stages, agents = host.runtime.journal, tuple(episode.past_stages), setup.code_agent_factory
     entries = replace(journal, entries=list(journal.entries)) if journal is not None else None
     state_version = host.agent.state_version if isinstance(host.agent, StatefulAgent) else None
-    facts = {
-        "seed": episode.seed,
-        "stage_seed": journal.seed if journal is not None else episode.seed,
-        "unanswered": episode.usage.unanswered,
-        "tokens": episode.usage.tokens,
-        "cost": episode.usage.cost,
-        "elapsed_sec": elapsed_sec,
-        "agent_started_at": journal.started_at if journal is not None else None,
-        "phase_sec": dict(episode.clock.seconds),
-        "provide_solution": setup.provide_solution,
-        "limits": asdict(setup.limits),
-        "edits": [edit.to_dict() for edit in episode.edits],
-    }
+    facts = EpisodeFacts(
+        seed=episode.seed,
+        stage_seed=journal.seed if journal is not None else episode.seed,
+        unanswered=episode.usage.unanswered,
+        tokens=episode.usage.tokens,
+        cost=episode.usage.cost,
+        elapsed_sec=elapsed_sec,
+        agent_started_at=journal.started_at if journal is not None else None,
+        phase_sec=dict(episode.clock.seconds),
+        provide_solution=setup.provide_solution,
+        limits=setup.limits,
+        edits=tuple(episode.edits),
+    )
     container = {
         "options": dict(setup.container_factory.options),
         "workdir": spec.workdir,
@@ -195,7 +196,7 @@ def _writing(
                 "state": objects.put(dump_json(state).encode()) if state is not None else None,
                 "state_version": state_version if state is not None else None,
             },
-            episode={**facts, "past_stages": [recorded_stage(past, objects) for past in past_stages]},
+            episode={**asdict(facts), "past_stages": [recorded_stage(past, objects) for past in past_stages]},
             lineage=dict(episode.lineage),
             writer={
                 "ares_exp": __version__,

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -151,7 +150,6 @@ class OwnModel:
         *,
         seed: int,
         attempt: int = 0,
-        on_wait: Callable[[float], None] | None = None,
         files: Path | None,
         scorer: str | None = None,
     ) -> EpisodeModel:
@@ -161,21 +159,13 @@ class OwnModel:
             task_name: Name of the task.
             seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            on_wait: Callback on this loop, with the seconds that a request waited for anything except its response.
             files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
             scorer: Name of the scorer that asks the questions; `None` if the environment asks them.
 
         Raises:
             VerifierError: The client does not support this task.
         """
-        loop = asyncio.get_running_loop()
-
-        def tell(seconds: float) -> None:
-            if on_wait is not None:
-                with suppress(RuntimeError):  # the loop of the episode has ended
-                    loop.call_soon_threadsafe(on_wait, seconds)
-
-        spec = EpisodeSpec(task_name, attempt, seed, on_wait=tell)
+        spec = EpisodeSpec(task_name, attempt, seed)
         try:
             if self._elsewhere is not None:
                 client = self._elsewhere.client(self.key, spec, files)

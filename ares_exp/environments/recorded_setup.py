@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pydantic
+from pydantic import Strict
 
 from ares_exp.agents.code_agent import AgentFactoryBase, CodeAgentFactory, as_agent_factory
 from ares_exp.config.parts import name_of
@@ -24,92 +25,78 @@ from ares_exp.errors import (
     UnsafeSnapshotError,
 )
 from ares_exp.llms.request import MessageEdit
-from ares_exp.records.validation import explain_validation
+from ares_exp.records.validation import Flag, Integer, Number, Table, validated
 from ares_exp.tasks.task_contract import Task
 
 if TYPE_CHECKING:
-    from ares_exp.containers.filesystem.stored_objects import ObjectStore
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
-T = TypeVar("T")
-_NUMBER = pydantic.TypeAdapter(float)
-_INTEGER = pydantic.TypeAdapter(int)
-_NUMBERS = pydantic.TypeAdapter(dict[str, float])
-
-
+@dataclass(frozen=True, slots=True)
 class EpisodeFacts:
-    """The `episode` table of a snapshot. Each value is validated on access."""
+    """The `episode` table of a snapshot.
 
-    def __init__(self, snapshot: EnvironmentSnapshot) -> None:
-        self._where = f"{snapshot.snapshot_dir}: `episode`"
-        self._data = snapshot.episode
-        self._step_count = snapshot.step_count
+    Attributes:
+        seed: Seed of the episode.
+        stage_seed: Seed of the random values of the running agent.
+        unanswered: Number of time steps for which the policy gave no response in time.
+        tokens: Number of prompt and generated tokens so far.
+        cost: Cost in US dollars so far.
+        elapsed_sec: Seconds that count towards the agent's time limit.
+        agent_started_at: Start of the running agent in epoch seconds; `None` for an agent without a journal.
+        phase_sec: Seconds of wall-clock time by phase.
+        provide_solution: Whether the episode had the task's solution.
+        limits: Limits of the episode.
+        edits: Changes that were made to the agent's messages before the policy saw them.
+        past_stages: The finished stages in the form of `recorded_stage`.
+    """
 
-    def number(self, name: str) -> float:
-        """Returns the number `name`. Like the other methods, raises `SnapshotMetadataError` if the value is invalid."""
-        return self._checked(name, _NUMBER)
+    seed: Annotated[int, Strict()]  # of any size
+    stage_seed: Annotated[int, Strict()]
+    unanswered: Integer
+    tokens: Integer
+    cost: Number
+    elapsed_sec: Number
+    agent_started_at: Number | None
+    phase_sec: Mapping[str, Number]
+    provide_solution: Flag
+    limits: EpisodeLimits
+    edits: tuple[MessageEdit, ...]
+    past_stages: tuple[Table, ...] = ()
 
-    def integer(self, name: str) -> int:
-        """Returns the integer `name`."""
-        return self._checked(name, _INTEGER)
-
-    def numbers(self, name: str) -> dict[str, float]:
-        """Returns the mapping `name`, whose values are numbers."""
-        return self._checked(name, _NUMBERS)
-
-    def _checked(self, name: str, kind: pydantic.TypeAdapter[T]) -> T:
+    @classmethod
+    def of(cls, snapshot: EnvironmentSnapshot) -> EpisodeFacts:
+        """Reads the facts of a snapshot. Raises `SnapshotMetadataError` if a value is invalid."""
+        where = f"{snapshot.snapshot_dir}: `episode`"
         try:
-            return kind.validate_python(self._data.get(name), strict=True)
-        except pydantic.ValidationError as error:
-            raise SnapshotMetadataError(f"{self._where}: {explain_validation(error, within=name)}.") from None
-
-    def past_stages(self, objects: ObjectStore, names: Sequence[str]) -> list[PastStage]:
-        """Reads the finished stages. `names` are the names of all stages of the task. Blocking."""
-        recorded = self._data.get("past_stages") or []
-        if not isinstance(recorded, list) or len(recorded) >= len(names):
-            raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
-        stages = [read_stage(one, objects, self._where) for one in recorded]
-        if [stage.name for stage in stages] != list(names[: len(stages)]):
-            raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's stages.")
-        counts = [0, *(stage.step_count for stage in stages), self._step_count]
-        if counts != sorted(counts):
-            raise SnapshotMetadataError(f"{self._where}: expected `step_count` to rise in `past_stages`, got {counts}.")
-        return stages
-
-    @property
-    def unanswered(self) -> int:
-        """Number of time steps for which the policy gave no response in time."""
-        unanswered = self.integer("unanswered") if "unanswered" in self._data else 0
-        if not 0 <= unanswered <= self._step_count:
-            raise SnapshotMetadataError(
-                f"{self._where}: expected `unanswered` of {self._step_count}, got {unanswered}."
-            )
-        return unanswered
-
-    @property
-    def stage_seed(self) -> int:
-        """Seed of the random values of the running agent."""
-        return self.integer("stage_seed") if "stage_seed" in self._data else self.integer("seed")
-
-    @property
-    def provide_solution(self) -> bool:
-        """Whether the episode had the task's solution."""
-        return self._data.get("provide_solution") is True
-
-    def edits(self) -> tuple[MessageEdit, ...]:
-        """Returns the changes that were made to the agent's messages before the policy saw them."""
-        try:
-            return tuple(MessageEdit.from_dict(one) for one in self._data.get("edits") or ())
-        except (ValueError, AttributeError, TypeError) as error:
-            raise SnapshotMetadataError(f"{self._where}: `edits`: {error}.") from None
-
-    def limits(self) -> EpisodeLimits:
-        """Returns the limits of the episode."""
-        try:
-            return pydantic.TypeAdapter(EpisodeLimits).validate_python(self._data.get("limits") or {})
+            facts = validated(cls, snapshot.episode)
+            for edit in facts.edits:
+                MessageEdit.from_dict(edit.to_dict())
         except (ValueError, ConfigError) as error:
-            raise SnapshotMetadataError(f"{self._where}: `limits` is not a valid set of limits: {error}.") from None
+            raise SnapshotMetadataError(f"{where}: {error}.") from None
+        if not 0 <= facts.unanswered <= snapshot.step_count:
+            raise SnapshotMetadataError(
+                f"{where}: expected `unanswered` of {snapshot.step_count}, got {facts.unanswered}."
+            )
+        return facts
+
+
+def recorded_stages(snapshot: EnvironmentSnapshot, names: Sequence[str]) -> list[PastStage]:
+    """Reads the finished stages of a snapshot. `names` are the names of all stages of the task. Blocking.
+
+    Raises:
+        SnapshotMetadataError: A stage is invalid.
+    """
+    where, recorded = f"{snapshot.snapshot_dir}: `episode`", EpisodeFacts.of(snapshot).past_stages
+    if len(recorded) >= len(names):
+        raise SnapshotMetadataError(f"{where}: expected less than {len(names)} `past_stages`.")
+    stages = [read_stage(one, snapshot.object_store, where) for one in recorded]
+    if [stage.name for stage in stages] != list(names[: len(stages)]):
+        raise SnapshotMetadataError(f"{where}: expected `past_stages` in the order of the task's stages.")
+    counts = [0, *(stage.step_count for stage in stages), snapshot.step_count]
+    if counts != sorted(counts):
+        raise SnapshotMetadataError(f"{where}: expected `step_count` to rise in `past_stages`, got {counts}.")
+    return stages
 
 
 def recorded_setup(
@@ -130,7 +117,7 @@ def recorded_setup(
         SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.
         SnapshotMetadataError: The recorded data is invalid.
     """
-    facts = EpisodeFacts(snapshot)
+    facts = EpisodeFacts.of(snapshot)
     if facts.provide_solution and not is_task_given:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
@@ -138,7 +125,7 @@ def recorded_setup(
     return EpisodeParts(
         as_container_factory(container_factory or recorded_container_factory(snapshot)),
         as_agent_factory(code_agent_factory or _recorded_agent_factory(snapshot)),
-        limits or facts.limits(),
+        limits or facts.limits,
         seed=0,
         provide_solution=facts.provide_solution,
         output_dir=output_dir,

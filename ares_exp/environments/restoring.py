@@ -21,7 +21,7 @@ from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.environment import PastStep, TimeStep
 from ares_exp.environments.agent_host import AgentState
 from ares_exp.environments.episode_limits import PhaseClock
-from ares_exp.environments.recorded_setup import EpisodeFacts, recorded_agent_options, recorded_task
+from ares_exp.environments.recorded_setup import EpisodeFacts, recorded_agent_options, recorded_stages, recorded_task
 from ares_exp.errors import (
     DivergenceError,
     SnapshotMetadataError,
@@ -245,7 +245,7 @@ class Continuation:
         """
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
-        facts = EpisodeFacts(snapshot)
+        facts = EpisodeFacts.of(snapshot)
         name = snapshot.task_data.get("name")
         task = next((task for task in tasks if task.name == name), None)
         checked = self.task if task is None else _checked_task(snapshot, task)
@@ -255,17 +255,17 @@ class Continuation:
                 "container: the oracle cannot continue it. Choose another policy."
             )
         episode.setup = replace(setup, provide_solution=facts.provide_solution)
-        episode.current_task, episode.seed = checked, facts.integer("seed")
+        episode.current_task, episode.seed = checked, facts.seed
         episode.usage = EpisodeUsage(
             num_steps=snapshot.step_count - facts.unanswered,
             unanswered=facts.unanswered,
-            prompt_tokens=facts.integer("tokens"),  # prompt and generated tokens, because a snapshot has only their sum
-            cost=facts.number("cost"),
+            prompt_tokens=facts.tokens,  # prompt and generated tokens, because a snapshot has only their sum
+            cost=facts.cost,
         )
-        episode.clock = PhaseClock(facts.numbers("phase_sec"))
+        episode.clock = PhaseClock(dict(facts.phase_sec))
         episode.lineage = self._lineage
         episode.on_release = self._on_release
-        episode.edits = (*facts.edits(), *self._edits)
+        episode.edits = (*facts.edits, *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
         """Starts the container with its files, restores the agent to its recorded point, and returns the pending step.
@@ -273,12 +273,12 @@ class Continuation:
         Raises:
             SnapshotError, ContainerError: The episode could not be restored. The caller must release the episode.
         """
-        snapshot, facts = self.snapshot, EpisodeFacts(self.snapshot)
+        snapshot, facts = self.snapshot, EpisodeFacts.of(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
         names = [stage.name for stage in episode.task.stages]
-        episode.past_stages = await asyncio.to_thread(facts.past_stages, snapshot.object_store, names)
+        episode.past_stages = await asyncio.to_thread(recorded_stages, snapshot, names)
         try:
-            await episode.restore(changes, journal, elapsed_sec=facts.number("elapsed_sec"), state=state)
+            await episode.restore(changes, journal, elapsed_sec=facts.elapsed_sec, state=state)
         except DivergenceError as error:
             told = f"{error}{_hint(snapshot, episode.setup.code_agent_factory)}"
             raise DivergenceError(told, step=error.step, entry=error.entry, why=error.why) from None
@@ -307,16 +307,18 @@ class Continuation:
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
         """Reads and validates the objects of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
-        where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
+        where, facts = str(snapshot.snapshot_dir), EpisodeFacts.of(snapshot)
         _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
             raise SnapshotMetadataError(f"{where}: its list of files does not match its snapshot.json.")
         journal = state = None
         if snapshot.journal:
+            if facts.agent_started_at is None:
+                raise SnapshotMetadataError(f"{where}: expected `agent_started_at` to be a valid number, got None.")
             journal = decode_journal(
                 objects.get_lines(snapshot.journal),
-                started_at=facts.number("agent_started_at"),
+                started_at=facts.agent_started_at,
                 seed=facts.stage_seed,
                 where=where,
             )

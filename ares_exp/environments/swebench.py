@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, validate_call
 
@@ -14,7 +14,7 @@ from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refus
 from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.selection import positions_of, select
 from ares_exp.tasks.swebench.rows import find_dataset, load_rows
-from ares_exp.tasks.swebench.swebench_task import SweBenchOptions, SweBenchTask
+from ares_exp.tasks.swebench.swebench_task import SweBenchTask
 from ares_exp.tasks.task_warnings import TaskWarnings
 
 Entry = int | str
@@ -37,7 +37,6 @@ class SweBenchEnvironments(SourceBase):
         limit: Annotated[int, Field(ge=1)] | None = None,
         hints: bool = False,
         agent_network: Literal["public", "no-network"] = "public",
-        image_template: str | None = None,
         fetch_timeout_sec: Seconds = 1800.0,
         test_timeout_sec: Seconds = 1800.0,
     ) -> None:
@@ -54,15 +53,17 @@ class SweBenchEnvironments(SourceBase):
             hints: Whether agents get the comments on the issue.
             agent_network: Network of the agents: `public` or `no-network`. With a public network, agents can find the
                 fixes. The tests always have a public network.
-            image_template: Template of the image names, with the placeholder `{id}`; `None` for the row's image or, if
-                the row has none, `swebench/sweb.eval.x86_64.{id}:latest`.
             fetch_timeout_sec: Time limit in seconds for loading the data set.
             test_timeout_sec: Time limit in seconds for the tests of one episode.
 
         Raises:
             ConfigError: An option is invalid.
         """
-        self._options = SweBenchOptions(hints, agent_network, image_template, test_timeout_sec)
+        self._options: dict[str, Any] = {
+            "hints": hints,
+            "agent_network": agent_network,
+            "test_timeout_sec": test_timeout_sec,
+        }
         self._dataset = find_dataset(dataset, split)
         self._selector = tasks
         self._exclude = exclude
@@ -89,7 +90,7 @@ class SweBenchEnvironments(SourceBase):
     def load(self, report: Report) -> Sequence[str]:
         """Reads the rows and selects tasks."""
         rows = load_rows(self._dataset, child=self._child, timeout_sec=self._fetch_timeout_sec)
-        found = [SweBenchTask(row, self._options, self._dataset.source) for row in rows]
+        found = [SweBenchTask(row, self._dataset.source, **self._options) for row in rows]
         self.positions = positions_of(found)
         chosen = select(
             found, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit, preset="swebench"

@@ -39,11 +39,15 @@ class Ended:
 
 
 class ChildProcess:
-    """Runs programs, one after the other."""
+    """Runs programs, one after the other.
+
+    Attributes:
+        stopped: Event that `stop` sets.
+    """
 
     def __init__(self) -> None:
+        self.stopped = threading.Event()
         self._running: subprocess.Popen[bytes] | None = None
-        self._stopped = False
         self._lock = threading.Lock()
 
     def run(self, command: Sequence[str], *, env: Mapping[str, str], timeout_sec: float) -> Ended:
@@ -59,7 +63,7 @@ class ChildProcess:
         """
         with tempfile.TemporaryFile() as errors:
             with self._lock:
-                if self._stopped:
+                if self.stopped.is_set():
                     raise ChildFailedError("was stopped")
                 process = self._running = subprocess.Popen(
                     while_we_live(command),
@@ -85,7 +89,7 @@ class ChildProcess:
                 process.stdout.close()
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
             lines = errors.read().decode("utf-8", "replace").splitlines()
-        if self._stopped:
+        if self.stopped.is_set():
             raise ChildFailedError("was stopped")
         if late.is_set():
             raise ChildFailedError(f"was killed after {timeout_sec:g} seconds")
@@ -108,7 +112,7 @@ class ChildProcess:
     def stop(self) -> None:
         """Kills the running program, and prevents the start of further programs. Called from another thread."""
         with self._lock:
-            self._stopped = True
+            self.stopped.set()
             running = self._running
         if running is not None:
             self._kill(running)

@@ -6,8 +6,8 @@ import math
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -54,17 +54,26 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
                     yield from (f"{name}[{index}].{key}" for key in item.unknown_keys())
 
 
-def explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """Describes every invalid field by its name, its expected value and its actual value."""
+def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:
+    """Describes every invalid field by its name, its expected value and its actual value.
+
+    Args:
+        error: Errors of pydantic.
+        raw: Invalid data.
+        root: Name of the data as a whole.
+    """
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
-        field = _field(item["loc"], raw, missing=item["type"] == "missing")
+        field = _field(item["loc"], raw, missing=item["type"] == "missing") or root
         by_field.setdefault(field, []).append(_expectation(item["type"], item["msg"], item["input"]))
     return "; ".join(f"{field}: {' or '.join(dict.fromkeys(texts))}" for field, texts in by_field.items())
 
 
 def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
-    """Returns the location of a field as a dotted name, without the names of union members that pydantic appends."""
+    """Returns the location of a field as a dotted name, without the names of union members that pydantic appends.
+
+    The name is empty for the whole data.
+    """
     parts: list[str] = []
     for key in location:
         present = _holds(raw, key)
@@ -73,7 +82,7 @@ def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
         if not present:
             break
         raw = raw[key]  # type: ignore[index]
-    return "".join(parts).removeprefix(".") or "task.toml"
+    return "".join(parts).removeprefix(".")
 
 
 def _holds(container: object, key: str | int) -> bool:

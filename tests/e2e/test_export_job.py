@@ -54,8 +54,8 @@ def test_recorded_run_becomes_a_harbor_job(cli: Any, tmp_path: Path) -> None:
         folder = job / trial["trial_name"]
         steps = [folder / "steps" / step["step_name"] for step in trial["step_results"] or ()]
         assert len(steps) == (2 if trial["task_name"] == "two-steps" else 0)
+        validate_atif(json.loads((folder / "agent" / "trajectory.json").read_text()))
         for place in steps or [folder]:
-            validate_atif(json.loads((place / "agent" / "trajectory.json").read_text()))
             assert (place / "verifier" / "reward.txt").exists()
     if (harbor := os.environ.get("ARES_EXP_HARBOR_PYTHON")) is not None:
         command = [harbor, "-W", "ignore", str(HARBOR_CHECK), str(job)]

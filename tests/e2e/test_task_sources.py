@@ -62,7 +62,7 @@ def test_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path, tmp
     done = cli("tracker=none", repo, f"env.tasks={TASK}", "env.path=tasks", "hydra.run.dir=two", env=home)
     assert done.returncode == 0, done.stderr
     assert _ran(tmp_path / "two") == [(TASK, 1.0)]
-    assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").glob(f"*/{TASK}"))) == 1
+    assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").glob("*/files/*/tasks/*/task.toml"))) == 1
 
     (tmp_path / "elsewhere").mkdir()
     command = [*warm_command(), "resume=../two", "attempts=2"]

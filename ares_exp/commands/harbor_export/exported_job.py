@@ -7,13 +7,11 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ares_exp.commands.harbor_export.harbor_documents import (
-    Documents,
     job_config,
     job_result,
     trial_config,
@@ -23,11 +21,10 @@ from ares_exp.commands.harbor_export.harbor_documents import (
 from ares_exp.commands.harbor_export.recorded_job import RecordedJob
 from ares_exp.environments.scoring.episode_scoring import ARTIFACTS_FOLDER, STEPS_FOLDER, VERIFIER_FOLDER
 from ares_exp.errors import ConfigError, TrajectoryFormatError
-from ares_exp.records.results import EpisodeResult, StageResult
+from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import appearing, dump_json
 from ares_exp.records.secrets import KnownSecrets, mask_known_secrets
 from ares_exp.trajectories.exports.atif_writer import to_atif
-from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
@@ -100,62 +97,33 @@ class _Writer:
         """Writes the folder of a trial; returns its `result.json`."""
         name = trial_name(result.task_name, result.episode_id)
         folder = self._place / name
-        folder.mkdir()
-        config = trial_config(self._job, self._config, task=result.task_name, name=name, job_id=self._job_id)
-        _write_json(folder / "config.json", config)
-        documents = self._documents(result, stored)
-        places = [*(Path(STEPS_FOLDER, stage.name) for stage in result.stages), Path()]
-        for inside, document in zip(places, documents, strict=False):
-            for kind in (AGENT_FOLDER, VERIFIER_FOLDER, ARTIFACTS_FOLDER):
+        for inside in (Path(), *(Path(STEPS_FOLDER, stage.name) for stage in result.stages)):
+            (folder / inside / AGENT_FOLDER).mkdir(parents=True)
+        document = self._trajectory(result, stored)
+        if document is not None:
+            _write_json(folder / AGENT_FOLDER / TRAJECTORY, document, indent=None)
+        for inside in [Path(STEPS_FOLDER, stage.name) for stage in result.stages] or [Path()]:
+            for kind in (VERIFIER_FOLDER, ARTIFACTS_FOLDER):
                 (folder / inside / kind).mkdir(parents=True)
-            if document is not None:
-                _write_json(folder / inside / AGENT_FOLDER / TRAJECTORY, document, indent=None)
-        if is_file_name(result.episode_id):
-            for inside in (one / kind for one in places for kind in (VERIFIER_FOLDER, ARTIFACTS_FOLDER)):
-                _copy_tree(self._job.run_dir.files / result.episode_id / inside, folder / inside)
+                if is_file_name(result.episode_id):
+                    _copy_tree(self._job.run_dir.files / result.episode_id / inside / kind, folder / inside / kind)
         if (error := trial_error(result)) is not None:
             text = mask_known_secrets(f"{error.type}: {error.message}\n")
             (folder / "exception.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
+        config = trial_config(self._job, self._config, task=result.task_name, name=name, job_id=self._job_id)
         trial_id, uri = stable_id(self._job.run_id, result.episode_id), (self._uri / name).as_uri()
-        data = trial_result(self._job, result, documents, config=config, trial_id=trial_id, uri=uri)
+        data = trial_result(self._job, result, document, config=config, trial_id=trial_id, uri=uri)
+        _write_json(folder / "config.json", config)
         _write_json(folder / "result.json", data)
         return data
 
-    def _documents(self, result: EpisodeResult, stored: StoredEpisode | None) -> Documents:
-        """Returns the trajectories of a trial in ATIF, one per stage; `None` for a missing or broken trajectory."""
+    def _trajectory(self, result: EpisodeResult, stored: StoredEpisode | None) -> Mapping[str, Any] | None:
+        """Returns the trajectory of a trial in ATIF; `None` if it is missing or broken."""
         try:
-            if stored is not None:
-                trajectory = stored.load()
-                parts = _of_stages(trajectory, result.stages) if result.stages else [trajectory]
-                return [to_atif(part)[0] for part in parts]
+            return None if stored is None else to_atif(stored.load())[0]
         except TrajectoryFormatError as error:
             self._warnings.append(f"The trajectory of {result.episode_id} is left out: {error}")
-        return [None] * max(len(result.stages), 1)
-
-
-def _of_stages(trajectory: EpisodeTrajectory, stages: Sequence[StageResult]) -> list[EpisodeTrajectory]:
-    """Returns one part per finished stage, and another part with the later steps, if there are any.
-
-    The step that ends a stage also starts the next stage. Its action belongs to the ended stage, and its observation
-    to the next stage.
-    """
-    parts: list[EpisodeTrajectory] = []
-    start = 0
-    for stage in stages:
-        parts.append(replace(_between(trajectory, start, start + stage.num_steps), total_reward=stage.reward))
-        start += stage.num_steps
-    if len(trajectory.steps) > start and trajectory.steps[start].observation is not None:
-        parts.append(_between(trajectory, start, len(trajectory.steps)))
-    return parts
-
-
-def _between(trajectory: EpisodeTrajectory, first: int, last: int) -> EpisodeTrajectory:
-    """Returns the steps from the observation of step `first` to the action of step `last`."""
-    records = list(trajectory.steps[first : last + 1])
-    if records:
-        records[0] = replace(records[0], step_type="FIRST", action=None, commands=())
-        records[-1] = replace(records[-1], observation=None) if len(records) > last - first else records[-1]
-    return replace(trajectory, steps=tuple(records), num_steps=len(records))
+            return None
 
 
 def _write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 4) -> None:

@@ -28,8 +28,6 @@ _PATH_OF_CLASS = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 Json = Mapping[str, Any]
-Documents = Sequence[Json | None]
-"""The ATIF documents of a trial: one per stage, and possibly one for later steps; `None` for a missing trajectory."""
 
 
 def job_config(job: RecordedJob, *, name: str, jobs_dir: str) -> dict[str, Any]:
@@ -50,7 +48,9 @@ def _agent(job: RecordedJob) -> dict[str, str]:
     # Without a model, the policy itself responds: `oracle`, `scripted`, `replay`.
     return {
         "name": name or "unknown",
-        "model_name": model if isinstance(model, str) and model else job.option("policy"),
+        "model_name": model
+        if isinstance(model, str) and model
+        else job.class_name("policy").removesuffix("Policy").lower(),
     }
 
 
@@ -99,23 +99,18 @@ def _timeout_error(limit: str | None) -> ErrorInfo | None:
 
 
 def trial_result(
-    job: RecordedJob, result: EpisodeResult, documents: Documents, *, config: Json, trial_id: str, uri: str
+    job: RecordedJob, result: EpisodeResult, trajectory: Json | None, *, config: Json, trial_id: str, uri: str
 ) -> dict[str, Any]:
     """Returns the `result.json` of a trial: every key that Harbor writes, nulls included.
 
     Args:
         job: Records of the run.
         result: Result of the trial.
-        documents: Trajectories of the trial.
+        trajectory: Trajectory of the trial in ATIF; `None` if it is missing.
         config: Config of the trial.
         trial_id: UUID of the trial.
         uri: URI of the trial's folder.
     """
-    has_stages = bool(result.stages)
-    covered_by_stages = len(result.stages) == len(documents) and None not in documents
-    usage = result.prompt_tokens, result.generated_tokens, result.cost
-    limit = result.limit if result.outcome is Outcome.TRUNCATED else None
-    document = None if has_stages else documents[0]
     provider, slash, model = config["agent"]["model_name"].partition("/")
     place, source = job.place(result.task_name)
     digest = job.tasks[result.task_name]
@@ -134,7 +129,7 @@ def trial_result(
             "version": str(job.provenance.get("ares_exp_version") or "unknown"),
             "model_info": {"name": model if slash else provider, "provider": provider if slash else None},
         },
-        "agent_result": None if covered_by_stages else _context(result, usage, document, limit, result.num_steps),
+        "agent_result": _context(result, trajectory),
         "verifier_result": _rewards(result),
         "verifier_environment_mode": None,
         "exception_info": _exception(trial_error(result), result.finished_at),
@@ -144,8 +139,7 @@ def trial_result(
         "agent_setup": None,
         "agent_execution": None,
         "verifier": None,
-        "step_results": [_step(stage, part, result) for stage, part in zip(result.stages, documents, strict=False)]
-        or None,
+        "step_results": [_step(stage, result) for stage in result.stages] or None,
     }
 
 
@@ -160,12 +154,11 @@ def _exception(error: ErrorInfo | None, occurred_at: float) -> dict[str, Any] | 
     }
 
 
-def _step(stage: StageResult, document: Json | None, result: EpisodeResult) -> dict[str, Any]:
-    metrics = document["final_metrics"] if document is not None else {}
-    usage = [metrics.get(f"total_{name}") for name in ("prompt_tokens", "completion_tokens", "cost_usd")]
+def _step(stage: StageResult, result: EpisodeResult) -> dict[str, Any]:
+    """Returns the result of a stage. The usage of all stages is in the result of the trial."""
     return {
         "step_name": stage.name,
-        "agent_result": _context(result, usage, document, stage.truncated_by, stage.num_steps),
+        "agent_result": None,
         "verifier_result": _rewards(stage),
         "exception_info": _exception(_timeout_error(stage.truncated_by), result.finished_at),
         "agent_execution": None,
@@ -173,21 +166,19 @@ def _step(stage: StageResult, document: Json | None, result: EpisodeResult) -> d
     }
 
 
-def _context(
-    result: EpisodeResult, usage: Sequence[float | None], document: Json | None, limit: str | None, num_steps: int
-) -> dict[str, Any]:
+def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
     """Returns usage and token ids of an agent. `metadata` contains the values for which Harbor has no key."""
-    names = ("episode_id", "attempt", "retry", "seed", "container_image")
+    names = ("episode_id", "attempt", "retry", "seed", "container_image", "num_steps")
     kept = {name: getattr(result, name) for name in names}
-    kept |= {"outcome": result.outcome.value, "truncated_by": limit, "num_steps": num_steps}
-    prompt, generated, cost = usage
+    truncated_by = result.limit if result.outcome is Outcome.TRUNCATED else None
+    kept |= {"outcome": result.outcome.value, "truncated_by": truncated_by}
     return {
-        "n_input_tokens": prompt,
+        "n_input_tokens": result.prompt_tokens,
         "n_cache_tokens": None,
-        "n_output_tokens": generated,
-        "cost_usd": cost,
+        "n_output_tokens": result.generated_tokens,
+        "cost_usd": result.cost,
         "model_usage": None,
-        "rollout_details": _rollout_details(document) if document is not None else None,
+        "rollout_details": _rollout_details(trajectory) if trajectory is not None else None,
         "metadata": {"ares_exp": kept},
     }
 
@@ -223,10 +214,9 @@ def job_result(job: RecordedJob, trials: Sequence[Json], *, job_id: str) -> dict
         key = (info["name"], info["model_info"]["name"], trial["source"] or NO_DATASET)
         groups["__".join(filter(None, key))].append(trial)
     errors = [one["exception_info"]["exception_type"] for one in trials if one["exception_info"] is not None]
-    parts = [part for trial in trials for part in ([trial] if trial["agent_result"] else trial["step_results"] or ())]
     totals = {}
     for name in ("n_input_tokens", "n_cache_tokens", "n_output_tokens", "cost_usd"):
-        known = [part["agent_result"][name] for part in parts if part["agent_result"][name] is not None]
+        known = [one["agent_result"][name] for one in trials if one["agent_result"][name] is not None]
         totals[name] = sum(known) if known else None
     return {
         "id": job_id,

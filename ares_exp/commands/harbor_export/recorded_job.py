@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_json_object, read_yaml
+from ares_exp.records.record_files import read_json_object
 from ares_exp.records.recorded_results import MAX_COUNT, read_results
 from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
@@ -27,7 +26,6 @@ class RecordedJob:
         run_dir: Run directory.
         config: Composed config, without secrets.
         provenance: Recorded provenance; empty if it is missing.
-        choices: Selected options, by group; empty if not recorded.
         results: Last result of every attempt with a result.
         tasks: Selected tasks, with their digests if known.
         attempts_each: Number of attempts at each task.
@@ -38,7 +36,6 @@ class RecordedJob:
     run_dir: RunDir
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    choices: Mapping[str, Any]
     results: tuple[EpisodeResult, ...]
     tasks: Mapping[str, Any]
     attempts_each: int
@@ -62,9 +59,9 @@ class RecordedJob:
         found = self.config.get(name)
         return found if isinstance(found, Mapping) else {}
 
-    def option(self, name: str) -> str:
-        """Returns the selected option of a group, or the name of its class if the option was not recorded."""
-        return str(self.choices.get(name) or str(self.group(name).get("_target_", "unknown")).rpartition(".")[2])
+    def class_name(self, name: str) -> str:
+        """Returns the name of the class of a group's option."""
+        return str(self.group(name).get("_target_", "unknown")).rpartition(".")[2]
 
     def place(self, task: str) -> tuple[dict[str, str], str | None]:
         """Returns the location of a task as a Harbor task id, and its task set (`None` for a single task)."""
@@ -72,7 +69,7 @@ class RecordedJob:
 
         env, origins = self.group("env"), self.provenance.get("task_origins")
         if not str(env.get("_target_")).endswith(".HarborEnvironments"):
-            return {"path": task}, self.option("env")
+            return {"path": task}, self.class_name("env")
         dataset = None if env.get("dataset") is None else str(env["dataset"]).partition("@")[0]
         origin: Any = origins.get(task) if isinstance(origins, Mapping) else None
         if isinstance(origin, Mapping):
@@ -118,21 +115,12 @@ def read_job(path: Path) -> RecordedJob:
         run_dir=run_dir,
         config=scrub(config),
         provenance=provenance,
-        choices=_choices(run_dir),
         results=results,
         tasks=tasks,
         attempts_each=each,
         planned=max(planned, len(results)),
         num_retries=sum(one.outcome not in UNFINISHED for one in everything if one.episode_id not in final),
     )
-
-
-def _choices(run_dir: RunDir) -> Mapping[str, Any]:
-    try:
-        chosen = read_yaml(run_dir.path / HYDRA_RECORDS / "hydra.yaml")["hydra"]["runtime"]["choices"]
-        return dict(chosen)
-    except (OSError, ConfigError, LookupError, TypeError, ValueError):
-        return {}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ares_exp.environment import (
     transition,
     truncation,
 )
-from ares_exp.environments.episode_limits import Deadline, DeadlinePassedError, EpisodeLimits, PhaseClock
+from ares_exp.environments.episode_limits import PhaseClock
 from ares_exp.environments.own_model import EpisodeModel
 from ares_exp.environments.source import choose_task
 from ares_exp.environments.twenty_questions.game_oracle import READING, HiddenObject, Oracle, oracle_request
@@ -29,14 +29,14 @@ from ares_exp.environments.twenty_questions.replies import MAX_CHARS, is_one_of,
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.results import EnvironmentUsage, EpisodeUsage
+from ares_exp.records.results import EnvironmentUsage
 from ares_exp.tasks.task_contract import Verdict
 
 RULES = """We play twenty questions. I think of something: an object, an animal, a plant, or the like. You find out
 what it is by asking questions that can be answered with yes or no.
 
 - Each of your replies is one question, or one guess, and nothing else.
-- A question ends in a question mark. I answer "Yes.", "No." or "I don't know."
+- I answer a question "Yes.", "No." or "I don't know."
 - A guess is a line "Guess: <what you think it is>". "Is it a <name>?" is a guess too, if that is its name.
 - You have {questions} replies in all; guesses, and replies that are neither, count as well.
 - You win when you guess right before they are used up.
@@ -56,10 +56,9 @@ class _Game:
     Attributes:
         hidden: The hidden object.
         oracle: The oracle of this game.
-        deadline: The time limit.
         metadata: Metadata of each request.
         messages: The conversation so far.
-        usage: Usage of the policy.
+        replies: Number of replies of the policy.
         clock: Time that the oracle took.
         truncated_by: The limit that ended the game.
         verdict: The score.
@@ -68,10 +67,9 @@ class _Game:
 
     hidden: HiddenObject
     oracle: EpisodeModel
-    deadline: Deadline
     metadata: dict[str, Any] | None
     messages: list[Message] = field(default_factory=list)
-    usage: EpisodeUsage = field(default_factory=EpisodeUsage)
+    replies: int = 0
     clock: PhaseClock = field(default_factory=PhaseClock)
     truncated_by: LimitName | None = None
     verdict: Verdict | None = None
@@ -82,8 +80,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
     """Runs twenty questions. An observation is the conversation so far, and an action is a question or a guess.
 
     The FIRST step asks for a question. Each MID step adds the policy's reply and the answer to it, with reward 0.0.
-    After a correct guess, the episode terminates with reward 1.0. If all questions are used up, or another limit is
-    reached, it is truncated with reward 0.0. The environment has no container and no code agent.
+    After a correct guess, the episode terminates with reward 1.0. If all questions are used up, or the caller calls
+    `truncate`, it is truncated with reward 0.0. The environment has no container and no code agent.
 
     Only the oracle knows the hidden object. The policy sees "Yes", "No" or "I don't know", but not the oracle's own
     words.
@@ -97,7 +95,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         *,
         oracle: Oracle | LLMClient,
         questions: int = 20,
-        limits: EpisodeLimits | None = None,
+        verify_on_truncation: bool = True,
         seed: int = 0,
         provide_solution: bool = False,
         output_dir: Path | None = None,
@@ -108,7 +106,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             objects: Objects from which `reset()` chooses at random.
             oracle: The oracle that answers the questions. The caller opens and closes it.
             questions: Number of replies that the policy has in a game.
-            limits: Further limits. The limit on the agent's time applies to the whole game.
+            verify_on_truncation: Whether a truncated game has the reward 0.0. If not, it has no reward.
             seed: Seed for choosing objects.
             provide_solution: Whether the winning reply is in `metadata["solution"]` of the requests, for the policy
                 that runs solutions.
@@ -124,8 +122,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             raise ConfigError(f"Expected at least 1 question (`env.questions`), got {questions}.")
         self._objects = list(objects)
         self._oracle = oracle if isinstance(oracle, Oracle) else Oracle(oracle)
-        limits = limits or EpisodeLimits()
-        self._limits = replace(limits, steps=questions if limits.steps is None else min(questions, limits.steps))
+        self._questions = questions
+        self._verify_on_truncation = verify_on_truncation
         self._random = random.Random(seed)
         self._provide_solution = provide_solution
         self._output_dir = output_dir
@@ -148,21 +146,18 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             if seed is not None:
                 self._random.seed(seed)
             hidden = choose_task(self._objects, options or {}, self._random)
-            deadline = Deadline(self._limits.time.agent(None))
-            oracle = self._oracle.for_episode(
-                hidden.name, seed=self._random.getrandbits(63), on_wait=deadline.move, files=self._output_dir
-            )
+            oracle = self._oracle.for_episode(hidden.name, seed=self._random.getrandbits(63), files=self._output_dir)
             metadata = {"solution": f"Guess: {hidden.title}"} if self._provide_solution else None
-            self._game = _Game(hidden, oracle, deadline, metadata)
+            self._game = _Game(hidden, oracle, metadata)
             self.time_step = restart(self._request(self._game, START))
             return self.time_step
 
-    async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Applies the policy's reply. `None` means that the policy gave no reply before `time_left_sec` had passed.
+    async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
+        """Applies the policy's reply.
 
         Returns:
-            MID step with the answer, or LAST step if the object was guessed (termination) or a limit was reached
-            (truncation). If a correct guess also reaches a limit, the episode terminates.
+            MID step with the answer, or LAST step if the object was guessed (termination) or all questions are used up
+            (truncation).
 
         Raises:
             EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call, or the
@@ -200,8 +195,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     @property
     def step_count(self) -> int:
-        """Number of replies in this game, without timeouts."""
-        return self._game.usage.num_steps if self._game is not None else 0
+        """Number of replies in this game."""
+        return self._game.replies if self._game is not None else 0
 
     @property
     def current_task(self) -> HiddenObject | None:
@@ -232,16 +227,6 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             environment_usage=game.oracle.used,
         )
 
-    @property
-    def time_left_sec(self) -> float | None:
-        """Seconds left of the time limit; `None` without a limit or an episode in progress."""
-        return self._game.deadline.left_sec if self._game is not None and not self._game.over else None
-
-    def grant_time(self, seconds: float) -> None:
-        """Extends the time limit by time that was spent outside of the episode."""
-        if self._game is not None:
-            self._game.deadline.move(seconds)
-
     def _playing(self) -> _Game:
         if self._game is None or self._game.over:
             raise no_episode(ended=self._game is not None)
@@ -252,40 +237,32 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         if self._game is not None:
             self._game.over = True
 
-    async def _step(self, game: _Game, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        if action is None or game.deadline.left_sec == 0:
-            return self._cut_short(game, "time")
-        game.usage.add(action)
+    async def _step(self, game: _Game, action: LLMResponse) -> TimeStep[LLMRequest]:
+        game.replies += 1
         reply = parse_reply(action.text)
         if reply.guess is not None and is_one_of(reply.guess, game.hidden.names):
             game.over, game.verdict = True, Verdict(1.0, {"reward": 1.0})
             return termination(1.0)
-        if (limit := self._limits.reached(game.usage)) is not None:
-            return self._cut_short(game, limit)
+        if game.replies >= self._questions:
+            return self._cut_short(game, "steps")
         answer = UNUSABLE.format(reason=reply.problem) if reply.problem else WRONG
         if reply.question is not None:
             request = oracle_request(game.hidden, reply.question)
-            try:
-                async with game.deadline.hold():
-                    with game.clock.during("oracle"):
-                        heard = await game.oracle.ask(reply.question, request, READING)
-                answer = heard.value
-            except DeadlinePassedError:
-                return self._cut_short(game, "time")
+            with game.clock.during("oracle"):
+                answer = (await game.oracle.ask(reply.question, request, READING)).value
         game.messages.append(Message(role="assistant", content=action.text))
         return transition(self._request(game, answer))
 
     def _cut_short(self, game: _Game, limit: LimitName) -> TimeStep[LLMRequest]:
         """Ends the game because of a limit. The reward is 0.0, or `None` without `verify_on_truncation`."""
         game.over, game.truncated_by = True, limit
-        if not self._limits.verify_on_truncation:
+        if not self._verify_on_truncation:
             return truncation(None)
         game.verdict = Verdict(0.0, {"reward": 0.0})
         return truncation(0.0)
 
     def _request(self, game: _Game, said: str) -> LLMRequest:
         """Adds the message `said` for the policy to the conversation, and makes the next observation from it."""
-        questions = self._limits.steps or 0
-        game.messages.append(Message(role="user", content=f"{said} ({questions - game.usage.num_steps} left)"))
-        rules = RULES.format(questions=questions, max_chars=MAX_CHARS)
+        game.messages.append(Message(role="user", content=f"{said} ({self._questions - game.replies} left)"))
+        rules = RULES.format(questions=self._questions, max_chars=MAX_CHARS)
         return LLMRequest(list(game.messages), system_prompt=rules, metadata=game.metadata)

@@ -102,8 +102,8 @@ class TwentyQuestionsEnvironments(SourceBase):
         return TwentyQuestionsEnvironment(
             [self._objects[task_name]],
             oracle=self._oracle,
-            questions=self._questions,
-            limits=parts.limits,
+            questions=min(self._questions, parts.limits.steps or self._questions),
+            verify_on_truncation=parts.limits.verify_on_truncation,
             seed=parts.seed,
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,

@@ -1,4 +1,4 @@
-"""A program that writes a data set of the Hugging Face hub to a JSON Lines file. Arguments: name, split, file."""
+"""A program that writes a data set to a JSON Lines file. Arguments: name, split, file of rows or "", target."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import sys
 if __name__ == "__main__":
     from datasets import load_dataset
 
-    name, split, target = sys.argv[1:]
-    load_dataset(name, split=split).to_json(target)
+    name, split, file, target = sys.argv[1:]
+    load_dataset(name, split=split, data_files=file or None).to_json(target)

@@ -7,8 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,62 +22,37 @@ TIMEOUT_SEC = 300.0
 
 _PROGRAM = Path(__file__).with_name("official_report.py")
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONPATH")
+_TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 _DEFAULT_PARSER = "parse_log_pytest_v2"
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """The grade of a test run.
-
-    Attributes:
-        fail_to_pass, pass_to_pass: For each test, by name, whether it had the expected result.
-        reason: Reason that the run cannot be graded; `None` if it was graded.
-    """
-
-    fail_to_pass: Mapping[str, bool]
-    pass_to_pass: Mapping[str, bool]
-    reason: str | None = None
-
-    @property
-    def rewards(self) -> dict[str, float]:
-        """`reward` (1 if resolved, otherwise 0), and `f2p` and `p2p` (fractions of tests with the expected result)."""
-        f2p, p2p = _part(self.fail_to_pass), _part(self.pass_to_pass)
-        return {"reward": float(self.resolved), "f2p": f2p, "p2p": p2p}
-
-    @property
-    def resolved(self) -> bool:
-        """Whether the run was graded and all tests had the expected result."""
-        return self.reason is None and all((*self.fail_to_pass.values(), *self.pass_to_pass.values()))
-
-    def report(self, instance_id: str, *, patch_applied: bool) -> dict[str, Any]:
-        """Returns the grade in the form of the harness's `report.json`, with `reason` and `grader`."""
-        tests = {"FAIL_TO_PASS": self.fail_to_pass, "PASS_TO_PASS": self.pass_to_pass}
-        return {
-            instance_id: {
-                "patch_is_None": False,
-                "patch_exists": True,
-                "patch_successfully_applied": patch_applied,
-                "resolved": self.resolved,
-                "tests_status": {
-                    name: {
-                        "success": [test for test, good in found.items() if good],
-                        "failure": [test for test, good in found.items() if not good],
-                    }
-                    for name, found in tests.items()
-                },
-                "reason": self.reason,
-                "grader": f"swebench {official_version()}",
-            }
-        }
+Report = dict[str, Any]
+"""The harness's report about a test run, with `reason` (`None` if the run was graded) and `grader`."""
 
 
-def _part(found: Mapping[str, bool]) -> float:
-    return sum(found.values()) / len(found) if found else 1.0
+def rewards(report: Report) -> dict[str, float]:
+    """Returns `reward` (1 if resolved, otherwise 0), and `f2p` and `p2p` (fractions of tests that passed)."""
+    f2p, p2p = (_part(report["tests_status"][name]) for name in _TESTS)
+    return {"reward": float(report["resolved"]), "f2p": f2p, "p2p": p2p}
 
 
-def nothing_to_grade(row: SweBenchRow, reason: str) -> Grade:
-    """Returns a grade for a run that cannot be graded, in which no test has the expected result."""
-    return Grade(dict.fromkeys(row.fail_to_pass, False), dict.fromkeys(row.pass_to_pass, False), reason)
+def _part(tests: Mapping[str, Sequence[str]]) -> float:
+    good, bad = len(tests["success"]), len(tests["failure"])
+    return good / (good + bad) if good + bad else 1.0
+
+
+def ungraded(row: SweBenchRow, reason: str, *, patch_applied: bool = True) -> Report:
+    """Returns the report about a run that cannot be graded, in which all tests have failed."""
+    tests = zip(_TESTS, (row.fail_to_pass, row.pass_to_pass), strict=True)
+    return {
+        "patch_is_None": False,
+        "patch_exists": True,
+        "patch_successfully_applied": patch_applied,
+        "resolved": False,
+        "tests_status": {name: {"success": [], "failure": list(names)} for name, names in tests},
+        "reason": reason,
+        "grader": f"swebench {official_version()}",
+    }
 
 
 def official_version() -> str | None:
@@ -93,7 +67,7 @@ def official_version() -> str | None:
     return version if major.isdecimal() and int(major) >= 5 else None
 
 
-async def official_grade(row: SweBenchRow, log: str) -> Grade:
+async def official_report(row: SweBenchRow, log: str) -> Report:
     """Makes the harness grade the output of a row's test script.
 
     Raises:
@@ -109,7 +83,7 @@ async def official_grade(row: SweBenchRow, log: str) -> Grade:
         raise
 
 
-def _grade(child: ChildProcess, row: SweBenchRow, log: str) -> Grade:
+def _grade(child: ChildProcess, row: SweBenchRow, log: str) -> Report:
     request = {
         "instance_id": row.instance_id,
         "FAIL_TO_PASS": row.fail_to_pass,
@@ -125,23 +99,15 @@ def _grade(child: ChildProcess, row: SweBenchRow, log: str) -> Grade:
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         env |= {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
         child.run_python(_PROGRAM, [str(path) for path in paths], env=env, timeout_sec=TIMEOUT_SEC)
-        return _read(json.loads(paths[2].read_bytes())[row.instance_id], row)
+        report: Report = json.loads(paths[2].read_bytes())[row.instance_id]
     except ChildFailedError as error:
         raise VerifierError(f"The official harness could not grade {row.instance_id}: its process {error}.") from None
     except (OSError, ValueError, LookupError) as error:
         raise VerifierError(f"The official harness could not grade {row.instance_id}: {error}") from None
     finally:
         directory.remove()
-
-
-def _read(found: dict[str, Any], row: SweBenchRow) -> Grade:
-    tests = found.get("tests_status")
-    if tests is None:
-        why = found.get("infra_failure_reason")
+    if "tests_status" not in report:
+        why = report.get("infra_failure_reason")
         reason = "The official harness found no valid test run in the log"
-        return nothing_to_grade(row, f"{reason} ({why})." if why else f"{reason}.")
-    good = {name: frozenset(tests[name]["success"]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
-    return Grade(
-        {test: test in good["FAIL_TO_PASS"] for test in row.fail_to_pass},
-        {test: test in good["PASS_TO_PASS"] for test in row.pass_to_pass},
-    )
+        return ungraded(row, f"{reason} ({why})." if why else f"{reason}.")
+    return {**report, "reason": None, "grader": f"swebench {official_version()}"}

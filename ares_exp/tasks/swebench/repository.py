@@ -99,20 +99,6 @@ _APPLY = """git apply --verbose --whitespace=nowarn "$PATCH" ||
 git apply --verbose --whitespace=nowarn --3way "$PATCH"
 """
 
-_FITS_BASE = """set -eu
-export GIT_INDEX_FILE=$(mktemp -u)
-git read-tree "$BASE"
-git apply --cached --whitespace=nowarn "$PATCH"
-git diff-index --cached --name-only -z --no-renames "$BASE" > "$PATCH.files"
-rm -f "$GIT_INDEX_FILE"
-"""
-
-_RESTORE = """set -eu -o pipefail
-xargs -0 -r rm -rf -- < "$PATCH.files"
-xargs -0 -r git ls-tree -r -z --name-only --full-tree "$BASE" -- < "$PATCH.files" |
-  xargs -0 -r git --literal-pathspecs checkout -q "$BASE" --
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
@@ -141,7 +127,7 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
     if result.exit_code != 0:
         raise ContainerStartError(
             f"Expected the image to have a git repository in {REPOSITORY} at commit {base_commit}: {told(result)} "
-            "Check that env.image_template gives the image of the row and that it contains git."
+            "Check the image of the row, and that it contains git."
         )
 
 
@@ -169,16 +155,6 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
 async def apply_patch(container: Container, path: str) -> ExecResult:
     """Applies a patch file in the container to the repository. Exit code 1 means that it does not apply cleanly."""
     return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
-
-
-async def fits_base(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Checks that a patch file in the container applies to the base commit (exit code 0), and lists its files."""
-    return await _git(container, _FITS_BASE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
-
-
-async def restore_files(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Restores the files that `fits_base` listed to the base commit. Files that the base commit lacks are removed."""
-    return await _git(container, _RESTORE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
 async def _git(

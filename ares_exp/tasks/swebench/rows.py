@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import re
-import reprlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +24,7 @@ from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ConfigError, PreflightError, TaskError
 from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
+from ares_exp.tasks.toml_table import explain
 
 MAX_TEXT_CHARS = 16 * 2**20
 MAX_TESTS = 50_000
@@ -127,16 +127,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
     try:
         return SweBenchRow.model_validate(data)
     except ValidationError as error:
-        wrong = "; ".join(_explain(item) for item in error.errors(include_url=False, include_context=False)[:5])
-        raise TaskError(f"{where}: {wrong}.") from None
-
-
-def _explain(item: Any) -> str:
-    column = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "missing":
-        return f"{column}: expected this column, found none"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{column}: {message[0].lower()}{message[1:]}, got {reprlib.repr(item['input'])}"
+        raise TaskError(f"{where}: {explain(error, data, root='the row'):.1000}.") from None
 
 
 def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRow]:
@@ -163,79 +154,32 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
     return list(rows.values())
 
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
-MAX_FILE_BYTES = 2 * 2**30
-MAX_JSON_BYTES = 512 * 2**20
 MAX_LINE_BYTES = 64 * 2**20
-_ROWS_PER_BATCH = 32
 
 
 def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the number and content of each row. Numbers start at 1, and are line numbers in a `.jsonl`. Blocking.
+    """Yields the line number and the content of each row of a JSON Lines file. Blocking.
 
     Raises:
-        TaskError: The file cannot be read, is too large, or does not have the format of its suffix.
-        ConfigError: The file is a `.parquet`, and pyarrow is not installed.
+        TaskError: The file cannot be read, or a line is too long or not JSON.
     """
     try:
-        size = path.stat().st_size
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, found more.")
+                if line.strip():
+                    yield number, json.loads(line)
     except OSError as error:
         raise TaskError(f"{path}: expected a file of SWE-bench rows: {error.strerror}. Set env.dataset.") from None
-    most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_FILE_BYTES
-    if not path.is_file() or size > most:
-        raise TaskError(f"{path}: expected a plain file of at most {most:,} bytes.")
-    read = {".jsonl": _read_lines, ".json": _read_json, ".parquet": _read_parquet}[path.suffix]
-    try:
-        yield from read(path)
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror or error}.") from None
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, found more.")
-            if line.strip():
-                yield number, _decoded(line, f"{path}: row {number}")
-
-
-def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
-    found = _decoded(path.read_bytes(), str(path))
-    if isinstance(found, dict):
-        found = list(found.values())
-    if not isinstance(found, list):
-        raise TaskError(f"{path}: expected a list of rows, got a {type(found).__name__}.")
-    yield from enumerate(found, 1)
-
-
-def _decoded(data: bytes, where: str) -> Any:
-    try:
-        return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{where}: expected JSON, got: {error}.") from None
+        raise TaskError(f"{path}: row {number}: expected JSON, got: {error}.") from None
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError(
-            f"{path}: Parquet files need the package pyarrow: `pip install 'ares-exp[parquet]'`."
-        ) from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS_PER_BATCH):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except pyarrow.ArrowException as error:
-        raise TaskError(f"{path}: expected a Parquet file, got: {error}.") from None
-
+FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
+"""Suffixes of files of rows, and the names of their readers in the library `datasets`; empty for our own reader."""
 
 NAMES = {
     "verified": "SWE-bench/SWE-bench_Verified",
@@ -274,8 +218,8 @@ def find_dataset(dataset: str, split: str) -> Dataset:
     Raises:
         ConfigError: The name of the data set or the split is invalid, or the data set is multimodal.
     """
-    choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(SUFFIXES)})"
-    if Path(dataset).suffix in SUFFIXES:
+    choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(FILES)})"
+    if Path(dataset).suffix in FILES:
         return Dataset(Path(dataset).expanduser().absolute(), "", split)
     name = NAMES.get(dataset.lower(), dataset)
     if not _HUB_NAME.fullmatch(name):
@@ -290,7 +234,8 @@ def find_dataset(dataset: str, split: str) -> Dataset:
 def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
     """Reads and validates all rows. Blocking.
 
-    Data sets on the hub are loaded by the library `datasets`, from its cache if possible.
+    Data sets on the hub, and files that are not JSON Lines, are loaded by the library `datasets`, from its cache if
+    possible.
 
     Args:
         dataset: The data set.
@@ -302,25 +247,26 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         ConfigError: A package is missing.
         PreflightError: The data set could not be loaded.
     """
-    if dataset.file is not None:
-        return parse_rows(read_row_file(dataset.file), dataset.source)
+    file = dataset.file
+    if file is not None and not FILES[file.suffix]:
+        return parse_rows(read_row_file(file), dataset.source)
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(
-            f"{dataset.hub_name}: data sets of the hub need the package datasets: `pip install 'ares-exp[swebench]'`; "
-            "or set env.dataset=<a .jsonl or .parquet file of its rows>."
+            f"{dataset.source}: this data set needs the package datasets: `pip install 'ares-exp[swebench]'`; or set "
+            "env.dataset=<a .jsonl file of its rows>."
         )
-    announce(f"Loading {dataset.hub_name} (split {dataset.split}) from the Hugging Face hub, or its cache.")
+    where = f"{dataset.hub_name} (split {dataset.split})" if file is None else str(file)
+    announce(f"Loading {where}{' from the Hugging Face hub, or its cache' if file is None else ''}.")
     directory = short_lived_directory("build")
     try:
         rows = directory.path / "rows.jsonl"
-        arguments = [dataset.hub_name, dataset.split, str(rows)]
-        child.run_python(_FETCH_ROWS, arguments, env=dict(os.environ), timeout_sec=timeout_sec)
+        named = [dataset.hub_name, dataset.split, ""] if file is None else [FILES[file.suffix], "train", str(file)]
+        child.run_python(_FETCH_ROWS, [*named, str(rows)], env=dict(os.environ), timeout_sec=timeout_sec)
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {dataset.hub_name} (split {dataset.split}) could not be loaded: the program "
-            f"{str(error).rstrip('.')}. Check the connection to the Hugging Face hub, or use "
-            "`env.dataset=<a .jsonl or .parquet file of its rows>`."
+            f"The data set {where} could not be loaded: the program {str(error).rstrip('.')}. Check the file or the "
+            "connection to the Hugging Face hub, or use `env.dataset=<a .jsonl file of its rows>`."
         ) from None
     finally:
         directory.remove()

@@ -11,22 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Shell, User
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.containers.ownership import working_directory
-from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
-from ares_exp.tasks.swebench.official import Grade, nothing_to_grade, official_grade
-from ares_exp.tasks.swebench.repository import (
-    REPOSITORY,
-    agent_patch,
-    apply_patch,
-    fits_base,
-    restore_files,
-    told,
-)
+from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierTimeoutError
+from ares_exp.tasks.swebench.official import Report, official_report, rewards, ungraded
+from ares_exp.tasks.swebench.repository import REPOSITORY, agent_patch, apply_patch, told
 from ares_exp.tasks.swebench.rows import SweBenchRow
 from ares_exp.tasks.task_contract import Verdict
 from ares_exp.tasks.verification.root_commands import as_root
@@ -38,7 +30,6 @@ AGENT_TIMEOUT_SEC = 3600.0
 
 MODEL_PATCH = "model.patch"
 NO_PATCH = "no_patch.txt"
-TEST_PATCH = "test.patch"
 LOG = "test_output.txt"
 REPORT = "report.json"
 REWARDS = "reward.json"
@@ -149,45 +140,39 @@ class SweBenchStage:
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Applies the agent's patch to a fresh repository, restores the test files, and runs and grades the tests.
+        """Applies the agent's patch to a fresh repository, and runs and grades the tests.
 
-        Writes `test_output.txt`, `report.json` and `reward.json` to `output_dir`.
+        The row's `eval_script` restores the test files and applies the test patch. Writes `test_output.txt`,
+        `report.json` and `reward.json` to `output_dir`.
 
         Raises:
             VerifierTimeoutError: The tests ran longer than `test_timeout_sec`. As in the official harness, this is an
                 error instead of an unresolved problem.
             AddTestsDirError: The tests could not be copied into the container.
-            VerifierError: The row's test patch does not apply to its base commit, or grading failed.
+            VerifierError: Grading failed.
             ContainerError: The container failed.
         """
         row = self.row
-        files = {TEST_PATCH: _ended(row.test_patch), "eval.sh": _with_exit_code(row.eval_script)}
         try:
-            await _upload(container, files, TESTS_DIR)
+            await _upload(container, {"eval.sh": _with_exit_code(row.eval_script)}, TESTS_DIR)
         except TransferError as error:
             raise AddTestsDirError(f"The tests of {row.instance_id} could not be copied: {error}") from error
-        if row.test_patch.strip():
-            fits = await fits_base(container, f"{TESTS_DIR}/{TEST_PATCH}", row.base_commit)
-            if fits.exit_code != 0:
-                raise VerifierError(f"{row.instance_id}: its test patch does not fit its base commit: {told(fits)}")
-        problem = await self._apply_patches(container)
-        applied = problem is None
-        if problem is not None:
-            found, log = nothing_to_grade(row, problem), ""
+        if (problem := await self._apply_patch(container)) is not None:
+            report, log = ungraded(row, problem, patch_applied=False), ""
         else:
             run = await self._run_tests(container)
             log = run.output
             if run.timed_out:
                 reason = f"The tests did not end within env.test_timeout_sec={self.test_timeout_sec:g} s."
-                await self._keep(output_dir, nothing_to_grade(row, reason), log, applied=True)
+                await self._keep(output_dir, ungraded(row, reason), log)
                 raise VerifierTimeoutError(reason)
-            found = await official_grade(row, log)
-        await self._keep(output_dir, found, log, applied=applied)
-        return Verdict(found.rewards["reward"], found.rewards, found.reason)
+            report = await official_report(row, log)
+        await self._keep(output_dir, report, log)
+        scores = rewards(report)
+        return Verdict(scores["reward"], scores, report["reason"])
 
-    async def _apply_patches(self, container: Container) -> str | None:
-        """Prepares the repository for the tests. Returns the reason if this fails; otherwise `None`."""
-        row = self.row
+    async def _apply_patch(self, container: Container) -> str | None:
+        """Applies the agent's patch. Returns the reason if this fails; otherwise `None`."""
         patch, no_patch = f"{TESTS_DIR}/{MODEL_PATCH}", f"{TESTS_DIR}/{NO_PATCH}"
         missing = await container.exec(f"cat {no_patch}", user="root", timeout_sec=60, shell="bash -c")
         if missing.exit_code == 0:
@@ -195,11 +180,6 @@ class SweBenchStage:
         is_empty = await container.exec(f"[ ! -s {patch} ]", user="root", timeout_sec=60, shell="bash -c")
         if is_empty.exit_code != 0 and (done := await apply_patch(container, patch)).exit_code != 0:
             return f"The agent's patch cannot be applied: {told(done)}"
-        if not row.test_patch.strip():
-            return None
-        restored = await restore_files(container, f"{TESTS_DIR}/{TEST_PATCH}", row.base_commit)
-        if restored.exit_code != 0:
-            return f"The files of the test patch cannot be restored after the agent's patch: {told(restored)}"
         return None
 
     async def _run_tests(self, container: Container) -> ExecResult:
@@ -213,16 +193,15 @@ class SweBenchStage:
             shell="bash -c",
         )
 
-    async def _keep(self, output_dir: Path | None, found: Grade, log: str, *, applied: bool) -> None:
+    async def _keep(self, output_dir: Path | None, report: Report, log: str) -> None:
         if output_dir is None:
             return
-        report = found.report(self.row.instance_id, patch_applied=applied)
 
         def write() -> None:
             output_dir.mkdir(parents=True, exist_ok=True)
             (output_dir / LOG).write_text(log, encoding="utf-8", errors="surrogateescape")
-            _write_json(output_dir / REPORT, report)
-            _write_json(output_dir / REWARDS, found.rewards)
+            for name, content in ((REPORT, {self.row.instance_id: report}), (REWARDS, rewards(report))):
+                (output_dir / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
         await in_thread(write)
 
@@ -259,7 +238,3 @@ async def _upload(container: Container, files: Mapping[str, str], target: str) -
 def _ended(patch: str) -> str:
     """Adds a final line break to a patch if it is missing, because git requires it."""
     return patch if not patch or patch.endswith("\n") else f"{patch}\n"
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
-from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError
+from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.swebench.official import official_version
 from ares_exp.tasks.swebench.repository import REPOSITORY, set_up_repository
 from ares_exp.tasks.swebench.rows import SweBenchRow
@@ -25,39 +24,6 @@ START_TIMEOUT_SEC = 3600.0
 
 IMAGE = "swebench/sweb.eval.x86_64.{id}:latest"
 LOG_DIRS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
-_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")
-
-
-@dataclass(frozen=True, slots=True)
-class SweBenchOptions:
-    """Options for all rows of a run.
-
-    Attributes:
-        hints: Whether the instruction includes the comments on the issue.
-        agent_network: Network of the agents.
-        image_template: Template of image names, with the placeholder `{id}`; `None` for the row's image or, if the row
-            has none, `IMAGE`.
-        test_timeout_sec: Time limit of the tests in seconds.
-    """
-
-    hints: bool = False
-    agent_network: Literal["public", "no-network"] = "public"
-    image_template: str | None = None
-    test_timeout_sec: float = 1800.0
-
-    def __post_init__(self) -> None:
-        """Raises `ConfigError` if the template does not give a different name to each image."""
-        template = self.image_template
-        if template is not None and ("{id}" not in template or not _REFERENCE.fullmatch(_filled(template, "a"))):
-            raise ConfigError(
-                f"Expected `env.image_template` to be the name of an image with {{id}} in it, as {IMAGE!r}, got "
-                f"{template!r:.200}."
-            )
-
-
-def _filled(template: str, instance_id: str) -> str:
-    """Replaces `{id}` with the id in lower case, in which `__` becomes `_1776_`, because registries reject `__`."""
-    return template.replace("{id}", instance_id.lower().replace("__", "_1776_"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +32,17 @@ class SweBenchTask:
 
     Attributes:
         row: The row.
-        options: Options for running and grading the task.
         source: Name or path of the data set.
+        hints: Whether the instruction includes the comments on the issue.
+        agent_network: Network of the agents.
+        test_timeout_sec: Time limit of the tests in seconds.
     """
 
     row: SweBenchRow
-    options: SweBenchOptions
     source: str
+    hints: bool = False
+    agent_network: Literal["public", "no-network"] = "public"
+    test_timeout_sec: float = 1800.0
 
     set_up_timeout_sec = 0.0
 
@@ -88,12 +58,11 @@ class SweBenchTask:
 
     @cached_property
     def fresh_spec(self) -> ContainerSpec:
-        """Specification of a container with the row's image, from the template, the row, or the naming convention."""
-        template = self.options.image_template
-        image = self.row.image if template is None else ""
+        """Specification of a container with the row's image; if it has none, with the published image of its name."""
+        published = IMAGE.format(id=self.name.lower().replace("__", "_1776_"))  # registries reject `__`
         return ContainerSpec(
             name=self.name,
-            docker_image=image or _filled(template or IMAGE, self.name),
+            docker_image=self.row.image or published,
             workdir=REPOSITORY,
             users=frozenset({"root"}),
             start_timeout_sec=START_TIMEOUT_SEC,
@@ -107,14 +76,13 @@ class SweBenchTask:
     @cached_property
     def stages(self) -> tuple[SweBenchStage, ...]:
         """The only stage."""
-        network = PUBLIC if self.options.agent_network == "public" else NO_NETWORK
-        timeout_sec = self.options.test_timeout_sec
-        return (SweBenchStage(self.row, self.options.hints, network, timeout_sec, self.fresh_spec),)
+        network = PUBLIC if self.agent_network == "public" else NO_NETWORK
+        return (SweBenchStage(self.row, self.hints, network, self.test_timeout_sec, self.fresh_spec),)
 
     @cached_property
     def digest(self) -> str:
         """`sha256:` and the hex digest of the row, the hints option and the image."""
-        how = [self.options.hints, self.fresh_spec.docker_image, self.row.digest]
+        how = [self.hints, self.fresh_spec.docker_image, self.row.digest]
         return f"sha256:{hashlib.sha256(json.dumps(how).encode()).hexdigest()}"
 
     def describe(self) -> Mapping[str, Any]:

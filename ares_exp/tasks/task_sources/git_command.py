@@ -28,7 +28,13 @@ _SETTINGS = (
 
 
 class Git:
-    """Runs git commands, one after the other."""
+    """Runs git commands, one after the other.
+
+    Attributes:
+        timeout_sec: Time limit in seconds of one command.
+        stop: Function that kills the running command, and prevents the start of further commands.
+        stopped: Event that `stop` sets.
+    """
 
     def __init__(self, *, timeout_sec: float) -> None:
         """Creates the runner.
@@ -36,9 +42,9 @@ class Git:
         Args:
             timeout_sec: Time limit in seconds of one command.
         """
-        self._timeout_sec = timeout_sec
+        self.timeout_sec = timeout_sec
         self._child = ChildProcess()
-        self.stop = self._child.stop
+        self.stop, self.stopped = self._child.stop, self._child.stopped
 
     def run(
         self,
@@ -72,7 +78,7 @@ class Git:
         what = f"`git {arguments[0]}`"
         try:
             ended = self._child.run(
-                [program, *places, *options, *arguments], env=env | _ENVIRONMENT, timeout_sec=self._timeout_sec
+                [program, *places, *options, *arguments], env=env | _ENVIRONMENT, timeout_sec=self.timeout_sec
             )
         except ChildFailedError as error:
             raise PreflightError(

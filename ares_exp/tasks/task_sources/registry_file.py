@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.record_files import read_record
@@ -87,6 +87,9 @@ class Dataset(_Row):
     metrics: tuple[RegisteredMetric, ...] = ()
 
 
+_REGISTRY = TypeAdapter(list[Dataset])
+
+
 def read_registry(path: Path) -> list[Dataset]:
     """Reads the data sets of a file.
 
@@ -109,25 +112,15 @@ def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
         where: Name of the file, for messages.
 
     Raises:
-        ConfigError: The data is not a registry. The message names every error of the first invalid data set.
+        ConfigError: The data is not a registry. The message names every error.
     """
     try:
         rows = json.loads(data)
+        return _REGISTRY.validate_python(rows)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, rows, root='the file')}.") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: expected JSON, got: {error}.") from None
-    if not isinstance(rows, list):
-        raise ConfigError(f"{where}: expected a list of data sets, got a {type(rows).__name__}.")
-    return [_dataset(row, f"{where}: data set {index}") for index, row in enumerate(rows)]
-
-
-def _dataset(row: object, where: str) -> Dataset:
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: expected an object, got a {type(row).__name__}.")
-    where = f"{where} ({row['name']!r:.100})" if "name" in row else where
-    try:
-        return Dataset.model_validate(row)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(error, row)}.") from None
 
 
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:

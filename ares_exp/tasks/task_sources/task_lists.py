@@ -14,7 +14,6 @@ from typing import TypeVar
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import Select, refuse_url
-from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
 from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_sources.git_names import (
     GitTask,
@@ -23,7 +22,7 @@ from ares_exp.tasks.task_sources.git_names import (
     check_git_url,
     check_inner_path,
 )
-from ares_exp.tasks.task_sources.git_tasks import FOLDER, Repositories
+from ares_exp.tasks.task_sources.git_tasks import FOLDER, Repositories, default_cache_dir
 from ares_exp.tasks.task_sources.registry_file import (
     REGISTRY,
     Dataset,
@@ -88,7 +87,7 @@ class ListedTasks:
     def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
         """Fetches and reads the selected tasks. Blocking; see `TaskFolder.load`."""
         folder = (self._cache_dir or default_cache_dir()).expanduser()
-        repositories = Repositories(self._git, TaskCache(folder))
+        repositories = Repositories(self._git, folder)
         try:
             chosen = select(self._list(repositories))
             _refuse_equal_names(chosen)
@@ -102,8 +101,8 @@ class ListedTasks:
         for task in (one for one in chosen if one.name not in problems):
             try:
                 if isinstance(task, GitTask):
-                    path, origin = fetched.places[task]
-                    loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
+                    path, commit = fetched.places[task]
+                    loaded.append(replace(load_task(path, reward_key=reward_key), origin=task.at(commit)))
                 else:
                     loaded.append(self._load_local(task.path, reward_key))
             except (TaskError, OSError) as error:

@@ -164,9 +164,8 @@ def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> N
 
     script = (
         "import signal\n"
-        "from pathlib import Path\n"
-        "from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir\n"
-        "TaskCache(default_cache_dir()).has(default_cache_dir())\n"
+        "from ares_exp.containers.user_cache import hold, user_cache_dir\n"
+        "hold(user_cache_dir() / 'tasks')\n"
         "print('holds', flush=True)\n"
         "signal.pause()\n"
     )

@@ -217,12 +217,12 @@ def test_unknown_presets_are_refused(stub: Path) -> None:
 
 def test_broken_package_is_reported(stub: Path) -> None:
     [offline] = refusals(stub, "echo", STUB="offline")
-    assert "`import ares` failed with ConnectionError: All connection attempts failed. The package fetches" in offline
+    assert "`import ares` failed with ConnectionError: All connection attempts failed. It needs" in offline
     [hangs] = refusals(stub, "hangs", STUB="hangs")
     assert "did not end within env.import_timeout_sec=0.1" in hangs
     (stub / "ares" / "__init__.py").write_text("make = 1")
     [another] = refusals(stub, "echo")
-    assert "has no `make`, no `info`: another package has that name" in another
+    assert "failed with AttributeError: module 'ares' has no attribute 'info'" in another
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ares") is not None, reason="martian-ares is installed")
@@ -230,7 +230,7 @@ def test_missing_package_is_reported(stub: Path) -> None:
     shutil.rmtree(stub / "ares")
     [missing] = refusals(stub, "echo")
     assert "needs the package martian-ares, which is not installed: pip install martian-ares." in missing
-    assert ("It needs Python 3.12 or newer" in missing) is (sys.version_info < (3, 12))
+    assert "It needs Python 3.12 or newer" in missing
 
 
 def test_requests_are_converted() -> None:

@@ -198,19 +198,6 @@ async def test_response_after_the_time_limit_is_ignored(make_environment: Any) -
     assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 1)
 
 
-async def test_time_limit_of_zero_still_verifies(make_environment: Any, make_task: Any) -> None:
-    env = make_environment(make_task(toml="[agent]\ntimeout_sec = 0.0\n"))
-    assert (await env.reset()).first()
-    last = await env.step(run("echo 42 > /answer"))
-    assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, "time")
-
-
-async def test_missing_workdir_fails_before_the_first_step(make_environment: Any, make_task: Any) -> None:
-    env = make_environment(make_task(toml='[environment]\nworkdir = "/no/such"\n'))
-    with pytest.raises(errors.ContainerError, match="/no/such"):
-        await env.reset()
-
-
 async def test_missing_response_in_time_truncates_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
     await env.reset()
@@ -474,16 +461,10 @@ async def test_activity_covers_the_last_step(make_environment: Any) -> None:
     assert ("true", 0, False) not in commands
 
 
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [("true", "found neither"), ("mkfifo /logs/verifier/reward.txt", r"to a regular file\. /logs/\S+ is a fifo\.")],
-)
-async def test_verifier_without_a_reward_is_an_error(
-    make_environment: Any, make_task: Any, test: str, message: str
-) -> None:
-    env = make_environment(make_task(test=f"#!/bin/sh\n{test}\n"))
+async def test_irregular_reward_file_is_an_error(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(make_task(test="#!/bin/sh\nmkfifo /logs/verifier/reward.txt\n"))
     await env.reset()
-    with pytest.raises(errors.RewardFileNotFoundError, match=message):
+    with pytest.raises(errors.RewardFileNotFoundError, match=r"to a regular file\. /logs/\S+ is a fifo\."):
         await env.step(SUBMIT)
 
 

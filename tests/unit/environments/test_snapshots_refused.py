@@ -224,11 +224,11 @@ async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore
 
 
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
-    "no seed": (lambda data: data["episode"].pop("seed"), "`seed` to be a valid integer, got None"),
+    "no seed": (lambda data: data["episode"].pop("seed"), "expected `seed`, but it is missing"),
     "a text as seed": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
     "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be a valid integer"),
     "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a valid number"),
-    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` to be a valid number"),
+    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "expected `elapsed_sec`, but it is missing"),
     "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a valid number"),
     "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec.start` to be a valid num"),
     "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "`limits`"),

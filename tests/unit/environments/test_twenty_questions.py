@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 
 from ares_exp.environment import Environment, TimeStep
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, limited
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, Oracle, load_objects
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleResponseError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.policies.policy import Policy
 from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.records.results import EnvironmentUsage, Outcome
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.wrappers.async_gym import wrap_as_gym
@@ -54,9 +53,8 @@ async def test_game_is_won() -> None:
         assert last_said(await env.step(say("Is it blue?"))) == "I don't know. (17 left)"
         assert last_said(await env.step(say("Guess: dog"))) == "No, that is not it. (16 left)"
         unusable = await env.step(say("Is it a cat? Or is it a dog?"))
-        assert "several questions" in last_said(unusable)
+        assert "several questions or guesses" in last_said(unusable)
         assert [message["role"] for message in unusable.observation.messages] == ["user", "assistant"] * 5 + ["user"]
-        assert env.time_left_sec is None
         won = await env.step(say("Is it a kitten?"))
         assert (won.step_type, won.reward, won.discount, won.observation) == ("LAST", 1.0, 0.0, None)
     report = env.report()
@@ -98,38 +96,19 @@ async def test_game_ends_when_questions_run_out() -> None:
 
 
 async def test_correct_last_guess_is_termination() -> None:
-    async with game(limits=EpisodeLimits(steps=1, tokens=5)) as env:
+    async with game(questions=1) as env:
         assert last_said(await env.reset(options=CAT)).endswith("(1 left)")
-        last = await env.step(say("Guess: cat", usage=Usage(5, 5)))
+        last = await env.step(say("Guess: cat"))
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 0.0, None)
 
 
-@pytest.mark.parametrize(
-    ("limits", "limit"),
-    [
-        (EpisodeLimits(steps=1), "steps"),
-        (EpisodeLimits(tokens=10), "tokens"),
-        (EpisodeLimits(cost=0.5), "cost"),
-        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=1e-9)), "time"),
-    ],
-)
-async def test_run_limits_apply(limits: EpisodeLimits, limit: str) -> None:
-    async with game(limits=limits) as env:
-        await env.reset(options=CAT)
-        last = await env.step(say("Is it alive?", usage=Usage(8, 2), cost=0.5))
-    assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, limit)
-
-
-async def test_missing_response_truncates_without_a_verdict() -> None:
-    limits = EpisodeLimits(time=TimeLimits(agent_timeout_sec=3600), verify_on_truncation=False)
-    async with game(limits=limits) as env:
-        await env.reset(options=CAT)
-        left = env.time_left_sec
-        env.grant_time(1000)
-        assert env.time_left_sec > left + 900
-        last = await env.step(None)
-    assert (last.reward, last.discount, env.truncated_by, env.verdict) == (None, 1.0, "time", None)
-    assert env.time_left_sec is None
+async def test_run_limits_truncate_with_the_game_reward() -> None:
+    for verify, reward in ((True, 0.0), (False, None)):
+        limits = EpisodeLimits(tokens=10, verify_on_truncation=verify)
+        async with limited(game(verify_on_truncation=verify), limits) as env:
+            await env.reset(options=CAT)
+            last = await env.step(say("Is it alive?", usage=Usage(8, 2)))
+            assert (last.reward, last.discount, env.report().truncated_by) == (reward, 1.0, "tokens")
 
 
 def test_invalid_games_are_refused() -> None:
@@ -186,32 +165,6 @@ async def test_cancelled_step_cancels_the_question() -> None:
     assert (await env.step(say("Guess: cat"))).reward == 1.0
 
 
-async def test_time_limit_covers_thinking_but_not_waiting() -> None:
-    class Limited(Waiting):
-        """Waits for a rate limit before it thinks, for ever."""
-
-        def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-            assert episode.on_wait is not None
-            self.on_wait = episode.on_wait
-            return self
-
-        async def __call__(self, request: LLMRequest) -> LLMResponse:
-            self.on_wait(1000.0)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            self.left = env.time_left_sec
-            env.grant_time(-999.99)
-            return await super().__call__(request)
-
-    oracle = Limited()
-    env = game(oracle, limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
-    await env.reset(options=CAT)
-    last = await env.step(say("Is it alive?"))
-    assert (last.reward, env.truncated_by) == (0.0, "time")
-    assert oracle.left > 900
-    assert oracle.cancelled
-
-
 def failing(*answers: Any) -> Policy:
     said = iter(answers)
 
@@ -230,7 +183,7 @@ def failing(*answers: Any) -> Policy:
 
 async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> None:
     oracle = failing("It is a cat!", "yes")
-    async with game(oracle, output_dir=tmp_path / "files", limits=EpisodeLimits(tokens=100, cost=0.1)) as env:
+    async with game(oracle, output_dir=tmp_path / "files") as env:
         await env.reset(options=CAT)
         assert last_said(await env.step(say("Is it alive?"))) == "Yes. (19 left)"
     assert [message["role"] for message in oracle.requests[1].messages] == ["user", "assistant", "user"]

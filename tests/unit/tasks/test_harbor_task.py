@@ -158,21 +158,6 @@ def test_container_spec_includes_users_of_hooks(make_task: MakeTask) -> None:
     assert load_task(make_task(toml=toml)).container_spec.users == {"nobody"}
 
 
-def test_extra_instructions_follow_every_instruction(make_task: MakeTask) -> None:
-    steps = "[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'"
-    task = load_task(make_task(toml=steps, files={"steps/a/instruction.md": "A", "steps/b/instruction.md": "# canary"}))
-    more = task.with_extra_instructions(["one\n", "two"])
-    assert [stage.instruction for stage in more.stages] == ["A\n\none\n\n\ntwo", "\n\none\n\n\ntwo"]
-    assert more.describe() == {**task.describe(), "extra_instructions": ["one\n", "two"]}
-
-
-def test_solution_is_required_only_when_needed(make_task: MakeTask) -> None:
-    task = load_task(make_task(toml="[solution.env]\nX = '${ARES_EXP_TEST_UNSET}'", files={"solution/solve.sh": None}))
-    task.check_runnable()
-    with pytest.raises(TaskError, match=r"solution/solve\.sh: expected the task's solution"):
-        task.check_runnable(needs_solution=True)
-
-
 def test_solution_links_must_point_inside_the_task(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task(files={"solution/data/x": ""})
     (root / "solution" / "outside").symlink_to(tmp_path / "secret")

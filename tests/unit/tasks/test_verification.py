@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory
-from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
-from ares_exp.errors import AddTestsDirError, RewardFileNotFoundError, VerifierError
+from ares_exp.errors import AddTestsDirError, RewardFileNotFoundError
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import SAMPLES, load_task_set
 
@@ -83,21 +82,6 @@ async def test_samples_distinguish_right_from_wrong(
         assert (await task.stages[0].verify(container, None)).reward == reward
 
 
-async def test_rewards_left_by_the_agent_are_ignored(
-    make_task: MakeTask, factory: ContainerFactory, tmp_path: Path
-) -> None:
-    task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\necho no reward today\n"}))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "reward.txt").write_text("1")
-    async with episode(task, factory) as container:
-        await container.exec(
-            "echo 1 > /logs/verifier/reward.txt; mkdir /logs/verifier/reward.json; echo kept > /logs/verifier/x"
-        )
-        with pytest.raises(RewardFileNotFoundError, match=r"(?s)exit code 0; the end of its output:\nno reward today"):
-            await task.stages[0].verify(container, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test-stdout.txt", "x"]
-
-
 async def test_agent_profile_files_do_not_affect_verification(
     make_task: MakeTask, factory: ContainerFactory, tmp_path: Path
 ) -> None:
@@ -116,19 +100,6 @@ async def test_agent_profile_files_do_not_affect_verification(
         verdict = await task.stages[0].verify(container, tmp_path / "verifier")
     assert verdict.reward == 0
     assert [path.name for path in (tmp_path / "artifacts" / "app" / "left").iterdir()] == ["one"]
-
-
-@pytest.mark.parametrize(("script", "error", "said"), [
-    ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
-    ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
-], ids=["link", "no interpreter"])  # fmt: skip
-async def test_broken_verifiers_are_an_error(
-    make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str
-) -> None:
-    task = load_task(make_task(files={"tests/test.sh": script}))
-    async with episode(task, factory) as container:
-        with pytest.raises(error, match=said):
-            await task.stages[0].verify(container, None)
 
 
 async def test_failed_verification_leaves_no_host_files(
@@ -167,39 +138,12 @@ STEP_FILES = {"steps/a/instruction.md": ""}
 SEPARATE = "environment_mode = 'separate'\n"
 
 
-def test_separate_verifier_uses_the_nearest_table(make_task: MakeTask) -> None:
-    toml = """
-    [environment]
-    cpus = 1
-    env = {A = "environment"}
-    build_timeout_sec = 11
-    [verifier.environment]
-    cpus = 2
-    build_timeout_sec = 22
-    env = {A = "verifier"}
-    [[steps]]
-    name = "a"
-    verifier.environment = {cpus = 3, workdir = "/srv"}
-    verifier.user = 7
-    [[steps]]
-    name = "b"
-    """
-    task = load_task(make_task(toml=toml, files={**STEP_FILES, "steps/b/instruction.md": ""}))
-    own, shared = (stage.verifier_spec for stage in task.stages)
-    assert shared is not None
-    assert (own.cpus, own.env, own.workdir, own.users, own.start_timeout_sec) == (3, {}, "/srv", {7}, 11)
-    assert (shared.cpus, shared.env, shared.workdir, shared.users) == (2, {"A": "verifier"}, None, frozenset())
-    assert task.container_spec.users == frozenset()
-
-
 NONE = "network_mode = 'no-network'\n"
 
 
 @pytest.mark.parametrize(
     ("toml", "start", "tests"),
     [
-        (f"[environment]\n{NONE}[verifier]\n{SEPARATE}", NO_NETWORK, NO_NETWORK),
-        (f"[environment]\n{NONE}[verifier.environment]", PUBLIC, PUBLIC),
         (f"[verifier]\n{NONE}[verifier.environment]", PUBLIC, NO_NETWORK),
         (f"[verifier.environment]\n{NONE}{STEP}verifier.network_mode = 'public'", NO_NETWORK, PUBLIC),
     ],
@@ -210,31 +154,3 @@ def test_separate_verifier_has_its_network(
     (stage,) = load_task(make_task(toml=toml, files=STEP_FILES)).stages
     spec = stage.verifier_spec
     assert (spec.network, stage.verifier_network, spec.networks) == (start, tests, {start, tests})
-
-
-async def verified(task: HarborTask, folder: Path, *, factory: object = None) -> float:
-    """What the tests say of an agent that did nothing."""
-    make = factory or LocalContainerFactory()
-    (stage,) = task.stages
-    async with make(task.container_spec) as box:  # type: ignore[operator]
-        await task.set_up(box)
-        await stage.collect(box, folder)
-    async with make(stage.verifier_spec) as box:  # type: ignore[operator]
-        await stage.prepare_verifier(box, folder)
-        return (await stage.verify(box, None)).reward
-
-
-@pytest.mark.docker
-@pytest.mark.once
-async def test_files_next_to_prebuilt_image_are_uploaded(make_task: MakeTask, tmp_path: Path) -> None:
-    from ares_exp.containers.docker import DockerContainerFactory
-
-    toml = f"[environment]\ndocker_image = 'debian:bookworm-slim'\n[verifier]\n{SEPARATE}"
-    toml += "[verifier.environment]\nworkdir = '/srv'\n"
-    files = {
-        "environment/Dockerfile": None,
-        "environment/data/x": "7\n",
-        "tests/test.sh": "#!/bin/bash\ncp /srv/data/x /logs/verifier/reward.txt\n",
-    }
-    task = load_task(make_task(toml=toml, files=files))
-    assert await verified(task, tmp_path / "out", factory=DockerContainerFactory()) == 7

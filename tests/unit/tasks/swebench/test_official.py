@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import VerifierError
-from ares_exp.tasks.swebench.official import Grade, nothing_to_grade, official_grade, official_version
+from ares_exp.tasks.swebench.official import official_report, official_version, rewards, ungraded
 from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row
 
 needs_harness = pytest.mark.skipif(official_version() is None, reason="the package swebench is not installed")
@@ -33,34 +33,23 @@ def log(output: str) -> str:
 async def test_log_formats_of_published_data_sets_are_graded(
     row: dict[str, Any], parser: str, output: str, passed: str, failed: str
 ) -> None:
-    found = await official_grade(with_tests(row, passed, failed, parser), log(output))
-    assert (found.fail_to_pass, found.pass_to_pass) == ({passed: True}, {failed: False})
+    report = await official_report(with_tests(row, passed, failed, parser), log(output))
+    assert rewards(report) == {"reward": 0.0, "f2p": 1.0, "p2p": 0.0}
+    assert report["reason"] is None
 
 
 @needs_harness
 async def test_unknown_log_parser_is_an_error(row: dict[str, Any]) -> None:
     with pytest.raises(VerifierError, match="parse_log_of_nobody"):
-        await official_grade(with_tests(row, "a", "b", "parse_log_of_nobody"), log("PASSED a"))
+        await official_report(with_tests(row, "a", "b", "parse_log_of_nobody"), log("PASSED a"))
 
 
-@pytest.mark.parametrize(
-    ("fixed", "kept", "rewards"),
-    [
-        ((True, True), (True,), (1.0, 1.0, 1.0)),
-        ((True, False), (True,), (0.0, 0.5, 1.0)),
-        ((True, True), (False, True), (0.0, 1.0, 0.5)),
-        ((True,), (), (1.0, 1.0, 1.0)),
-    ],
-)
-def test_rewards_are_fractions_of_tests(
-    fixed: tuple[bool, ...], kept: tuple[bool, ...], rewards: tuple[float, ...]
-) -> None:
-    grade = Grade(dict(zip("ab", fixed, strict=False)), dict(zip("cd", kept, strict=False)))
-    assert tuple(grade.rewards.values()) == rewards
+def test_ungraded_run_has_failed_tests_and_a_reason(row: dict[str, Any]) -> None:
+    report = ungraded(with_tests(row, "a", "b", ""), "why")
+    assert rewards(report) == {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}
+    assert (report["tests_status"]["FAIL_TO_PASS"], report["reason"]) == ({"success": [], "failure": ["a"]}, "why")
 
 
-def test_report_matches_the_harness_format(row: dict[str, Any]) -> None:
-    report = Grade({"fix": False, "fix2": True}, {}).report("demo-1", patch_applied=True)["demo-1"]
-    assert report["resolved"] is False
-    assert report["tests_status"]["FAIL_TO_PASS"] == {"success": ["fix2"], "failure": ["fix"]}
-    assert nothing_to_grade(with_tests(row, "a", "b", ""), "why").rewards == {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}
+def test_rewards_are_fractions_of_tests() -> None:
+    tests = {"FAIL_TO_PASS": {"success": ["a"], "failure": ["b"]}, "PASS_TO_PASS": {"success": [], "failure": []}}
+    assert rewards({"resolved": False, "tests_status": tests}) == {"reward": 0.0, "f2p": 0.5, "p2p": 1.0}

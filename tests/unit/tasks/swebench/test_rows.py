@@ -8,7 +8,7 @@ import pytest
 from ares_exp.errors import ConfigError, PreflightError, TaskError
 from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.swebench.rows import Dataset, SweBenchRow, find_dataset, load_rows, parse_row
-from tests.swebench_rows import F2P, P2P, write_rows
+from tests.swebench_rows import F2P, P2P, put_harness_on_path, write_rows
 
 Row = dict[str, Any]
 has_datasets = importlib.util.find_spec("datasets") is not None
@@ -50,10 +50,10 @@ def test_null_column_becomes_its_default(row: Row) -> None:
         ("problem_statement", 3.5j, "problem_statement: "),
         ("problem_statement", "\ud800", "UTF-8"),
         ("patch", "x" * (16 * 2**20 + 1), "patch: "),
-        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or a list as JSON text, got '['"),
+        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or a list as JSON text"),
         ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
-        ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS.0: "),
-        ("PASS_TO_PASS", [""], "PASS_TO_PASS.0: "),
+        ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS[0]: "),
+        ("PASS_TO_PASS", [""], "PASS_TO_PASS[0]: "),
         ("image", "a b", "image: "),
         ("log_parser", "os.system", "log_parser: "),
         ("eval_type", "other", "eval_type: "),
@@ -65,12 +65,12 @@ def test_wrong_column_is_named(row: Row, column: str, value: Any, told: str) -> 
         parse_row({**row, column: value}, "rows.jsonl: row 7")
     assert str(caught.value).startswith("rows.jsonl: row 7")
     assert told in str(caught.value)
-    assert len(str(caught.value)) < 600
+    assert len(str(caught.value)) < 1200
 
 
 def test_missing_column_is_named(row: Row) -> None:
     del row["base_commit"]
-    with pytest.raises(TaskError, match=r"row 1 \('demo__calc-1'\): base_commit: expected this column, found none"):
+    with pytest.raises(TaskError, match=r"row 1 \('demo__calc-1'\): base_commit: this key is required"):
         parse_row(row, "row 1")
 
 
@@ -81,18 +81,13 @@ def test_only_rows_with_assets_are_multimodal(row: Row) -> None:
     assert parse_row({**row, "image_assets": json.dumps(asset)}, "here").is_multimodal
 
 
-def test_every_file_format_gives_the_same_rows(row: Row, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    other = {**row, "instance_id": "demo__calc-2", "version": None}
-    lines = write_rows(tmp_path / "rows.jsonl", row, other)
-    (tmp_path / "rows.json").write_text(json.dumps([row, other]))
-    (tmp_path / "table.json").write_text(json.dumps({one["instance_id"]: one for one in (row, other)}))
-    parquet.write_table(pyarrow.Table.from_pylist([row, other]), tmp_path / "rows.parquet")
-    expected = load(lines)
-    assert [one.instance_id for one in expected] == ["demo__calc-1", "demo__calc-2"]
-    for name in ("rows.json", "table.json", "rows.parquet"):
-        assert load(tmp_path / name) == expected
+def test_other_file_formats_use_the_datasets_library(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_harness_on_path(tmp_path / "library", monkeypatch)
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    assert load(tmp_path / "rows.json") == load(write_rows(tmp_path / "rows.jsonl", row))
+    (tmp_path / "rows.json").write_text("3")
+    with pytest.raises(PreflightError, match=r"rows\.json could not be loaded"):
+        load(tmp_path / "rows.json")
 
 
 def test_blank_lines_count_as_line_numbers(row: Row, tmp_path: Path) -> None:
@@ -110,13 +105,9 @@ def test_blank_lines_count_as_line_numbers(row: Row, tmp_path: Path) -> None:
         ("rows.jsonl", b"[1]", "row 1: expected a table"),
         ("rows.jsonl", b"[" * 100_000, "row 1: expected JSON"),
         ("rows.jsonl", b"\xff", "row 1: expected JSON"),
-        ("rows.json", b"3", "expected a list"),
-        ("rows.parquet", b"PAR1", "expected a Parquet file"),
     ],
 )
 def test_broken_file_is_reported(tmp_path: Path, name: str, content: bytes, told: str) -> None:
-    if name.endswith(".parquet"):
-        pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=told):
         load(tmp_path / name)

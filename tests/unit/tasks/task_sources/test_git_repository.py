@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.containers.user_cache import changing, workspace
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import GitError, PreflightError
 from ares_exp.tasks import child_process
-from ares_exp.tasks.task_contract import TaskOrigin
-from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
 from ares_exp.tasks.task_sources.git_command import Git
+from ares_exp.tasks.task_sources.git_tasks import default_cache_dir
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
 
@@ -29,7 +29,8 @@ def told() -> list[str]:
 
 @pytest.fixture
 def repository(make_repository: MakeRepository) -> Repository:
-    found = make_repository("tasks/a", "tasks/b")
+    found = make_repository("tasks/a")
+    found.add_task("tasks/b", {"instruction.md": "Do something else.\n"})
     task = '{"name": "a", "path": "tasks/a"}'
     found.write({"registry.json": f'[{{"name": "set", "version": "1", "description": "", "tasks": [{task}]}}]'})
     found.commit()
@@ -97,23 +98,12 @@ def test_unchanged_branch_needs_one_request(
     monkeypatch.setenv("GIT_TRACE2_EVENT", str(trace))
     monkeypatch.setattr("ares_exp.tasks.task_sources.git_command._PASSED_ON", ("GIT_TRACE2",))
     assert load(cache_dir, told, repo=repository.url) == first
-    assert _commands(trace) == ["ls-remote", "ls-tree"], "of which one needs a network"
+    assert _commands(trace) == ["ls-remote", "ls-tree", "ls-tree", "checkout"], "of which one needs a network"
 
 
 def _commands(trace: Path) -> list[str]:
     events = map(json.loads, trace.read_text().splitlines())
     return [event["name"] for event in events if event["event"] == "cmd_name" and event["hierarchy"] == event["name"]]
-
-
-def test_cached_commit_is_never_modified(repository: Repository, cache_dir: Path, told: list[str]) -> None:
-    load(cache_dir, told, repo=repository.url, tasks="a")
-    (copy,) = (cache_dir / "commits").iterdir()
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    load(cache_dir, told, repo=repository.url)
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
-    objects = ("cat-file", "--batch-all-objects", "--batch-check=%(objecttype)")
-    listed = subprocess.run(["git", "--git-dir", str(copy), *objects], capture_output=True, text=True, check=True)
-    assert sorted({*listed.stdout.split()}) == ["commit", "tree"]
 
 
 def test_command_returns_its_output() -> None:
@@ -200,6 +190,7 @@ def test_hooks_and_helpers_are_not_started(
 
 LOAD = """
 import json, sys
+from ares_exp.containers.user_cache import changing, workspace
 from ares_exp.environments.harbor import HarborEnvironments
 
 source = HarborEnvironments(**json.loads(sys.argv[1]))
@@ -229,8 +220,8 @@ def test_two_processes_share_the_fetched_tasks(make_repository: MakeRepository, 
         first, second = (process.communicate(timeout=60)[0] for process in both)
     assert first == second
     assert [Path(path).name for path, _ in json.loads(first)] == ["a", "b", "c"]
-    assert sorted(path.name for path in cache_dir.glob("*/*") if path.parent.name != "commits") == ["a", "b", "c"]
-    assert len([*cache_dir.glob("commits/*")]) == 1
+    assert sorted(path.name for path in cache_dir.glob("*/files/*/tasks/*")) == ["a", "b", "c"]
+    assert len([*cache_dir.iterdir()]) == 1
 
 
 @pytest.mark.once
@@ -251,106 +242,70 @@ def test_git_dies_with_its_parent_process(
     repository = make_repository("tasks/a")
     source = HarborEnvironments(repo=repository.url, cache_dir=cache_dir)
     source.load(print)
-    assert [path.name for path in cache_dir.glob("*/*") if path.parent.name != "commits"] == ["a"]
+    assert [path.name for path in cache_dir.glob("*/files/*/tasks/*")] == ["a"]
 
 
-ORIGIN = TaskOrigin("file:///tasks", "a" * 40, "tasks/one")
-
-HALF_A_TASK = """
-import sys, time
-from pathlib import Path
-from ares_exp.tasks.task_sources.cache import TaskCache
-
-with TaskCache(Path(sys.argv[1])).workspace() as workspace:
-    (workspace / "stage" / "one").mkdir(parents=True)
-    (workspace / "stage" / "one" / "task.toml").write_text("half")
-    print("half", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def cache(cache_dir: Path) -> TaskCache:
-    return TaskCache(cache_dir)
+def test_interrupted_check_out_is_completed(repository: Repository, cache_dir: Path, told: list[str]) -> None:
+    load(cache_dir, told, repo=repository.url, tasks="a")
+    (task,) = cache_dir.glob("*/files/*/tasks/a")
+    (git_dir,) = cache_dir.glob("*/git")
+    (task / "instruction.md").write_text("Do")
+    (task / "tests" / "test.sh").unlink()
+    (git_dir / "index").unlink()
+    (git_dir / "index.lock").touch()
+    commit = repository.git("rev-parse", "HEAD")
+    shutil.rmtree(repository.path)
+    load(cache_dir, told, repo=f"{repository.url}@{commit}", tasks="a")
+    assert (task / "instruction.md").read_text() == "Do it.\n"
+    assert (task / "tests" / "test.sh").exists()
 
 
-def keep(cache: TaskCache, text: str = "whole") -> Path:
-    """Makes a task, and moves it to its place in the cache."""
-    place = cache.task(ORIGIN, "one")
-    with cache.workspace() as workspace:
-        (workspace / "stage").mkdir()
-        (workspace / "stage" / "task.toml").write_text(text)
-        cache.keep(workspace / "stage", place)
-    return place
+def test_failed_fetch_keeps_the_fetched_tasks(repository: Repository, cache_dir: Path, told: list[str]) -> None:
+    commit = repository.git("rev-parse", "HEAD")
+    load(cache_dir, told, repo=f"{repository.url}@{commit}", tasks="a")
+    shutil.rmtree(repository.path)
+    for _ in range(2):
+        with pytest.raises(PreflightError, match="cannot be fetched"):
+            load(cache_dir, told, repo=f"{repository.url}@{commit}")
+        assert load(cache_dir, told, repo=f"{repository.url}@{commit}", tasks="a") == {"a": commit}
 
 
-def test_cached_task_is_found(cache: TaskCache, cache_dir: Path) -> None:
-    place = cache.task(ORIGIN, "one")
-    assert not cache.has(place)
-    assert not any(cache_dir.iterdir())
-    assert keep(cache) == place
-    assert cache.has(place)
-    assert (place / "task.toml").read_text() == "whole"
-    assert place.name == "one"
-    assert [path.name for path in cache_dir.iterdir()] == [place.parent.name]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        TaskOrigin("file:///others", "a" * 40, "tasks/one"),
-        TaskOrigin("file:///tasks", "b" * 40, "tasks/one"),
-        TaskOrigin("file:///tasks", "a" * 40, "more/one"),
-    ],
-)
-def test_other_repository_commit_or_path_is_another_task(cache: TaskCache, other: TaskOrigin) -> None:
-    keep(cache)
-    assert not cache.has(cache.task(other, "one"))
-
-
-def test_second_writer_uses_the_existing_task(cache: TaskCache) -> None:
-    assert keep(cache, "first") == keep(cache, "second")
-    assert (cache.task(ORIGIN, "one") / "task.toml").read_text() == "first"
-
-
-def test_emptied_task_is_written_again(cache: TaskCache) -> None:
-    (keep(cache) / "task.toml").unlink()
-    assert not cache.has(cache.task(ORIGIN, "one"))
-    assert (keep(cache, "again") / "task.toml").read_text() == "again"
-
-
-def test_foreign_file_in_the_cache_is_kept(cache: TaskCache) -> None:
-    place = cache.task(ORIGIN, "one")
-    place.parent.mkdir(parents=True)
-    place.write_text("mine")
-    with pytest.raises(PreflightError, match=r"Cannot write .*env\.cache_dir"):
-        keep(cache)
-    assert place.read_text() == "mine"
-
-
-def test_killed_process_leaves_no_partial_task(cache_dir: Path) -> None:
-    command = [sys.executable, "-c", HALF_A_TASK, str(cache_dir)]
+def test_killed_process_leaves_no_partial_clone(cache_dir: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom ares_exp.containers.user_cache import workspace\n"
+        "with workspace(Path(sys.argv[1]), 'fetch') as place:\n"
+        "    (place / 'clone').mkdir()\n    print('half', flush=True)\n    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(cache_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "half\n"
-        with TaskCache(cache_dir).workspace():  # another run does not disturb it
-            assert len(list(cache_dir.glob("*/stage/one/task.toml"))) == 1
+        with workspace(cache_dir, "fetch"):  # another run does not disturb it
+            assert len(list(cache_dir.glob("*/clone"))) == 1
         process.kill()
         process.wait()
-    assert len(list(cache_dir.glob("*/stage/one/task.toml"))) == 1
-    cache = TaskCache(cache_dir)
-    assert not cache.has(cache.task(ORIGIN, "one"))
-    with cache.workspace() as workspace:
-        assert list(cache_dir.iterdir()) == [workspace]
+    with workspace(cache_dir, "fetch") as place:
+        assert list(cache_dir.iterdir()) == [place]
     assert list(cache_dir.iterdir()) == []
 
 
-def test_unwritable_directory_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [True, False])
+def test_wait_for_another_process_is_bounded(cache_dir: Path, stopped: bool) -> None:
+    cache_dir.mkdir()
+    stop = threading.Event()
+    with changing(cache_dir, stop=stop, timeout_sec=60):
+        if stopped:
+            stop.set()
+        with (
+            pytest.raises(TimeoutError, match=f"Another process is changing {cache_dir}"),
+            changing(cache_dir, stop=stop, timeout_sec=60 if stopped else 0),
+        ):
+            pass
+
+
+def test_unwritable_directory_is_reported(repository: Repository, tmp_path: Path, told: list[str]) -> None:
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(PreflightError, match=r"Cannot write fetched tasks .*env\.cache_dir"),
-        TaskCache(tmp_path / "file").workspace(),
-    ):
-        pass
+    with pytest.raises(PreflightError, match=r"Tasks cannot be fetched into .*env\.cache_dir"):
+        load(tmp_path / "file", told, repo=repository.url)
 
 
 def test_default_directory_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

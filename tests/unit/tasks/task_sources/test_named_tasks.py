@@ -10,7 +10,7 @@ from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.task_sources.git_names import RepositoryReference
-from ares_exp.tasks.task_sources.registry_file import DatasetName, choose, newest, parse_registry
+from ares_exp.tasks.task_sources.registry_file import DatasetName, choose, parse_registry
 from ares_exp.tasks.task_sources.task_lists import data_set_of_repository
 
 ROW: dict[str, Any] = {"name": "bench", "version": "1.0", "description": "", "tasks": [{"name": "t", "path": "t"}]}
@@ -23,35 +23,21 @@ def parsed(*rows: object) -> Any:
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ([{**ROW, "version": 1.0}], r"data set 0 \('bench'\): version: .*string"),
-        ([{**ROW, "metrics": [{"type": "median"}]}], r"metrics\[0\]\.type: expected"),
+        ([{**ROW, "version": 1.0}], r"\[0\]\.version: .*string"),
+        ([{**ROW, "metrics": [{"type": "median"}]}], r"\[0\]\.metrics\[0\]\.type: expected"),
         ([{key: value for key, value in ROW.items() if key != "description"}], "description: this key is required"),
-        ([ROW, {**ROW, "tasks": [{"name": "t"}]}], r"data set 1 .*tasks\[0\]\.path: this key is required"),
+        ([ROW, {**ROW, "tasks": [{"name": "t"}]}], r"\[1\]\.tasks\[0\]\.path: this key is required"),
         (
             [{**ROW, "tasks": [{"name": "t", "path": "t", "git_url": "ext::sh"}]}],
             r"tasks\[0\]\.git_url: expected the addr",
         ),
         ([{**ROW, "tasks": [{"name": "t", "path": "t", "git_commit_id": "-x"}]}], "git_commit_id: expected a commit"),
-        (["bench"], "data set 0: expected an object, got a str"),
+        (["bench"], r"\[0\]: .*got 'bench' \(str\)"),
     ],
 )
 def test_invalid_entries_are_reported_with_their_position(rows: list[object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parsed(*rows)
-
-
-@pytest.mark.parametrize(
-    ("versions", "expected"),
-    [
-        (["1.0", "head", "2.0"], "head"),
-        (["1.9", "1.10", "1.2"], "1.10"),
-        (["1.0", "v2", "zebra"], "v2"),
-        (["1.0", "2.0rc1"], "2.0rc1"),
-        (["autumn", "spring", "nightly"], "spring"),
-    ],
-)
-def test_newest_version_is_selected(versions: list[str], expected: str) -> None:
-    assert newest(versions) == expected
 
 
 @pytest.mark.parametrize(

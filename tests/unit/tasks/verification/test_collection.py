@@ -15,7 +15,6 @@ from ares_exp.containers.container import Container
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerDiedError
 from ares_exp.tasks.harbor_task import HarborTask, load_task
-from tests.unit.containers.local_containers import USER
 
 pytestmark = pytest.mark.local
 
@@ -42,34 +41,6 @@ async def collected(task: HarborTask, target: Path, *commands: str) -> list[dict
 
 def statuses(manifest: list[dict[str, Any]]) -> dict[str, str]:
     return {entry["source"]: entry["status"] for entry in manifest}
-
-
-async def test_files_directories_and_default_directory_are_collected(make_task: MakeTask, tmp_path: Path) -> None:
-    toml = (
-        "artifacts = ['/app/out.txt', {source = '/srv/data', destination = 'kept'}, 'here.txt', '/no/such', '/no.txt']"
-    )
-    manifest = await collected(
-        load_task(make_task(toml=toml)),
-        tmp_path / "out",
-        "echo text > /app/out.txt; echo here > /app/here.txt",
-        "mkdir -p /srv/data/sub; echo deep > /srv/data/sub/x; echo said > /logs/artifacts/log.txt",
-    )
-
-    def entry(source: str, destination: str, kind: str, status: str) -> dict[str, Any]:
-        place = f"artifacts/{destination}"
-        return {"source": source, "destination": place, "type": kind, "status": status, "service": None, "exclude": []}
-
-    assert manifest == [
-        entry("/logs/artifacts", "logs/artifacts", "directory", "ok"),
-        entry("/app/out.txt", "app/out.txt", "file", "ok"),
-        entry("/srv/data", "kept", "directory", "ok"),
-        entry("here.txt", "here.txt", "file", "ok"),
-        entry("/no/such", "no/such", "file", "failed"),
-        entry("/no.txt", "no.txt", "file", "failed"),
-    ]
-    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {"manifest.json", "logs/artifacts/log.txt", "app/out.txt", "kept/sub/x", "here.txt"}
-    assert (tmp_path / "out" / "kept" / "sub" / "x").read_text() == "deep\n"
 
 
 async def test_empty_or_missing_default_directory_is_recorded(make_task: MakeTask, tmp_path: Path) -> None:
@@ -153,22 +124,6 @@ async def test_task_hooks_run_before_step_hooks(make_task: MakeTask, tmp_path: P
     assert [item.source for item in task.stages[1].artifacts] == ["/logs/artifacts"]
 
 
-async def test_failing_hooks_are_only_reported(
-    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    toml = f"""
-    [[verifier.collect]]
-    command = "echo no luck; exit 4"
-    [[verifier.collect]]
-    command = "echo $(id -u) > /logs/artifacts/by"
-    user = {USER}
-    """
-    with caplog.at_level(logging.WARNING):
-        await collected(load_task(make_task(toml=toml)), tmp_path / "out")
-    assert (tmp_path / "out" / "logs" / "artifacts" / "by").read_text() == f"{USER}\n"
-    assert "`echo no luck; exit 4` in main gave exit code 4: no luck" in caplog.text
-
-
 async def test_hooks_run_without_an_output_directory(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="[[verifier.collect]]\ncommand = 'touch /ran'"))
     async with agents(task) as box:
@@ -183,32 +138,6 @@ async def test_stopped_container_is_an_error(make_task: MakeTask, tmp_path: Path
         await box.stop()
         with pytest.raises(ContainerDiedError):
             await task.stages[0].collect(box, tmp_path / "out")
-
-
-async def test_separate_verifier_has_only_the_artifacts(make_task: MakeTask, tmp_path: Path) -> None:
-    toml = (
-        f"artifacts = ['/srv/data', '/app/deep/x.txt', '/none', {{source = '/moved', destination = 'to'}}]\n{SEPARATE}"
-    )
-    task = load_task(
-        make_task(
-            toml=toml, files={"environment/Dockerfile": "FROM scratch\nRUN mkdir -p /srv/data; touch /srv/data/own\n"}
-        )
-    )
-    (stage,) = task.stages
-    await collected(
-        task,
-        tmp_path / "out",
-        "rm /srv/data/own; echo y > /srv/data/y; echo log > /logs/artifacts/log",
-        "mkdir -p /app/deep /moved; echo x > /app/deep/x.txt",
-        "echo m > /moved/m; echo 1 > /logs/verifier/reward.txt; touch /app/more",
-    )
-    assert stage.verifier_spec is not None
-    async with LocalContainerFactory()(stage.verifier_spec) as box:
-        await stage.prepare_verifier(box, tmp_path / "out")
-        found = await box.exec("find /srv/data /app /moved /logs /none -type f 2>/dev/null | sort")
-        modes = await box.exec("stat -c %a /srv/data /moved /app/deep /logs/artifacts /logs/verifier")
-    assert found.output.split() == ["/app/deep/x.txt", "/logs/artifacts/log", "/moved/m", "/srv/data/y"]
-    assert set(modes.output.split()) == {"777"}
 
 
 @pytest.mark.docker
