@@ -300,7 +300,7 @@ async def test_failed_command_after_start_names_its_line(tmp_path: Path) -> None
         return ExecResult("why\n", 1, 0.0) if "fails" in command else ExecResult("A=1\0", 0, 0.0)
 
     async def upload(source: Path, target: str) -> None:
-        assert (source.name, target) == ("a", "/a")
+        assert source.name == "a"
 
     with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
         await planned.apply(run, upload, workdir="/")
