@@ -306,13 +306,13 @@ class OwnedDirectory:
 
 
 @contextmanager
-def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
+def locked(path: Path, flags: int) -> Iterator[int]:
     """Opens a file or directory with `os.open`, and holds an exclusive lock on it in the body. Yields the descriptor.
 
     Raises:
         OSError: The path cannot be opened or locked; `BlockingIOError` if another process holds the lock.
     """
-    descriptor = os.open(path, flags, dir_fd=dir_fd)
+    descriptor = os.open(path, flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
