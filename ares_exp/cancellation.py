@@ -31,6 +31,19 @@ async def happened(event: asyncio.Event, seconds: float | None) -> bool:
     return event.is_set()
 
 
+async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = None) -> None:
+    """Cancels tasks and waits until they have ended, for up to `within_sec` seconds (`None`: no bound).
+
+    Their errors count as handled, and `result` still raises them.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        ended, _ = await asyncio.wait(tasks, timeout=within_sec)
+        for task in ended:
+            task.cancelled() or task.exception()
+
+
 async def finish(work: Coroutine[Any, Any, Any]) -> None:
     """Finishes bounded clean-up work even while the caller is being cancelled, once or repeatedly.
 

@@ -21,6 +21,8 @@ from ares_exp.errors import ConfigError, ContainerStartError, EnvironmentStartTi
 User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""
 
+ROOT_NAMES = ("root", "0", "0:0", "root:root")
+
 Shell = Literal["bash -c", "sh -c", "bash -lc"]
 """The shell of a command: a plain one, or a login shell, which reads profile files first.
 

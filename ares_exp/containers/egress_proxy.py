@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ares_exp.cancellation import cancel_all
 from ares_exp.containers.network_policy import IPAddress, NetworkPolicy, normalise_host
 
 MAX_CONNECTIONS = 64
@@ -142,10 +143,7 @@ class EgressProxy:
         return allowed
 
     async def _drop_connections(self) -> None:
-        for connection in self._connections:
-            connection.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=_DROP_SEC)
+        await cancel_all(*self._connections, within_sec=_DROP_SEC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= 2 * MAX_CONNECTIONS:  # each connection takes a descriptor of this process
@@ -223,8 +221,7 @@ class EgressProxy:
             try:
                 await copy(far_reader, near_writer)
             finally:
-                uploading.cancel()
-                await asyncio.wait({uploading})
+                await cancel_all(uploading)
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from ares_exp.cancellation import finish, in_thread
+from ares_exp.cancellation import cancel_all, finish, in_thread
 from ares_exp.errors import ContainerDiedError, PortForwardingError
 
 if TYPE_CHECKING:
@@ -121,11 +121,7 @@ class ForwardedPorts:
     async def close(self) -> None:
         """Cancels the openings, then closes all forwarded ports. Idempotent."""
         self._closed = True
-        openings = set(self._openings)
-        for task in openings:
-            task.cancel()
-        if openings:
-            await finish(asyncio.wait(openings, timeout=CUT_SEC))
+        await finish(cancel_all(*self._openings, within_sec=CUT_SEC))
         await asyncio.gather(*(forwarded_port.close() for forwarded_port in self._forwarded_ports))
 
 
@@ -206,10 +202,7 @@ class ListeningPort:
         if self._closed.is_set():
             return
         self._closed.set()
-        tasks: set[asyncio.Future[None]] = {self._accepting, *self._tasks}
-        for task in tasks:
-            task.cancel()
-        await finish(asyncio.wait(tasks, timeout=CUT_SEC))
+        await finish(cancel_all(self._accepting, *self._tasks, within_sec=CUT_SEC))
         self._listener.close()
         for connection in list(self._connections):
             connection.cut()

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -53,6 +56,62 @@ class Leftover:
     created: float | None
     remove: Callable[[], str]
     size: int | None = None
+
+
+SWEEP_SEC = 20.0
+"""Bound on the removal of leftovers at the start of a run. The next run continues it."""
+
+_logger = logging.getLogger(__name__)
+
+
+def remove_stale(leftovers: Iterable[Leftover]) -> int:
+    """Removes the leftovers of dead runs among these, within `SWEEP_SEC`, and logs each removal. Blocking.
+
+    Returns:
+        Number of removed leftovers.
+    """
+    deadline = time.monotonic() + SWEEP_SEC
+    stale = [leftover for leftover in leftovers if leftover.is_stale]
+    removed = 0
+    for count, leftover in enumerate(stale):
+        if time.monotonic() > deadline:
+            _logger.warning("%d leftovers of dead runs remain: their removal takes too long.", len(stale) - count)
+            break
+        problem = leftover.remove()
+        removed += not problem
+        log_removal(leftover, problem)
+    return removed
+
+
+def log_removal(leftover: Leftover, problem: str) -> None:
+    """Logs the removal of a leftover of a dead run; `problem` is the reason why it failed, or empty."""
+    what, problem = (leftover.kind, leftover.name, leftover.whose), problem.rstrip(".")
+    if not problem:
+        _logger.info("Removed the %s %s of %s, which is dead.", *what)
+    elif leftover.kind == "image":  # often another container's image
+        _logger.info("The %s %s of %s, which is dead, stays: %s.", *what, problem)
+    else:
+        _logger.warning("The %s %s of %s, which is dead, could not be removed: %s.", *what, problem)
+
+
+def created_sec(created: object) -> float | None:
+    """Parses the creation time of a leftover: seconds since the epoch, or a date; `None` for anything else."""
+    if isinstance(created, int):
+        return float(created)
+    try:
+        return datetime.datetime.fromisoformat(str(created)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+NAME_PREFIX = "ares-exp-"
+"""Name prefix of our containers on an engine, where `docker commit` copies labels, and at a service."""
+
+
+def unique_name(task: str) -> str:
+    """Creates a unique name for a container or compose project of a task: lower-case letters, digits and hyphens."""
+    slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")[:40] or "task"
+    return f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"
 
 
 RUN = "ares_exp.run"
@@ -247,13 +306,13 @@ class OwnedDirectory:
 
 
 @contextmanager
-def locked(path: str | Path, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
+def locked(path: Path, flags: int) -> Iterator[int]:
     """Opens a file or directory with `os.open`, and holds an exclusive lock on it in the body. Yields the descriptor.
 
     Raises:
         OSError: The path cannot be opened or locked; `BlockingIOError` if another process holds the lock.
     """
-    descriptor = os.open(path, flags, dir_fd=dir_fd)
+    descriptor = os.open(path, flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib import resources
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import cancel_all, finish
 from ares_exp.containers.forwarded_port import CUT_SEC, FORWARDED_PORT_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
 from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError, PortForwardingError
@@ -142,10 +142,8 @@ class _Relay:
             return str(error)
         finally:
             self._stream.close()
-            tasks = {*own, *(connection.carried for connection in self._connections.values())}
-            for task in tasks:
-                task.cancel()
-            await finish(asyncio.wait(tasks, timeout=CUT_SEC))
+            carried = [connection.carried for connection in self._connections.values()]
+            await finish(cancel_all(*own, *carried, within_sec=CUT_SEC))
 
     def put(self, number: int, word: int, data: bytes = b"") -> None:
         """Queues a frame for sending. The credit of each connection bounds the size of the queue."""
@@ -261,9 +259,7 @@ class _Connection:
             for task in done:
                 task.result()
         finally:
-            up.cancel()
-            down.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
+            await cancel_all(up, down)
 
     async def _up(self, ours: socket.socket) -> None:
         """Sends data from the server to the relay, as far as the credit allows."""
@@ -316,8 +312,7 @@ class RelayedPort:
         if not self._running.done():
             self._relay.put(0, _END)  # asks the relay to end
             await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
-            self._running.cancel()
-            await finish(asyncio.wait({self._running}, timeout=2 * CUT_SEC))
+            await finish(cancel_all(self._running, within_sec=2 * CUT_SEC))
 
     async def _run(self) -> None:
         has_been_killed = False

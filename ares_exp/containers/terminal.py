@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
-from ares_exp.cancellation import happened
+from ares_exp.cancellation import cancel_all, happened
 from ares_exp.containers.container import User
 from ares_exp.containers.shell_channel import BoundedOutput
 
@@ -96,8 +96,7 @@ class TerminalSession:
         return self._take()
 
     async def close(self) -> None:
-        self._reading.cancel()
-        await asyncio.wait({self._reading})
+        await cancel_all(self._reading)
         await self._terminal.close()
 
     async def _read(self) -> None:

@@ -11,10 +11,8 @@ from daytona import CreateSandboxFromSnapshotParams
 
 from ares_exp.containers.daytona.creation import create_sandbox
 from ares_exp.containers.daytona.leftovers import find, remove_stale
-from ares_exp.containers.daytona.provider_snapshot import find_kept, keep_files
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.ownership import HOST, owner_labels
-from ares_exp.errors import ContainerAuthorizationError
 from tests.daytona.emulator import Emulator, Fault
 from tests.warm_start import WITH_DAYTONA, warm_command
 
@@ -82,12 +80,6 @@ async def test_stale_sandboxes_are_removed_when_run_starts(
     assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
 
 
-async def test_failed_list_is_an_error(emulator: Emulator, service: DaytonaService) -> None:
-    emulator.faults.add(Fault("status", "GET", "/api/sandbox$", status=401))
-    with pytest.raises(ContainerAuthorizationError, match="The list of sandboxes: "):
-        await remove_stale(service)
-
-
 async def clean(directory: Path, *arguments: str, **env: str) -> tuple[int | None, list[str], str]:
     """Runs the command; returns its exit code, what it says of sandboxes and of Daytona, and its stderr."""
     process = await asyncio.create_subprocess_exec(
@@ -116,26 +108,6 @@ async def test_command_removes_stale_sandboxes(emulator: Emulator, dead: dict[st
     assert (code, len(said), errors) == (0, 1, "")
     assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
     assert emulator.api_key not in said[0]
-
-
-@pytest.mark.nightly
-@pytest.mark.once
-async def test_command_removes_snapshots_on_request(
-    emulator: Emulator, service: DaytonaService, tmp_path: Path
-) -> None:
-    """Only snapshots that runs of this machine created, not snapshots of a user."""
-    request = CreateSandboxFromSnapshotParams(labels=owner_labels())
-    sandbox = await create_sandbox(service, request, name=LIVING, timeout_sec=60)
-    await keep_files(service, sandbox)
-    await sandbox.create_snapshot("mine")
-    before = set(emulator.service.snapshots)
-    (kept,) = await find_kept(service)
-    assert (await clean(tmp_path))[0] == 0
-    assert set(emulator.service.snapshots) == before
-    code, said, errors = await clean(tmp_path, "--snapshots")
-    assert (code, errors) == (0, "")
-    assert f"snapshot       {kept}  of runs on {owner_labels()[HOST]}, made " in "\n".join(said)
-    assert set(emulator.service.snapshots) == before - {kept}
 
 
 async def test_command_reports_an_unavailable_service(emulator: Emulator, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What the service is asked for."""
 
-import asyncio
 import re
 import tempfile
 from dataclasses import replace
@@ -23,7 +22,6 @@ from ares_exp.containers.daytona.sandbox_request import (
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, UnsupportedTaskError
-from tests.daytona.emulator import Emulator
 
 PLAIN = DaytonaOptions()
 TASK = ContainerSpec(name="t", docker_image="debian:12")
@@ -43,14 +41,6 @@ def params(
     with tempfile.TemporaryDirectory() as empty:
         directory = directory or Path(empty)
         return create_params(spec, options, plan, labels={"a": "b"}, ttl_min=30, directory=directory)
-
-
-def test_every_sandbox_has_the_default_parameters() -> None:
-    made = params()
-    assert (made.os_user, made.labels) == ("root", {"a": "b"})
-    assert (made.auto_stop_interval, made.ttl_minutes, made.auto_delete_interval) == (30, 30, 0)
-    assert (made.image, made.resources) == ("debian:12", None)
-    assert (made.network_block_all, made.network_allow_list, made.domain_allow_list) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -178,33 +168,6 @@ def test_short_ttl_is_rejected_before_the_run() -> None:
         check_spec(replace(TASK, lifetime_sec=600.0), DaytonaOptions(ttl_min=10))
     for part in ("Task t", "600 s", "10 min", "container.ttl_min=20"):
         assert part in str(caught.value)
-
-
-async def created(
-    emulator: Emulator, spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan, directory: Path | None = None
-) -> dict[str, Any]:
-    """What the real client sends for it."""
-    from daytona import AsyncDaytona
-
-    async with asyncio.timeout(30), AsyncDaytona() as client:
-        sandbox = await client.create(params(spec, options, plan, directory), timeout=20)
-        return emulator.sandboxes[sandbox.id].params
-
-
-@pytest.mark.local
-@pytest.mark.once
-async def test_files_are_stored_before_the_sandbox_exists(emulator: Emulator, tmp_path: Path) -> None:
-    """The emulator has none, as a service installed without one."""
-    from daytona import DaytonaError
-
-    (tmp_path / "Dockerfile").write_text("FROM x\nCOPY Dockerfile /x\n")
-    spec = ContainerSpec(name="t", context_dir=tmp_path)
-    plan = plan_image(spec)
-    with pytest.raises(DaytonaError, match="Object storage is not configured"):
-        await created(emulator, spec, PLAIN, plan.stored(tmp_path / "staged", ()), tmp_path / "staged")
-    assert not emulator.sandboxes
-    sent = await created(emulator, spec, PLAIN, plan.after_start())
-    assert sent["buildInfo"]["dockerfileContent"] == "FROM x\n"
 
 
 def test_sdk_gets_only_needed_files(tmp_path: Path) -> None:

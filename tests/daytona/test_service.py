@@ -138,35 +138,6 @@ async def test_missing_response_times_out(emulator: Emulator, service: DaytonaSe
         await service.call("The sandbox x", look, timeout_sec=0.3)
 
 
-async def test_cancellation_ends_a_wait(emulator: Emulator, service: DaytonaService) -> None:
-    asked = asyncio.Event()
-
-    async def request(client: AsyncDaytona) -> AsyncSandbox:
-        try:
-            return await look(client)
-        finally:
-            asked.set()
-
-    emulator.faults.add(Fault("status", status=429, retry_after=50))
-    asking = asyncio.ensure_future(service.call("The sandbox x", request))
-    await asked.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-
-
-async def test_rejected_key_is_an_authorization_error(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAYTONA_API_KEY", "dtn_which_nobody_has_made")
-    service = DaytonaService(Credentials.from_environment())
-    emulator.faults.add(Fault("status", status=401, body={"message": "no such key: dtn_which_nobody_has_made"}))
-    with pytest.raises(errors.ContainerAuthorizationError, match=r"answers 401: .*\*\*\*.* Check DAYTONA_API_KEY"):
-        await service.call("The sandbox x", look)
-    with pytest.raises(errors.ContainerAuthorizationError, match="answers 401"):
-        await service.call("The sandbox x", look)
-    assert len(emulator.requests) == 2
-    await service.close()
-
-
 async def test_invalid_response_is_a_service_error(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=200, body="<html>maintenance</html>"))
     with pytest.raises(errors.ContainerServiceError, match="The sandbox x: ") as caught:

@@ -14,7 +14,7 @@ import pytest
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.network import PROXY_ADDRESS, PROXY_ENV
+from ares_exp.containers.docker.network import PROXY_ADDRESS
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
@@ -122,23 +122,6 @@ async def test_allow_list_permits_only_its_hosts(server: Server) -> None:
 
 
 @pytest.mark.root
-async def test_allow_list_permits_tunnels(server: Server) -> None:
-    async with DockerContainerFactory()(spec(allowing(server[0]))) as box:
-        code = (
-            "import http.client as h, os, sys\n"
-            "proxy = os.environ['HTTPS_PROXY'].removeprefix('http://')\n"
-            "def ask(host):\n"
-            "  c = h.HTTPConnection(proxy, timeout=60); c.set_tunnel(host, int(sys.argv[2]))\n"
-            "  c.request('GET', '/'); return c.getresponse().read()\n"
-            "print(ask(sys.argv[1]))\n"
-            "try: ask('a.example')\n"
-            "except OSError as error: print(error)\n"
-        )
-        result = await box.exec(f"python3 - {server[0]} {server[1]} <<'END'\n{code}END")
-    assert result.output == "b'hello\\n'\nTunnel connection failed: 403 Forbidden\n"
-
-
-@pytest.mark.root
 async def test_extra_hosts_of_the_factory_are_resolved(server: Server, engine: docker.DockerClient) -> None:
     """What this machine's own resolver says is for the tests of the proxy."""
     factory = DockerContainerFactory(extra_hosts={"here.example": server[0], "gateway.example": "host-gateway"})
@@ -151,35 +134,6 @@ async def test_extra_hosts_of_the_factory_are_resolved(server: Server, engine: d
         assert await fetch(box, "HERE.example.", server[1]) == "hello"
         assert await fetch(box, "gateway.example", port) == "hello"
         assert "403" in await fetch(box, *server)
-
-
-@pytest.mark.root
-async def test_containers_under_allow_lists_are_isolated(server: Server) -> None:
-    factory = DockerContainerFactory()
-    async with factory(spec(allowing(server[0]))) as one, factory(spec(allowing("a.example"))) as two:
-        assert await fetch(one, *server) == "hello"
-        assert "403" in await fetch(two, *server)
-        await one.exec("cd /tmp; python3 -m http.server 8123 --bind 0.0.0.0 >/dev/null 2>&1 &")
-        await one.exec("until (: > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout_sec=60)
-        assert "Connection refused" in await dial(two, "127.0.0.1", 8123)
-
-
-@pytest.mark.root
-@pytest.mark.parametrize(
-    "start",
-    [NO_NETWORK, *(pytest.param(one, marks=pytest.mark.nightly) for one in (PUBLIC, allowing()))],
-    ids=lambda policy: policy.mode,
-)  # the contract has each start
-async def test_network_can_be_switched(start: NetworkPolicy, server: Server) -> None:
-    listed, elsewhere = allowing(server[0]), allowing("a.example")
-    async with DockerContainerFactory()(spec(start, NO_NETWORK, PUBLIC, listed, elsewhere)) as box:
-        for policy in (PUBLIC, listed, NO_NETWORK, listed, elsewhere, PUBLIC, NO_NETWORK, PUBLIC, start):
-            await box.set_network(policy)
-            assert bool(await interfaces(box)) == (policy == PUBLIC)
-            assert (await dial(box, *server) == "hello") == (policy == PUBLIC)
-            assert (await fetch(box, *server) == "hello") == (policy in (PUBLIC, listed))
-            variables = dict(line.split("=", 1) for line in (await box.exec("env | grep -i proxy")).output.splitlines())
-            assert variables == (PROXY_ENV if policy.mode == "allowlist" else {})
 
 
 @pytest.mark.root
@@ -208,13 +162,6 @@ async def test_switch_closes_open_connections(server: Server) -> None:
     said = await hold(allowing(address), f"{connect}; echo $a")
     assert "200 Connection established" in said
     assert "hello" not in said
-
-
-async def test_unannounced_policies_are_rejected() -> None:
-    async with DockerContainerFactory()(spec(NO_NETWORK)) as box:
-        with pytest.raises(ValueError, match="Expected one of the container's network policies"):
-            await box.set_network(PUBLIC)
-        assert await interfaces(box) == set()
 
 
 async def test_switch_of_a_removed_container_fails(engine: docker.DockerClient) -> None:

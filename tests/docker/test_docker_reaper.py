@@ -11,7 +11,7 @@ import docker
 import pytest
 
 from ares_exp.containers.docker import reaper
-from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose, things
+from tests.docker.compose_tasks import IMAGE, things
 from tests.docker.engine_relay import EngineRelay
 from tests.docker.runner import Runner
 from tests.leaks import processes, wait_until
@@ -75,19 +75,6 @@ async def test_runner_killed_before_creation_is_cleaned_up(relay: EngineRelay, e
 
     relay.released.set()
     assert await asyncio.to_thread(wait_until, lambda: events() == ["create", "destroy"]), events()
-
-
-@needs_compose
-@pytest.mark.nightly
-async def test_killed_runner_of_compose_project_is_cleaned_up(
-    relay: EngineRelay, engine: docker.DockerClient, tmp_path: Path
-) -> None:
-    relay.holds = b"/start"
-    services = f"  web: {{image: '{IMAGE}', command: sleep 1000, volumes: ['kept:/kept']}}\nvolumes: {{kept: }}\n"
-    runner = await start(relay, compose_spec(tmp_path, services).compose_file or "")
-    assert len(things(engine, runner.name)) >= 3
-    await kill(runner)
-    assert await gone(engine, runner.name)
 
 
 async def test_normal_end_leaves_no_helper(relay: EngineRelay, engine: docker.DockerClient) -> None:

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ares_exp.cancellation import cancel_all
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoundError
@@ -56,10 +57,7 @@ class KeepAlive:
         """Stops renewing the TTLs of all sandboxes. Idempotent."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_all(*tasks)
 
     async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
         """Renews a TTL repeatedly, and retries within a minute after an error."""
@@ -129,8 +127,6 @@ class Connections:
         """Ends one use of the connection, and closes the connection after the last use."""
         connection.holders -= 1
         if connection.holders == 0:
-            loop = asyncio.get_running_loop()
-            if self._of_loop.get(loop) is connection:
-                del self._of_loop[loop]
+            self._of_loop.pop(asyncio.get_running_loop(), None)
             await connection.keep_alive.close()
             await connection.service.close()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import posixpath
-import re
-import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from ares_exp.cancellation import finish, in_thread
+from ares_exp.cancellation import cancel_all, finish, in_thread
 from ares_exp.containers.command_runner import END_SEC, CommandRunner
 from ares_exp.containers.container import (
+    ROOT_NAMES,
     Container,
     ContainerSpec,
     ExecOptions,
@@ -27,14 +27,14 @@ from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.failures import NoObjectStoreError
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, create_params, network_settings, ttl_minutes
-from ares_exp.containers.daytona.shells import PseudoTerminal, SandboxShells, ShellStream
+from ares_exp.containers.daytona.shells import SandboxShells, ShellStream
 from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ForwardedPorts, Serve
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.ownership import owner_labels, short_lived_directory
+from ares_exp.containers.ownership import owner_labels, short_lived_directory, unique_name
 from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import TERM, Terminal
 from ares_exp.errors import (
@@ -49,7 +49,6 @@ from ares_exp.errors import (
 if TYPE_CHECKING:
     from daytona import AsyncSandbox
 
-_ROOT_NAMES = ("root", "0")
 _WHEN_SLOW = "Set `timeouts.build_multiplier=2`."
 
 _logger = logging.getLogger(__name__)
@@ -71,8 +70,7 @@ class DaytonaContainer(Container):
         self._spec = spec
         self._options = options
         self._connections = connections
-        slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-").lower()[:40] or "task"
-        self.sandbox_name = f"ares-exp-{slug}-{secrets.token_hex(6)}"
+        self.sandbox_name = unique_name(spec.name)
         self._starting: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._sandbox: AsyncSandbox | None = None
@@ -182,21 +180,18 @@ class DaytonaContainer(Container):
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
         self._workdir, self._user = self._spec.workdir or workdir, user
-        root = None if user in _ROOT_NAMES else "root"
+        root = None if user in ROOT_NAMES else "root"
         self._channels = CommandRunner(self._open_shell, workdir=self._workdir, shell=self._options.shell, root=root)
         await self._channels.open()
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         if self._channels is None:
             raise ContainerDiedError("The container has not been started.")
-        if str(options.get("user")) in (self._user, *(_ROOT_NAMES if self._user in _ROOT_NAMES else ())):
+        if str(options.get("user")) in (self._user, *(ROOT_NAMES if self._user in ROOT_NAMES else ())):
             options["user"] = None  # shares the default user's shells
         options["env"] = {**self._image_env, **(options.get("env") or {})}
-        try:
+        async with self._death_reported():
             result = await self._channels.exec(command, **options)
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            raise
         limit_sec = options.get("timeout_sec")
         if result.timed_out and limit_sec is not None and result.duration_sec >= limit_sec + END_SEC:
             raise ContainerServiceUnavailableError(
@@ -206,8 +201,12 @@ class DaytonaContainer(Container):
         return result
 
     async def _open_shell(self, user: User | None) -> ShellStream:
+        return await self._running()[2].open_shell(self._other_user(user))
+
+    def _other_user(self, user: User | None) -> User | None:
+        """Returns the user of a shell, whose default is the image's user; `None`: root."""
         user = self._user if user is None else user
-        return await self._running()[2].open_shell(None if str(user) in _ROOT_NAMES else user)
+        return None if str(user) in ROOT_NAMES else user
 
     async def _run_as_root(self, command: str, *, timeout_sec: float) -> ExecResult:
         return await self.exec(command, user="root", cwd="/", shell="sh -c", timeout_sec=timeout_sec)
@@ -228,21 +227,18 @@ class DaytonaContainer(Container):
         self._running()
         assert self._transfer is not None
         try:
-            await copy(self._transfer)
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            if isinstance(error, ContainerServiceError) and not error.retryable:
-                raise TransferError(f"The {what} failed. {error}") from error
-            raise
+            async with self._death_reported():
+                await copy(self._transfer)
+        except ContainerServiceError as error:
+            if error.retryable:
+                raise
+            raise TransferError(f"The {what} failed. {error}") from error
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         connection, sandbox, _ = self._running()
-        try:
-            async with self._capturing:  # the service makes one snapshot of a sandbox at a time
-                return await keep_files(connection.service, sandbox)
-        except (SnapshotError, ContainerError) as error:
-            await self._raise_if_dead(error)
-            raise
+        # The service makes one snapshot of a sandbox at a time.
+        async with self._death_reported(), self._capturing:
+            return await keep_files(connection.service, sandbox)
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port through a relay over the service.
@@ -250,7 +246,7 @@ class DaytonaContainer(Container):
         This process renews the relay's lease four times per `forwarded_port_lease_sec`.
         """
         self._running()
-        try:
+        async with self._death_reported():
             return await self._forwarded_ports.open(
                 lambda: open_relayed_port(
                     lambda: self._running()[2].open_shell(None, is_told=False),
@@ -259,28 +255,18 @@ class DaytonaContainer(Container):
                     lease_sec=self._options.forwarded_port_lease_sec,
                 )
             )
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            raise
 
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
         _, _, shells = self._running()
-        user = self._user if user is None else user
-        whose = None if str(user) in _ROOT_NAMES else user
         variables = {**self._image_env, **(env or {}), "TERM": TERM}
-
-        async def opened() -> PseudoTerminal:
-            return await shells.open_terminal(
-                columns=columns, lines=lines, user=whose, workdir=self._workdir, env=variables
+        async with self._death_reported():
+            return await self._terminals.open(
+                lambda: shells.open_terminal(
+                    columns=columns, lines=lines, user=self._other_user(user), workdir=self._workdir, env=variables
+                )
             )
-
-        try:
-            return await self._terminals.open(opened)
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            raise
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         if policy not in self._spec.networks:
@@ -290,13 +276,10 @@ class DaytonaContainer(Container):
             return
         settings = network_settings(policy, self._options)
         self._policy = None  # unknown if the request fails
-        try:
+        async with self._death_reported():
             await connection.service.call(
                 f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
             )
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            raise
         self._policy = policy
 
     def _running(self) -> tuple[Connection, AsyncSandbox, SandboxShells]:
@@ -304,16 +287,22 @@ class DaytonaContainer(Container):
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         return self._connection, self._sandbox, self._shells
 
-    async def _raise_if_dead(self, cause: Exception) -> None:
-        """Raises `ContainerDiedError` if the sandbox is gone.
+    @contextlib.asynccontextmanager
+    async def _death_reported(self) -> AsyncIterator[None]:
+        """Raises `ContainerDiedError` instead of the block's error if the sandbox is gone.
 
         Does not raise this error only because a request was rejected, or because the service is unreachable.
         """
-        connection, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
-        has_died = isinstance(cause, ContainerDiedError)  # or the service does not respond, which has the same symptoms
-        is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
-        if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
-            raise ContainerDiedError(f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}") from cause
+        try:
+            yield
+        except (SnapshotError, ContainerError) as cause:
+            connection, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
+            has_died = isinstance(cause, ContainerDiedError)  # or the service is silent, which has the same symptoms
+            is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
+            if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
+                message = f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}"
+                raise ContainerDiedError(message) from cause
+            raise
 
     async def stop(self) -> None:
         self._stopped = True
@@ -321,9 +310,7 @@ class DaytonaContainer(Container):
 
     async def _stop(self) -> None:
         if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait({self._starting})  # it leaves no sandbox, or a sandbox that is removed here
-            self._starting.cancelled() or self._starting.exception()  # `start` raises it
+            await cancel_all(self._starting)  # it leaves no sandbox, or a sandbox that is removed here
         async with self._stopping:
             connection, sandbox = self._connection, self._sandbox
             self._connection = self._sandbox = None

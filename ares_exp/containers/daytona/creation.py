@@ -15,7 +15,7 @@ import random
 from typing import TYPE_CHECKING
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import cancel_all, finish
 from ares_exp.containers.container import bounded_start
 from ares_exp.containers.daytona import failures
 from ares_exp.containers.daytona.service import DaytonaService, has_ended, state_of
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
         CreateSandboxFromSnapshotParams,
     )
 
-NAME_PREFIX = "ares-exp-"
-"""Name prefix of our sandboxes, for people who read a list of them."""
-
 APPEARS_WITHIN_SEC = 5.0
 """Bound on the wait for a sandbox after the response to its creation was lost."""
 
@@ -48,7 +45,6 @@ REMOVAL_SEC = 60.0
 If the bound is exceeded, the TTL of the sandbox removes it.
 """
 
-_EARLY_LOOKS_SEC = (0.1, 0.15, 0.25, 0.4)
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0
 _PAUSE_SEC = 0.3
@@ -115,8 +111,7 @@ async def delete_sandbox(service: DaytonaService, name: str) -> None:
             await (asyncio.sleep(pause) if creation.done() else asyncio.wait({creation}, timeout=pause))
     finally:
         if creation is not None:
-            creation.cancel()
-            await asyncio.wait({creation})
+            await cancel_all(creation)
 
 
 async def _create_or_adopt(
@@ -135,7 +130,10 @@ async def _create_or_adopt(
         # A separate task: the service may still act on a request that is abandoned here, and its response then counts.
         creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
         creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception
-        return await _first_seen_started(client, creation, name)
+        await asyncio.wait({creation})
+        if creation.cancelled():
+            raise ContainerDiedError(f"The sandbox {name} was removed while it was being created.")
+        return creation.result()
 
     for tries in itertools.count(1):
         try:
@@ -151,26 +149,6 @@ async def _create_or_adopt(
     raise AssertionError("unreachable")
 
 
-async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[AsyncSandbox], name: str) -> AsyncSandbox:
-    """Returns the sandbox as soon as it runs. At first, polls faster than the SDK, which polls once per second."""
-    from daytona import DaytonaError
-
-    for pause in _EARLY_LOOKS_SEC:
-        await asyncio.wait({creation}, timeout=pause)
-        if creation.done():
-            break
-        with contextlib.suppress(DaytonaError):
-            sandbox = await client.get(name, request_timeout=_LOOK_SEC)
-            if state_of(sandbox) == "started":
-                creation.cancel()
-                await asyncio.wait({creation})
-                return sandbox
-    await asyncio.wait({creation})
-    if creation.cancelled():
-        raise ContainerDiedError(f"The sandbox {name} was removed while it was made.")
-    return creation.result()
-
-
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
     """Waits until a sandbox runs, if the response to its creation was lost."""
     what = f"The sandbox {sandbox.name}"
@@ -178,18 +156,13 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
         if not has_ended(sandbox):
             await service.call(what, lambda _: sandbox.wait_for_sandbox_start(timeout=0), timeout_sec=math.inf)
             return sandbox
-    except ContainerServiceError as error:
+    except ContainerServiceError:
         if not has_ended(sandbox):
             raise
-        raise _start_error(sandbox) from error
-    raise _start_error(sandbox)
-
-
-def _start_error(sandbox: AsyncSandbox) -> ContainerStartError:
     state = state_of(sandbox)
     reason = failures.plain(sandbox.error_reason or "the service gives no reason").rstrip(".")
     problem = "its image could not be built" if state == "build_failed" else f"it is in state {state}"
-    return ContainerStartError(f"The sandbox {sandbox.name} did not start, {problem}: {reason}.")
+    raise ContainerStartError(f"{what} did not start, {problem}: {reason}.")
 
 
 async def _undo(service: DaytonaService, name: str) -> None:

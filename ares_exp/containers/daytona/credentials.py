@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
@@ -98,16 +97,9 @@ def _checked_url(text: str) -> str:
         )
     if url.scheme not in ("http", "https") or not host:
         raise PreflightError(f"Expected {_API_URL} to be an address like {DEFAULT_API_URL}, got {text!r}.")
-    if url.scheme == "http" and not _is_loopback(host):
+    if url.scheme == "http" and host not in ("localhost", "127.0.0.1", "::1"):
         raise PreflightError(
             f"Expected {_API_URL} to start with https://, got {text}. Over http://, the key would be sent "
             "unencrypted. Use http:// only for a service on this machine."
         )
     return text.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

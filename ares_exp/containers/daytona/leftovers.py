@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ares_exp.containers.daytona.creation import NAME_PREFIX, delete_sandbox
+from ares_exp.containers.daytona.creation import delete_sandbox
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.provider_snapshot import delete_kept, find_kept
 from ares_exp.containers.daytona.service import DaytonaService, state_of
-from ares_exp.containers.ownership import HOST, RUN, Leftover, describe, is_dead, owner_labels
+from ares_exp.containers.ownership import (
+    HOST,
+    NAME_PREFIX,
+    RUN,
+    SWEEP_SEC,
+    Leftover,
+    created_sec,
+    describe,
+    is_dead,
+    log_removal,
+    owner_labels,
+)
 from ares_exp.errors import ContainerError
 
 if TYPE_CHECKING:
@@ -22,9 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Delete = Callable[[DaytonaService, str], Coroutine[Any, Any, None]]
-
-SWEEP_SEC = 20.0
-"""Bound on the clean-up at the start of a run. The next run or the TTL removes the rest."""
 
 _ANSWER_SEC = 15.0
 _UNREACHABLE_SEC = 3.0  # for a wrong address: the user of a new run waits for the message
@@ -50,7 +57,11 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
     query = ListSandboxesQuery(name=NAME_PREFIX, labels=ours, limit=_PAGE)
 
     async def ask(client: AsyncDaytona) -> list[AsyncSandbox]:
-        return [sandbox async for sandbox in client.list(query, request_timeout=_ANSWER_SEC) if _is_of_a_run(sandbox)]
+        return [
+            sandbox
+            async for sandbox in client.list(query, request_timeout=_ANSWER_SEC)
+            if RUN in sandbox.labels and plain(sandbox.name) == sandbox.name and state_of(sandbox) not in _LEAVING
+        ]
 
     sandboxes = await service.call(
         "The list of sandboxes", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC
@@ -84,13 +95,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
     async def remove(leftover: Leftover) -> None:
         async with slots:
-            problem = await _reason_left(delete_sandbox(service, leftover.name))
-        if problem:
-            _logger.warning(
-                "The sandbox %s of %s, which is dead, could not be removed: %s", leftover.name, leftover.whose, problem
-            )
-        else:
-            _logger.info("Removed the sandbox %s of %s, which is dead.", leftover.name, leftover.whose)
+            log_removal(leftover, await _reason_left(delete_sandbox(service, leftover.name)))
 
     try:
         async with asyncio.timeout(SWEEP_SEC):
@@ -112,15 +117,13 @@ def find_all(*, snapshots: bool) -> list[Leftover]:
     credentials = Credentials.from_environment()
 
     async def look(service: DaytonaService) -> list[Leftover]:
-        found = await find(service)
-        kept = await find_kept(service) if snapshots else {}
-        return found + [_kept_leftover(credentials, name, created) for name, created in kept.items()]
+        found, whose = await find(service), f"runs on {owner_labels()[HOST]}"
+        for name, created in (await find_kept(service) if snapshots else {}).items():
+            remove = functools.partial(_remove_blocking, credentials, delete_kept, name)
+            found.append(Leftover("snapshot", name, whose, True, created, remove))
+        return found
 
     return asyncio.run(_with_service(credentials, look))
-
-
-def _is_of_a_run(sandbox: AsyncSandbox) -> bool:
-    return RUN in sandbox.labels and plain(sandbox.name) == sandbox.name and state_of(sandbox) not in _LEAVING
 
 
 def _leftover(credentials: Credentials, sandbox: AsyncSandbox) -> Leftover:
@@ -129,14 +132,9 @@ def _leftover(credentials: Credentials, sandbox: AsyncSandbox) -> Leftover:
         name=sandbox.name,
         whose=plain(describe(sandbox.labels)),
         is_stale=is_dead(sandbox.labels, since_boot=True),
-        created=_seconds(sandbox.created_at),
+        created=created_sec(sandbox.created_at),
         remove=functools.partial(_remove_blocking, credentials, delete_sandbox, sandbox.name),
     )
-
-
-def _kept_leftover(credentials: Credentials, name: str, created: float | None) -> Leftover:
-    remove = functools.partial(_remove_blocking, credentials, delete_kept, name)
-    return Leftover("snapshot", name, f"runs on {owner_labels()[HOST]}", True, created, remove)
 
 
 def _remove_blocking(credentials: Credentials, delete: _Delete, name: str) -> str:
@@ -158,10 +156,3 @@ async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
     except ContainerError as error:
         return str(error)
     return ""
-
-
-def _seconds(created: str | None) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(created or "").timestamp()
-    except (ValueError, OverflowError):
-        return None

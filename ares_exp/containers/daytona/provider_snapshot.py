@@ -11,6 +11,7 @@ not report a failure: the snapshot is then missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
@@ -122,7 +123,7 @@ async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float =
     what = f"The snapshot {name}"
     try:
         async with asyncio.timeout(timeout_sec):
-            if _state(await _get(service, name, what)) == "inactive":
+            if state_of(await _get(service, name, what)) == "inactive":
                 await service.call(what, lambda client: client.snapshot.activate(name), repeatable=False)
             await _wait_until_active(service, name, what)
     except ContainerNotFoundError as error:
@@ -166,10 +167,8 @@ async def delete_kept(service: DaytonaService, name: str) -> None:
     Raises:
         ContainerServiceError: The service rejected the request, or does not respond.
     """
-    try:
+    with contextlib.suppress(ContainerNotFoundError):
         await service.call(f"The snapshot {name}", lambda client: client.snapshot.delete(name), timeout_sec=_LOOK_SEC)
-    except ContainerNotFoundError:
-        return
 
 
 async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: str, timeout_sec: float) -> None:
@@ -194,7 +193,7 @@ async def _wait_until_active(service: DaytonaService, name: str, what: str) -> N
             missing.
     """
     pause = _EARLY_POLL_SEC
-    while (state := _state(found := await _get(service, name, what))) != "active":
+    while (state := state_of(found := await _get(service, name, what))) != "active":
         if state in _UNUSABLE:
             reason = plain(found.error_reason or "the service gives no reason").rstrip(".")
             raise CaptureError(f"{what} is in state {state}: {reason}.")
@@ -211,10 +210,6 @@ async def _discard(service: DaytonaService, name: str) -> None:
         await delete_kept(service, name)
     except ContainerError as error:
         _logger.warning("The snapshot %s of a failed capture may remain at Daytona. %s", name, error)
-
-
-def _state(snapshot: Any) -> str:
-    return str(getattr(snapshot.state, "value", snapshot.state))
 
 
 def _prefix_of_this_machine() -> str:

@@ -10,9 +10,10 @@ import random
 import threading
 import warnings
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ares_exp.backoff import backoff_sec
+from ares_exp.cancellation import cancel_all
 from ares_exp.containers.daytona import failures
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.errors import ContainerDiedError, ContainerNotFoundError, ContainerServiceError
@@ -143,10 +144,7 @@ class DaytonaService:
         self._is_closed = True
         creating = list(self.creating.values())
         self.creating.clear()
-        for task in creating:
-            task.cancel()
-        if creating:
-            await asyncio.wait(creating)
+        await cancel_all(*creating)
         client, self._client = self._client, None
         if client is not None:
             await client.close()  # type: ignore[no-untyped-call]
@@ -158,9 +156,9 @@ class DaytonaService:
         return failure.wait_sec + self._base_sec * self._rng.uniform(0.0, 1.0)
 
 
-def state_of(sandbox: AsyncSandbox) -> str:
-    """Returns the last seen state of a sandbox, with the service's name for it."""
-    return "unknown" if sandbox.state is None else str(sandbox.state.value)
+def state_of(resource: Any) -> str:
+    """Returns the last seen state of a sandbox or snapshot, with the service's name for it."""
+    return "unknown" if resource.state is None else str(resource.state.value)
 
 
 def has_ended(sandbox: AsyncSandbox) -> bool:
@@ -178,7 +176,7 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
     """Creates the client, without a limit on parallel requests, because every sandbox holds some open.
 
     The client also has no event stream. The stream would take over Ctrl-C (`engineio` installs a SIGINT handler that
-    stops the loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox every second.
+    stops the loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox.
     """
     from daytona import AsyncDaytona, DaytonaConfig
 

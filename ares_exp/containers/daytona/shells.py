@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import cancel_all, finish
 from ares_exp.containers.container import User
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.shell_channel import MarkParser, StreamLostError
@@ -208,10 +208,7 @@ class SandboxShells:
 
     async def close(self) -> None:
         """Hangs up all terminals, whose processes end with the sandbox. Idempotent."""
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancel_all(*self._tasks)
         await asyncio.gather(*(terminal.hang_up() for terminal in list(self._terminals)))
 
     async def _start(self, typed: str, *, columns: int, lines: int) -> PseudoTerminal:
@@ -339,8 +336,7 @@ class PseudoTerminal:
         if handle is not None:
             await handle.disconnect()
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+            await cancel_all(self._watching)
 
     async def _watch(self, handle: Any) -> None:
         await handle.wait()

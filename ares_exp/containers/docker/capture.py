@@ -16,23 +16,27 @@ import asyncio
 import functools
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
-from ares_exp.containers.bounded_reading import Skip, bounded
+from ares_exp.cancellation import finish
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.stream import run_program
 from ares_exp.containers.filesystem.delta import Delta, Entry, in_directories, is_kept, parents
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.filesystem.tar_entries import GNU_CREATE, READ_SOMETHING, YOUNG_SEC, read_tar
-from ares_exp.containers.local.isolation import mounts
+from ares_exp.containers.local.isolation import CAP_SYS_ADMIN, is_root_with, mounts
 from ares_exp.errors import CaptureError, SnapshotUnsupportedError
 
 CaptureWay = Literal["auto", "upper", "archive"]
+
+READ_SEC = 300.0
+"""Bound on reading an upper directory."""
 
 READINGS = 5
 """Bound on the reads until two agree. Each read covers only changed files."""
@@ -53,6 +57,7 @@ _LOST = "\ufffd"
 _REGULAR, _ALL_KINDS = 0o100000, 0o170000
 
 _T = TypeVar("_T")
+_Skip = Callable[[str], bool]  # whether a path is skipped
 
 
 class Capture:
@@ -98,7 +103,7 @@ class Capture:
         return found
 
     async def _read(
-        self, inspected: Mapping[str, Any], objects: ObjectStore, notes: list[str], skip: Skip
+        self, inspected: Mapping[str, Any], objects: ObjectStore, notes: list[str], skip: _Skip
     ) -> dict[str, Entry]:
         try:
             if self._way == "archive":
@@ -111,14 +116,14 @@ class Capture:
                     "root on the engine's machine, or set container.capture=archive."
                 ) from error
             return await self._archive.run(objects, notes, skip)
-        return await bounded(lambda skip: self._steady(upper, objects, notes, skip), skip)
+        return await _bounded(lambda skip: self._steady(upper, objects, notes, skip), skip)
 
     def _skip(self, mount_points: frozenset[str], path: str) -> bool:
         if self._is_closed:
             raise CaptureError("The changed files cannot be read: the container has been stopped.")
         return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
-    def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
+    def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
         """Reads the upper directory until two reads agree, or `READINGS` times. Blocking."""
         before: dict[str, Entry] | None = None
         for _ in range(READINGS):
@@ -139,8 +144,31 @@ class Capture:
             pass
 
 
-_CAP_SYS_ADMIN = 1 << 21
 _ALL_IDS = ["0", "0", "4294967295"]
+
+
+async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
+    """Runs `read`, which calls its argument for each path, in a thread.
+
+    After `READ_SEC`, or if the caller is cancelled, this call raises an error, which ends `read`.
+
+    Raises:
+        CaptureError: The read took longer than `READ_SEC`. Errors of `read` are also raised.
+    """
+    given_up = threading.Event()
+
+    def skip_or_give_up(path: str) -> bool:
+        if given_up.is_set():
+            raise CaptureError(f"The changed files could not be read within {READ_SEC:g} s.")
+        return skip(path)
+
+    reading = asyncio.ensure_future(asyncio.to_thread(read, skip_or_give_up))
+    try:
+        await asyncio.wait({reading}, timeout=READ_SEC)
+    finally:
+        given_up.set()
+        await finish(asyncio.wait({reading}))
+    return reading.result()
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
@@ -151,7 +179,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
             "because".
     """
     process = proc / str(inspected["State"]["Pid"])
-    if not _can_read_overlays(proc):
+    if not is_root_with(CAP_SYS_ADMIN, proc=proc):  # the kernel hides attributes `trusted.*` from other processes
         raise SnapshotUnsupportedError("reading the overlay needs root with CAP_SYS_ADMIN")
     try:
         table = list(mounts(process))
@@ -181,16 +209,6 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     return upper
 
 
-def _can_read_overlays(proc: Path) -> bool:
-    """Returns whether this process sees attributes `trusted.*`, which the kernel hides from unprivileged processes."""
-    try:
-        status = (proc / "self" / "status").read_text()
-    except OSError:
-        return False
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return os.geteuid() == 0 and found is not None and bool(int(found[1], 16) & _CAP_SYS_ADMIN)
-
-
 class ArchiveCapture:
     """Captures one container repeatedly with the method `archive`, without reading unchanged files again."""
 
@@ -199,7 +217,7 @@ class ArchiveCapture:
         self._container = container
         self._known: dict[str, tuple[bytes, Entry]] = {}
 
-    async def run(self, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
+    async def run(self, objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
         """Reads the changes.
 
         Raises:
@@ -226,7 +244,7 @@ class ArchiveCapture:
                 entries[path] = Entry("whiteout")
         return in_directories(entries)
 
-    def _listed(self, notes: list[str], skip: Skip) -> dict[str, int]:
+    def _listed(self, notes: list[str], skip: _Skip) -> dict[str, int]:
         """Returns the changed paths with the kinds of their changes."""
         found: dict[str, int] = {
             change["Path"]: change["Kind"] for change in self._engine.api.diff(self._container) or []
@@ -240,7 +258,7 @@ class ArchiveCapture:
             if path != "/" and _LOST not in path and is_kept(path) and not skip(path)
         }
 
-    async def _by_tar(self, paths: list[str], objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
+    async def _by_tar(self, paths: list[str], objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
         signatures = await self._signatures(paths)
         old = {path: self._known[path][1] for path in paths if self._is_known(path, signatures.get(path), objects)}
         new = [path for path in paths if path not in old]

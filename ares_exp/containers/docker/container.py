@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,6 @@ from ares_exp.containers.docker.capture import Capture, CaptureWay
 from ares_exp.containers.docker.changed_files import find_base, name_of, put_back
 from ares_exp.containers.docker.container_lifetime import (
     FIRST_COMMAND,
-    NAME_PREFIX,
     AnswerLostError,
     FirstProcess,
     create,
@@ -43,7 +40,7 @@ from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve
 from ares_exp.containers.images.image import ensure_image
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.ownership import owner_labels, unique_name
 from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
@@ -264,9 +261,3 @@ class DockerContainer(EngineContainer):
         finally:
             if self._capture is not None:
                 await self._capture.close()
-
-
-def unique_name(task: str) -> str:
-    """Creates a unique name for a container of a task, or for a compose project."""
-    slug = re.sub(r"[^a-zA-Z0-9]+", "-", task).strip("-")[:40] or "task"
-    return f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"

@@ -27,9 +27,6 @@ As process 1, it ignores signals from inside (`kill -9 -1`, `pkill sh`). It also
 reads a line, `jobs` makes the shell reap them, without a fork that could fail.
 """
 
-NAME_PREFIX = "ares-exp-"
-"""Name prefix of our containers. Labels do not identify them, because `docker commit` copies labels."""
-
 REMOVAL_SEC = 12.0
 """Bound on the removal of a container, which takes milliseconds, or seconds under load."""
 

@@ -29,10 +29,11 @@ from ares_exp.containers.docker.engine import (
 from ares_exp.containers.docker.leftovers import find, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
+from ares_exp.containers.images.dockerfile_instructions import find_dockerfile
 from ares_exp.containers.images.image_build import check_buildable
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
-from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, TaskError, UnreachableError
+from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, UnreachableError
 from ares_exp.records.secrets import is_sensitive, protect
 
 
@@ -187,16 +188,10 @@ class DockerContainerFactory(ContainerFactoryBase):
             ) from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        host, context, warnings = self._options.host, spec.context_dir, list[str]()
+        host, warnings = self._options.host, list[str]()
         check_mounts(spec, host)
         if spec.compose_file is not None:
             warnings = check_compose(spec, self._options)
         elif spec.docker_image is None:
-            if context is None or not (context / "Dockerfile").is_file():
-                where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
-                raise TaskError(
-                    f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, "
-                    "or set docker_image in the [environment] table of its task.toml."
-                )
-            check_buildable(context / "Dockerfile", lambda: connect_blocking(host))
+            check_buildable(find_dockerfile(spec.name, spec.context_dir), lambda: connect_blocking(host))
         return [*warnings, *check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]

@@ -8,23 +8,28 @@ processes when it starts.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, why_it_stays
+from ares_exp.containers import ownership
+from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, reason
-from ares_exp.containers.ownership import RUN, Leftover, describe, find_short_lived, is_dead, owner_labels
+from ares_exp.containers.ownership import (
+    NAME_PREFIX,
+    RUN,
+    Leftover,
+    created_sec,
+    describe,
+    find_short_lived,
+    is_dead,
+    owner_labels,
+)
 
 if TYPE_CHECKING:
     from docker import APIClient
-
-SWEEP_SEC = 20.0
-"""Bound on the clean-up at the start of a run. The next run continues it."""
 
 _IMAGE = "ares_exp.image"
 _BUILDER = "ares_exp.image-builder"
@@ -43,39 +48,16 @@ def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
 
 
 def remove_stale(engine: Engine) -> int:
-    """Removes leftovers of dead runs from the engine, within `SWEEP_SEC`. Blocking; never raises.
+    """Removes leftovers of dead runs from the engine and this machine. Blocking; never raises.
 
     Returns:
         Number of removed leftovers.
     """
-    deadline = time.monotonic() + SWEEP_SEC
     try:
-        stale = [leftover for leftover in (*find_short_lived(), *find(engine.api)) if leftover.is_stale]
+        return ownership.remove_stale([*find_short_lived(), *find(engine.api)])
     except engine_errors() as error:
         _logger.warning("Leftovers of dead runs on the engine cannot be listed: %s.", reason(error))
         return 0
-    removed = 0
-    for count, leftover in enumerate(stale):
-        if time.monotonic() > deadline:
-            _logger.warning(
-                "%d leftovers of dead runs remain on the engine, because removing them takes too long.",
-                len(stale) - count,
-            )
-            break
-        problem = leftover.remove()
-        removed += not problem
-        _log(leftover, problem)
-    return removed
-
-
-def _log(leftover: Leftover, problem: str) -> None:
-    what = (leftover.kind, leftover.name, leftover.whose)
-    if not problem:
-        _logger.info("Removed the %s %s of %s, which is dead.", *what)
-    elif leftover.kind == "image":
-        _logger.info("The %s %s of %s, which is dead, stays: %s.", *what, problem)
-    else:
-        _logger.warning("The %s %s of %s, which is dead, could not be removed: %s.", *what, problem)
 
 
 def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
@@ -91,18 +73,13 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
     for found in api.containers(all=True, filters=ours):
         name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
         if name.startswith(NAME_PREFIX):
-            yield _leftover(
-                "container",
-                name,
-                found,
-                _remove(kill, found["Id"]),
-            )
+            yield _leftover("container", name, found, _remove(kill, found["Id"]))
     for found in api.networks(filters=ours):
         yield _leftover("network", found["Name"], found, _remove(api.remove_network, found["Id"]))
     for found in api.volumes(filters=ours)["Volumes"] or []:
         yield _leftover("volume", found["Name"], found, _remove(api.remove_volume, found["Name"]))
     for found in (api.volumes(filters={"label": KEPT_VOLUME})["Volumes"] or []) if cached_images else []:
-        name, created = found["Name"], _seconds(found.get("CreatedAt"))
+        name, created = found["Name"], created_sec(found.get("CreatedAt"))
         remove = _remove(api.remove_volume, name)
         yield Leftover("volume", name, "no run: kept for the next run", True, created, remove)
     for found in api.images(filters={"label": _IMAGE}):
@@ -114,7 +91,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
                 name=tag,
                 whose=describe(builder) if builder else "no run: kept for the next run",
                 is_stale=is_dead(builder) if builder else True,
-                created=_seconds(found["Created"]),
+                created=created_sec(found["Created"]),
                 remove=_remove(api.remove_image, tag),
                 size=found["Size"],
             )
@@ -122,7 +99,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
 
 def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[], str]) -> Leftover:
     labels = found["Labels"]
-    created = _seconds(found.get("Created") or found.get("CreatedAt"))
+    created = created_sec(found.get("Created") or found.get("CreatedAt"))
     return Leftover(kind, name, describe(labels), is_dead(labels), created, remove)
 
 
@@ -133,16 +110,6 @@ def _builder(labels: Mapping[str, str]) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _seconds(created: object) -> float | None:
-    """Parses a creation time, which the engine reports in seconds or as a date."""
-    if isinstance(created, int):
-        return float(created)
-    try:
-        return datetime.datetime.fromisoformat(str(created)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _remove(call: Callable[[str], object], name: str) -> Callable[[], str]:

@@ -17,12 +17,11 @@ from urllib.parse import urlsplit
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.container import Mount as Directory
-from ares_exp.containers.docker.container_lifetime import NAME_PREFIX
 from ares_exp.containers.docker.engine import Engine, address_of_engine
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
 from ares_exp.containers.docker.transfer import open_archive, put
 from ares_exp.containers.images.shared_work import Demand, work_lock
-from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.ownership import NAME_PREFIX, owner_labels
 from ares_exp.errors import UnsupportedTaskError
 
 if TYPE_CHECKING:

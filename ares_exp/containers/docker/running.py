@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.containers.command_runner import CommandRunner
-from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.container import ROOT_NAMES, ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason, out_of_reach
 from ares_exp.containers.docker.engine import (
     Engine,
@@ -46,7 +46,6 @@ from ares_exp.errors import (
 if TYPE_CHECKING:
     from docker import APIClient
 
-ROOT = ("root", "0")
 
 _HANG_UP_SEC = 10.0
 _NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing in the image"
@@ -107,7 +106,7 @@ class RunningContainer:
         self._default_user = config["User"] or "root"
         self._has_entrypoint = bool(config.get("Entrypoint"))
         self._workdir = self._spec_workdir or config["WorkingDir"] or "/"
-        root = None if self._default_user in ROOT else "root"
+        root = None if self._default_user in ROOT_NAMES else "root"
         self._channels = CommandRunner(
             self.open_shell,
             workdir=self._workdir,

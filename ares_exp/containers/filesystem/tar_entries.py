@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, Self, cast
 
 from ares_exp.containers.filesystem.delta import (
     MAX_MTIME_NS,
@@ -59,18 +59,11 @@ _KINDS: dict[bytes, EntryKind] = {
 }
 
 
-class Source(Protocol):
-    """A source of sequential bytes."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
 def read_tar(
-    file: Source,
+    file: IO[bytes],
     objects: ObjectStore,
     *,
     notes: list[str],
-    at: str = "/",
     skip: Callable[[str], bool] = lambda path: False,
     limits: DeltaLimits | None = None,
 ) -> dict[str, Entry]:
@@ -80,7 +73,6 @@ def read_tar(
         file: Uncompressed archive.
         objects: Store for the contents.
         notes: List that receives a sentence for each dropped file.
-        at: Base directory of the names in the archive.
         skip: Function that returns whether to exclude a path.
         limits: Bounds.
 
@@ -89,12 +81,12 @@ def read_tar(
         them.
 
     Raises:
-        CaptureError: The archive is malformed or ends early, is too large, leads out of `at`, or a file contains a
+        CaptureError: The archive is malformed or ends early, is too large, leads out of its root, or a file contains a
             known secret.
     """
     limits = limits or DeltaLimits()
     stream = _BoundedStream(file, 2 * limits.max_bytes + 2**30)
-    reader = _Reader(objects, notes, at.rstrip("/"), skip, limits)
+    reader = _Reader(objects, notes, skip, limits)
     try:
         with stream.reading_header():
             archive = tarfile.open(  # noqa: SIM115  # closed below; the constructor already reads a header
@@ -138,7 +130,7 @@ class _Member(tarfile.TarInfo):
 class _BoundedStream:
     """Bounds the bytes of an archive that `tarfile` reads into memory."""
 
-    def __init__(self, file: Source, most: int) -> None:
+    def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._total, self._header = file, most, 0
         self._in_header, self._ends = False, 0
 
@@ -163,9 +155,9 @@ class _BoundedStream:
 
 class _Reader:
     def __init__(
-        self, objects: ObjectStore, notes: list[str], at: str, skip: Callable[[str], bool], limits: DeltaLimits
+        self, objects: ObjectStore, notes: list[str], skip: Callable[[str], bool], limits: DeltaLimits
     ) -> None:
-        self._objects, self._notes, self._at, self._skip, self._limits = objects, notes, at, skip, limits
+        self._objects, self._notes, self._skip, self._limits = objects, notes, skip, limits
         self._known = KnownSecrets()
         self._entries: dict[str, Entry] = {}
         self._bytes = 0
@@ -197,12 +189,12 @@ class _Reader:
         """Returns the path in the container of a name in the archive; `""` for the root."""
         names = [part for part in name.split("/") if part not in ("", ".")]
         path = "".join(f"/{part}" for part in names)
-        data = os.fsencode(self._at + path)
+        data = os.fsencode(path)
         if ".." in names or b"\0" in data:
             raise ValueError(f"{name!r} points outside of it")
         if len(data) > MAX_PATH_BYTES or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in names):
             raise ValueError(f"a name in it is too long, {name[:80]!r}…")
-        return self._at + path
+        return path
 
     def _linked(self, path: str, member: tarfile.TarInfo) -> Entry:
         first = self._path(member.linkname)

@@ -36,17 +36,17 @@ def passed_on() -> dict[str, str]:
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
     """Returns whether a `docker` command builds with BuildKit: with its plugin buildx, or from version 18 to 22."""
-    if _output(cli, "buildx", "version").startswith("github.com/docker/buildx"):
+    if output_of(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
-    major = re.match(r"\d+", _output(cli, "version", "--format", "{{.Client.Version}}"))
+    major = re.match(r"\d+", output_of(cli, "version", "--format", "{{.Client.Version}}"))
     return major is not None and 18 <= int(major[0]) < 23
 
 
-def _output(cli: Path, *arguments: str) -> str:
-    """Returns the output of a `docker` command that runs without an engine; empty if it fails."""
+def output_of(*command: str | Path) -> str:
+    """Returns the output of one of Docker's programs that runs without an engine; empty if it fails."""
     try:
         done = subprocess.run(
-            [cli, *arguments],
+            command,
             env={**passed_on(), "DOCKER_HOST": "unix:///nonexistent.sock"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -84,6 +84,21 @@ class Syntax(NamedTuple):
         return self.frontend is not None and _OFFICIAL.fullmatch(self.frontend) is None
 
 
+def find_dockerfile(task: str, context_dir: Path | None) -> Path:
+    """Finds the Dockerfile of a task that names no image.
+
+    Raises:
+        TaskError: There is none.
+    """
+    if context_dir is not None and (found := context_dir / "Dockerfile").is_file():
+        return found
+    where = f"in {context_dir}" if context_dir is not None else "anywhere (it has no environment directory)"
+    raise TaskError(
+        f"Task {task}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
+        "docker_image in the [environment] table of its task.toml."
+    )
+
+
 def read_text(path: Path) -> str:
     """Reads the Dockerfile's text.
 

@@ -20,7 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ares_exp.containers.container import ContainerSpec, Mount
-from ares_exp.containers.images.dockerfile_instructions import KNOWN, find_syntax, instructions, read_text
+from ares_exp.containers.images.dockerfile_instructions import (
+    KNOWN,
+    find_dockerfile,
+    find_syntax,
+    instructions,
+    read_text,
+)
 from ares_exp.containers.images.dockerfile_reading import Base
 from ares_exp.containers.images.dockerfile_steps import RunInContainer, UploadToContainer, check_sources
 from ares_exp.containers.images.image_context import (
@@ -170,20 +176,14 @@ def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
             f"Task {spec.name} needs several services ({spec.compose_file}); container=daytona runs one sandbox per "
             "task. Use container=docker for this task, or leave it out."
         )
-    context = spec.context_dir
-    has_dockerfile = context is not None and (context / "Dockerfile").is_file()
     if snapshot is not None:
-        ignored = spec.docker_image or (context / "Dockerfile" if context is not None and has_dockerfile else None)
+        dockerfile = None if spec.context_dir is None else spec.context_dir / "Dockerfile"
+        ignored = spec.docker_image or (dockerfile if dockerfile is not None and dockerfile.is_file() else None)
         warning = f"{spec.name}: {ignored} is not used: container.snapshot={snapshot} is"
         return ImagePlan(snapshot=snapshot, warnings=(warning,) if ignored else ())
     if spec.docker_image is not None:
         return _plan_for_image(spec.name, spec.docker_image)
-    if context is None or not has_dockerfile:
-        where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
-        raise TaskError(
-            f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
-            "docker_image in the [environment] table of its task.toml."
-        )
+    context = find_dockerfile(spec.name, spec.context_dir).parent
     try:
         return _plan_for_dockerfile(context)
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import (
+    ROOT_NAMES,
     Container,
     ContainerSpec,
     ExecOptions,
@@ -43,7 +44,7 @@ from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
 from ares_exp.containers.local.container_directory import UNREADABLE, ContainerDirectory, find_storage
 from ares_exp.containers.local.container_files import ContainerFiles, private_mounts
-from ares_exp.containers.local.container_process import ROOT_NAMES, ContainerProcess, Launch
+from ares_exp.containers.local.container_process import ContainerProcess, Launch
 from ares_exp.containers.local.fifo_stream import FifoStream, receive, send
 from ares_exp.containers.local.host_root import SEARCH_PATH, mount_parts, root_parts, write_layer
 from ares_exp.containers.local.isolation import bwrap_arguments, find_bwrap, find_isolation, is_privileged

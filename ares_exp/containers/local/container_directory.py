@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ares_exp.containers import ownership
 from ares_exp.containers.local.cgroup import PROBE_PREFIX, RECORD, find_groups, remove_group, remove_groups
 from ares_exp.containers.local.guardian import MADE, end_marked, remove_made
 from ares_exp.containers.local.isolation import filesystem_type, find_bwrap, is_privileged, user_namespace
@@ -188,10 +189,7 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
 
 def remove_stale() -> None:
     """Removes leftovers of dead runs of this user. Blocking; never raises."""
-    for leftover in (*find(), *find_short_lived()):
-        if leftover.is_stale and (problem := leftover.remove()):
-            what = (leftover.kind, leftover.name, leftover.whose)
-            _logger.warning("The %s %s of %s, which is dead, stays: %s.", *what, problem)
+    ownership.remove_stale([*find(), *find_short_lived()])
 
 
 def find() -> Iterator[Leftover]:

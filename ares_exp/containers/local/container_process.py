@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.cancellation import finish, happened
-from ares_exp.containers.container import User
+from ares_exp.containers.container import ROOT_NAMES, User
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
@@ -44,7 +44,6 @@ _REPORT_SEC = 0.2
 _RESERVE_SEC = 0.5
 _KILL_SEC = 5.0
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
-ROOT_NAMES = ("root", "0", "0:0", "root:root")
 
 # Arguments: the container's directory, then bubblewrap and its arguments. First enters the container's cgroups.
 _LAUNCH = """

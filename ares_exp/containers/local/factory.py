@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
-from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
+from ares_exp.containers.container import ROOT_NAMES, ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from ares_exp.containers.local.container import ONLY_ROOT, LocalContainer, read_task_dockerfile
 from ares_exp.containers.local.container_directory import find, find_storage, remove_stale
-from ares_exp.containers.local.container_process import ROOT_NAMES
 from ares_exp.containers.local.isolation import (
     WAYS_OUT,
     container_evidence,

@@ -116,7 +116,7 @@ class FifoStream:
             raise BrokenPipeError("The stream is closed.")
 
 
-_CHUNK_BYTES = 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
 _SPOOL_BYTES = 8 * 1024 * 1024
 _HEADER_BYTES = 4096 * archive.MAX_MEMBERS // 4
 _STATUS = re.compile(rb"status (\d+)\n$")
@@ -140,10 +140,10 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
         await stream.write(_script(f"echo; {{ {command}; }} 2>&1; echo status $?; exit"))
         await stream.read_line()
         with contextlib.suppress(OSError):  # the container stopped reading; its reply has the reason
-            while chunk := packed.read(_CHUNK_BYTES):
+            while chunk := packed.read(_PIECE_BYTES):
                 await stream.write(chunk)
     answer = b""
-    while len(answer) < _CHUNK_BYTES and (data := await stream.read()):
+    while len(answer) < _PIECE_BYTES and (data := await stream.read()):
         answer += data
     status = _STATUS.search(answer)
     if status is None or status[1] != b"0":

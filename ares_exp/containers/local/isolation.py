@@ -142,17 +142,23 @@ _CAPABILITIES = (
 )
 _READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/sysrq-trigger", "/proc/acpi", "/proc/scsi")
 _MASKED = ("/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/latency_stats")
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+_CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
 def is_privileged() -> bool:
     """Returns whether we need no user namespace: root with CAP_SYS_ADMIN (mounts) and CAP_NET_ADMIN (loopback)."""
-    if os.geteuid() != 0:
+    return is_root_with(CAP_SYS_ADMIN, _CAP_NET_ADMIN)
+
+
+def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
+    """Returns whether this process is root with these capabilities."""
+    try:
+        status = (proc / "self/status").read_text()
+    except OSError:
         return False
-    status = Path("/proc/self/status").read_text()
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    needed = 1 << _CAP_SYS_ADMIN | 1 << _CAP_NET_ADMIN
-    return effective is not None and int(effective[1], 16) & needed == needed
+    needed = sum(1 << capability for capability in capabilities)
+    return os.geteuid() == 0 and effective is not None and int(effective[1], 16) & needed == needed
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import struct
 import termios
 from pathlib import Path
 
+from ares_exp.cancellation import cancel_all
 from ares_exp.containers.local.fifo_stream import FifoStream
 
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
@@ -58,8 +59,7 @@ class LocalTerminal:
         await self._stream.write(data)
 
     async def close(self) -> None:
-        self._watching.cancel()
-        await asyncio.wait({self._watching})
+        await cancel_all(self._watching)
 
     async def _watch(self) -> None:
         try:

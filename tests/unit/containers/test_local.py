@@ -64,12 +64,6 @@ async def test_python_runs_and_system_directories_are_writable() -> None:
     assert Path("/etc/passwd").exists()
 
 
-async def test_container_survives_kill_of_all_inner_processes() -> None:
-    async with local_container() as container:
-        assert (await container.exec("kill -9 -1; kill -9 1")).exit_code == 137
-        assert (await container.exec("echo alive")).output == "alive\n"
-
-
 async def test_orphans_are_reaped() -> None:
     async with local_container() as container:
         result = await container.exec(
@@ -121,10 +115,6 @@ async def test_stopped_container_is_not_restarted() -> None:
 async def test_failed_transfers_report_the_reason(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"touch /pwned\n" * 300_000)
     async with local_container() as container:
-        with pytest.raises(TransferError, match="/nowhere"):
-            await container.download("/nowhere", tmp_path / "x")
-        with pytest.raises(TransferError, match="missing"):
-            await container.upload(tmp_path / "missing", "/x")
         with pytest.raises(TransferError, match=r"/proc/sys/x"):
             await container.upload(tmp_path / "big", "/proc/sys/x/y")
         await container.exec("mkdir -p /full/big/x")

@@ -43,18 +43,6 @@ async def test_caller_environment_is_invisible(container: LocalContainer, monkey
     )
 
 
-async def test_homes_checkout_and_temporary_files_are_invisible(container: LocalContainer, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    home = os.path.expanduser("~")  # noqa: PTH111 (Path.home() fails where there is no home)
-    for path in (tmp_path / "secret", Path(__file__), Path.cwd() / "pyproject.toml"):
-        assert path.exists()
-        assert await output(container, f"test -e {path} || echo absent") == "absent\n"
-    names = {entry.name for entry in Path(home).iterdir()} if os.access(home, os.R_OK) else set()
-    inside = set((await output(container, f"ls -A {home} /root /home")).split())
-    assert not (names - {".pyenv"}) & inside
-    assert await output(container, "ls -A /tmp /home /mnt /media /srv /opt | grep -v : | grep .; echo end") == "end\n"
-
-
 async def test_secrets_in_etc_are_hidden(container: LocalContainer) -> None:
     private = [path for path in Path("/etc").rglob("*") if path.is_file() and not path.stat().st_mode & 0o004]
     assert private, "a host without a shadow file?"
@@ -81,12 +69,6 @@ async def test_host_users_are_hidden(container: LocalContainer) -> None:
     ids = [int(line.split(":")[2]) for line in (await output(container, "cat /etc/passwd")).splitlines()]
     assert 0 in ids
     assert all(uid < 1000 or uid in (65533, 65534) for uid in ids)
-
-
-async def test_host_processes_are_invisible(container: LocalContainer) -> None:
-    assert await output(container, f"test -e /proc/{os.getpid()}/cmdline && cat /proc/{os.getpid()}/cmdline") == ""
-    count = int(await output(container, "set -- /proc/[0-9]*; echo $#"))
-    assert count < 12
 
 
 async def test_signals_do_not_reach_the_host(container: LocalContainer) -> None:
@@ -122,28 +104,6 @@ async def test_privileged_operations_are_refused(container: LocalContainer) -> N
     assert [command for command, code in codes.items() if code in (0, None)] == []
 
 
-async def test_system_calls_are_filtered(container: LocalContainer) -> None:
-    script = """
-import ctypes, errno, platform
-libc = ctypes.CDLL(None, use_errno=True)
-x86 = platform.machine() == "x86_64"
-calls = dict(keyctl=250, add_key=248, bpf=321, userfaultfd=323, io_uring_setup=425, perf_event_open=298)
-arm = dict(keyctl=219, add_key=217, bpf=280, userfaultfd=282, io_uring_setup=425, perf_event_open=241)
-for name, number in (calls if x86 else arm).items():
-    libc.syscall(number, 0, 0, 0, 0, 0)
-    print(name, errno.errorcode[ctypes.get_errno()])
-libc.syscall(56 if x86 else 220, 0x10000000 | 17, 0, 0, 0, 0)
-print("clone", errno.errorcode[ctypes.get_errno()])
-libc.syscall(435, 0, 0)
-print("clone3", errno.errorcode[ctypes.get_errno()])
-"""
-    seen = await output(container, f"python3 - <<'EOF'\n{script}\nEOF")
-    answers = dict(line.split() for line in seen.splitlines())
-    assert answers.pop("clone3") == "ENOSYS"
-    assert len(answers) == 7
-    assert set(answers.values()) == {"EPERM"}
-
-
 async def test_threads_and_child_processes_work(container: LocalContainer) -> None:
     script = """
 import multiprocessing, subprocess, threading
@@ -155,11 +115,6 @@ multiprocessing.get_context("fork").Pool(2).map(print, ["pool"])
 """
     seen = await output(container, f"python3 -u - <<'EOF'\n{script}\nEOF")
     assert set(seen.split()) == {"thread", "child", "pool"}
-
-
-async def test_ptrace_is_limited_to_the_box(container: LocalContainer) -> None:
-    script = f"import ctypes; print(ctypes.CDLL(None).ptrace(16, {os.getpid()}, 0, 0))"
-    assert await output(container, f'python3 -c "{script}"') == "-1\n"
 
 
 async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
@@ -178,17 +133,6 @@ async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
     assert not Path("/", name).exists()
     assert Path("/etc/hosts").exists()
     assert Path("/usr/bin/env").exists()
-
-
-ELSEWHERE = 'echo "$seen" | grep -qv -e ^pipe: -e ^/dev/null -e ^/proc -e ^/run/ares_exp'
-
-
-async def test_inherited_descriptors_are_closed(container: LocalContainer) -> None:
-    # By itself, and until it is so: a program that is just being loaded has its libraries open.
-    look = f'for _ in $(seq 100); do seen=$(readlink /proc/*/fd/*); {ELSEWHERE} || break; sleep 0.1; done; echo "$seen"'
-    seen = (await output(container, look)).splitlines()
-    assert any(line.startswith("pipe:") for line in seen)
-    assert [line for line in seen if not line.startswith(("pipe:", "/dev/null", "/proc", "/run/ares_exp"))] == []
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from ares_exp.containers.docker.compose.project import ComposeProject
 from ares_exp.containers.docker.compose.project_file import MAIN, is_closed
 from ares_exp.containers.docker.compose.security_policy import check_file
 from ares_exp.containers.docker.compose.tool import find_compose
-from ares_exp.containers.docker.container import DockerOptions, EngineContainer, unique_name
+from ares_exp.containers.docker.container import DockerOptions, EngineContainer
 from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
+from ares_exp.containers.ownership import unique_name
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -64,7 +65,7 @@ class ComposeContainer(EngineContainer):
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)
-        self._project = ComposeProject(unique_name(spec.name).lower(), spec, options)
+        self._project = ComposeProject(unique_name(spec.name), spec, options)
         self._services: dict[str, Service] = {}
 
     @property

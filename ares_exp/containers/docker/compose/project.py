@@ -16,7 +16,7 @@ from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, literal, names_of
 from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
-from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, outer_environment, variables
+from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, variables
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.container_lifetime import remove, starts, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
@@ -157,7 +157,7 @@ class ComposeProject:
             tidy = [] if tool.says_json else ["--force-rm"]
             answer = await tool.run(
                 ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", *tidy, name],
-                env={**passed_on(), **outer_environment(), "DOCKER_HOST": engine.host},
+                env={**passed_on(), "DOCKER_HOST": engine.host},
                 directory=folder,
                 stdin=json.dumps(document, default=str).encode(),
             )

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import os
 import re
-import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from ares_exp.cancellation import finish
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN
-from ares_exp.containers.images.docker_cli import docker_clis
+from ares_exp.containers.images.docker_cli import docker_clis, output_of
 from ares_exp.containers.images.image import image_tag
 from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError, UnsupportedTaskError
@@ -29,7 +28,6 @@ ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
 """Variables passed to the program, which it needs to find Docker's programs, plugins and settings."""
 
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
-_QUESTION_SEC = 10.0
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 4096
@@ -145,11 +143,6 @@ def find_compose() -> ComposeTool:
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
 
-def outer_environment() -> dict[str, str]:
-    """Returns the current values of `ENVIRONMENT`."""
-    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-
-
 @functools.lru_cache(maxsize=4)
 def _found(environment: tuple[str, ...]) -> ComposeTool:
     seen = []
@@ -171,21 +164,8 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
 
 def _version(command: tuple[str, ...]) -> str | None:
     """Returns a program's version; `None` if it is not a compose program."""
-    try:
-        answer = subprocess.run(
-            [*command, "version", "--short"],
-            env=outer_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_QUESTION_SEC,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.match(r"v?(\d{1,6}\.\d{1,6}(\.\d{1,6})?)", answer.stdout.strip())
-    return found[1] if found and answer.returncode == 0 else None
+    found = re.match(r"v?(\d{1,6}\.\d{1,6}(\.\d{1,6})?)", output_of(*command, "version", "--short"))
+    return found[1] if found else None
 
 
 # Variables that control programs of this machine: a task must not set them.
@@ -223,4 +203,5 @@ def variables(spec: ContainerSpec, host: str) -> dict[str, str]:
     env |= {"PREBUILT_IMAGE_NAME": spec.docker_image} if spec.docker_image else {}
     env |= {"CPUS": f"{spec.cpus:g}"} if spec.cpus is not None else {}
     env |= {"MEMORY": f"{spec.memory_mb}M"} if spec.memory_mb is not None else {}
-    return {**env, **outer_environment(), "DOCKER_HOST": host, "COMPOSE_HTTP_TIMEOUT": _REQUEST_SEC}
+    outer = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    return {**env, **outer, "DOCKER_HOST": host, "COMPOSE_HTTP_TIMEOUT": _REQUEST_SEC}
