@@ -68,11 +68,6 @@ def test_known_difference_elsewhere_is_ignored(comparison: RequestComparison) ->
     assert comparison.compare(2, request("17"), request("19")).match is Match.DIFFERENT
 
 
-def test_secrets_are_masked_on_both_sides(comparison: RequestComparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_API_KEY", "sk-do-not-write-me")
-    assert comparison.compare(0, request("key ***"), request("key sk-do-not-write-me")).match is Match.EXACT
-
-
 def test_first_difference_of_two_texts() -> None:
     assert apart("abcdefgh", "abcdeXgh", width=4, before=2) == (3, "defg", "deXg")
     assert apart("same", "same", width=9, before=9) == (0, "same", "same")
@@ -150,9 +145,3 @@ def test_diff_is_short() -> None:
     assert len(diff) == 12
     assert diff[-1].endswith("lines more")
     assert max(map(len, short_diff("a" * 10_000 + "b" + "a" * 10_000, "a" * 20_001))) < 200
-
-
-def test_diff_of_long_lines_shows_the_difference() -> None:
-    removed, added = short_diff("x" * 5000 + "old" + "y" * 5000, "x" * 5000 + "new" + "y" * 5000)
-    assert "xold" in removed
-    assert "xnew" in added
