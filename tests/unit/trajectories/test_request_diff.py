@@ -68,6 +68,11 @@ def test_known_difference_elsewhere_is_ignored(comparison: RequestComparison) ->
     assert comparison.compare(2, request("17"), request("19")).match is Match.DIFFERENT
 
 
+def test_secrets_are_masked_on_both_sides(comparison: RequestComparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-do-not-write-me")
+    assert comparison.compare(0, request("key ***"), request("key sk-do-not-write-me")).match is Match.EXACT
+
+
 def test_first_difference_of_two_texts() -> None:
     assert apart("abcdefgh", "abcdeXgh", width=4, before=2) == (3, "defg", "deXg")
     assert apart("same", "same", width=9, before=9) == (0, "same", "same")
