@@ -25,7 +25,6 @@ def endpoint() -> Iterator[LoopbackEndpoint]:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
-    """A run that nothing interrupts."""
     with CountingEndpoint() as server:
         run = make_run(tmp_path_factory.mktemp("whole"), server)
         assert run.start() == 0, run.said

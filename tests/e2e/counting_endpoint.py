@@ -60,7 +60,6 @@ class CountingEndpoint(LoopbackEndpoint):
         self._at: tuple[int, threading.Event] = (-1, threading.Event())
 
     def when(self, count: int) -> threading.Event:
-        """Is set when that many requests have arrived."""
         self._at = (count, threading.Event())
         if self.asked.total() >= count:
             self._at[1].set()
@@ -91,7 +90,6 @@ class CountingEndpoint(LoopbackEndpoint):
         return web.json_response({**answered, "usage": _usage(turn)})
 
     def _shown(self, message: dict[str, Any]) -> str:
-        """What of the last message counts."""
         return str(message["content"])
 
     def _completion(self, turn: Turn, shown: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ class DaytonaService:
     """
 
     def __init__(self) -> None:
-        """Starts nothing yet."""
         self.emulator = Emulator()
         self.env: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,17 +50,14 @@ class DaytonaService:
             raise self._failure
 
     def do(self, change: Callable[[], object]) -> None:
-        """Does something where the emulator runs."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(change)
 
     def sandboxes(self, of: int | None = None) -> list[Sandbox]:
-        """The existing sandboxes, or only the sandboxes of a process."""
         found = list(self.emulator.sandboxes.values())
         return [one for one in found if of is None or one.labels.get("ares_exp.pid") == str(of)]
 
     def is_empty(self) -> bool:
-        """Whether nothing is left, soon."""
         return wait_until(lambda: not self.sandboxes())
 
     def _run(self) -> None:

@@ -74,7 +74,6 @@ class Moment(NamedTuple):
 
 
 def make_tasks(directory: Path, kinds: Sequence[str] = KINDS) -> None:
-    """Makes the tasks, in `directory / "tasks"`."""
     for number, kind in enumerate(kinds):
         task = directory / "tasks" / f"task-{number}"
         for folder in ("environment", "tests"):
@@ -150,12 +149,10 @@ class KilledRun:
         )
 
     def resume(self, moment: Moment = Moment(), *overrides: str) -> int:  # noqa: B008
-        """Goes on with it, kills it at that moment and returns the exit code."""
         return self.execute(moment, "resume=run", *overrides)
 
     @property
     def said(self) -> str:
-        """What the last process wrote."""
         return (self.directory / "said").read_text()
 
     @property
@@ -172,11 +169,9 @@ class KilledRun:
         return json.loads((self.path / "summary.json").read_text())  # type: ignore[no-any-return]
 
     def trajectories(self) -> dict[str, EpisodeTrajectory]:
-        """Every existing trajectory, by episode; all can be read."""
         return {one.episode_id: one for one in load(self.path).trajectories()}
 
     def left(self) -> list[str]:
-        """Processes, mounts and containers of its processes."""
         marks = [str(self.directory / "tmp"), *(f"ares_exp-box-{pid}-" for pid in self.pids)]
         lines = [words for _, _, _, words in processes()] + Path("/proc/self/mountinfo").read_text().splitlines()
         found = [line for line in lines if any(mark in line for mark in marks)]
@@ -223,7 +218,6 @@ class KilledRun:
 
 
 def slot(row: Mapping[str, Any]) -> Slot:
-    """The attempt of a row."""
     return row["task_name"], row["attempt"]
 
 
@@ -303,7 +297,6 @@ def check_trajectories(run: KilledRun, whole: KilledRun) -> None:
 
 
 def records(path: Path) -> dict[str, bytes]:
-    """Hydra's records of a run."""
     return {one.name: one.read_bytes() for one in sorted((path / ".hydra").glob("*"))}
 
 
@@ -351,7 +344,6 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def containers_of(*pids: int) -> list[str]:
-    """The containers of these processes in the Docker engine."""
     import docker
 
     with contextlib.closing(docker.from_env()) as client:

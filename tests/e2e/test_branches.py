@@ -113,15 +113,6 @@ def test_branch_between_snapshots_starts_from_the_earlier_one(tmp_path: Path) ->
         assert branch.metadata["lineage"]["root"] == recorded.episode_id
 
 
-def test_volatile_output_gives_no_branch_warning(tmp_path: Path) -> None:
-    """Times, process ids and temporary folders are others whenever a command runs."""
-    moment = "```bash\ndate --iso-8601=ns; mktemp -d\n```"
-    assert execute(tmp_path, "a", replies=[moment, SUBMIT]).returncode == 0
-    branched = execute(tmp_path, "b", "branch_from=a/write-greeting@1", replies=[SUBMIT])
-    assert branched.returncode == 0, branched.stderr
-    assert "differs" not in branched.stderr
-
-
 def test_branch_works_without_task_selection(tmp_path: Path) -> None:
     (tmp_path / "options" / "env").mkdir(parents=True)
     (tmp_path / "options" / "env" / "plain.yaml").write_text("# all of them\n_target_: plain.PlainEnvironments\n")
@@ -201,7 +192,6 @@ def test_branch_starts_with_edits_and_responses(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, run once for all tests of mistakes."""
     here = tmp_path_factory.mktemp("recorded")
     assert execute(here, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
     return here

@@ -1,16 +1,13 @@
 """What the command line answers without running anything, and users' own options."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 from ares_exp.config.options import OPTION_GROUPS
 from ares_exp.config.schema import KEYS
-from tests.demo_models import demo_models
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -49,9 +46,3 @@ def test_the_example_of_the_scripted_policy_runs(cli: Any) -> None:
     words = subprocess.run(["bash", "-c", f"printf '%s\\0' {example}"], capture_output=True, text=True, check=True)
     done = cli(*words.stdout.split("\0")[:-1], "env.limit=1", "tracker=none")
     assert (done.returncode, "completed" in done.stdout) == (0, True), done.stderr
-
-
-def test_demo_models_say_that_a_task_is_unknown() -> None:
-    body = json.dumps({"model": "demo-small", "messages": [{"role": "user", "content": "Solve my task."}]}).encode()
-    with demo_models() as url, urlopen(f"{url}/chat/completions", data=body, timeout=60) as response:
-        assert "this is another task" in json.load(response)["choices"][0]["message"]["content"]

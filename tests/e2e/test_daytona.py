@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 
 import ares_exp
@@ -46,7 +45,6 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def execute(service: DaytonaService, here: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A command of a user."""
     return run_command((*warm_command(also=WITH_DAYTONA), "tracker=none", *words), here, {**service.env, **env})
 
 
@@ -59,7 +57,6 @@ def start(directory: Path, *words: str) -> WarmProcess:
 
 
 def started(service: DaytonaService, process: WarmProcess) -> int:
-    """How many sandboxes of a process were sent the long command."""
     typed = service.emulator.traffic.typed
     return sum(b"sleep 4325" in typed.get(one.id, b"") for one in service.sandboxes(process.pid))
 
@@ -71,7 +68,6 @@ def end(process: WarmProcess, number: signal.Signals) -> str:
 
 
 def clean(*words: str) -> str:
-    """Runs `python -m ares_exp clean`."""
     command = [*warm_command("ares_exp", WITH_DAYTONA), "clean", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -100,35 +96,6 @@ def test_tasks_are_solved_and_key_is_hidden(service: DaytonaService, tmp_path: P
     texts = [done.stdout, done.stderr, *(path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file())]
     assert not [text for text in texts if service.emulator.api_key in text]
     assert service.emulator.url in service.env.values()
-
-
-@pytest.mark.nightly
-def test_sweep_over_backends_gives_equal_results(service: DaytonaService, tmp_path: Path) -> None:
-    done = execute(service, tmp_path, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
-    assert done.returncode == 0, done.stderr
-    found = [[(row["task_name"], row["reward"]) for row in rows(tmp_path / "s" / job)] for job in ("0", "1")]
-    assert found[0] == found[1]
-    assert found[0][0][1] == 1.0
-
-
-@pytest.mark.nightly
-def test_gymnasium_environment_runs_in_daytona(service: DaytonaService, tmp_path: Path) -> None:
-    make_tasks(tmp_path)
-    env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path=str(tmp_path / "tasks"), container="daytona")
-    try:
-        for _ in range(2):
-            env.reset(seed=1)
-            assert len(service.sandboxes(os.getpid())) == 1
-            step = LLMResponse.from_text("```bash\nmkdir /work; echo 1 >/work/state; id -u\n```")
-            observation, _, terminated, truncated, _ = env.step(step)
-            assert not terminated
-            assert not truncated
-            assert "0" in str(observation)
-            _, reward, terminated, _, _ = env.step(SUBMIT)
-            assert terminated
-            assert float(reward) > 0
-    finally:
-        env.close()
 
 
 # What a user gets wrong

@@ -144,7 +144,6 @@ def here(tmp_path: Path) -> Path:
 
 
 def write_files(page: str, here: Path) -> None:
-    """Writes the files that a page shows."""
     for block in BLOCKS:
         if block.page == page and block.file is not None:
             path = here / block.file
@@ -308,7 +307,6 @@ def test_named_modules_and_files_exist(page: Page) -> None:
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module, or a name in one."""
     owner, _, last = name.rpartition(".")
     if importlib.util.find_spec(owner) is None:
         return False

@@ -22,7 +22,6 @@ def write_script(path: Path, line: str) -> None:
 
 
 def write_task(root: Path) -> None:
-    """A task of two steps, each with a file to be made."""
     (root / "environment").mkdir(parents=True)
     (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
     (root / "task.toml").write_text('schema_version = "1.3"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')

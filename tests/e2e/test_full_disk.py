@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, check, check_stopped, make_run
 from tests.leaks import wait_until
-from tests.small_disk import FILLER, mounted_folder, small_disk
+from tests.small_disk import FILLER, small_disk
 
 pytestmark = [pytest.mark.once, pytest.mark.local, pytest.mark.timeout(600)]
 
@@ -61,18 +61,6 @@ def test_run_on_full_disk_resumes_exactly(
         assert run.resume() == 0, run.said
         check(run, whole)
         assert not (run.path / FILLER).exists()
-
-
-@pytest.mark.root
-def test_run_on_lost_mount_resumes_exactly(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
-    run = make(tmp_path, endpoint)
-    with mounted_folder(tmp_path / "volume", run.path) as mount:
-        check_start(run, mount.unmount, "No such file or directory")
-        shutil.rmtree(run.path)  # what the verifiers and collectors of running episodes have made there
-        mount.mount()
-        run.kills = 1
-        assert run.resume() == 0, run.said
-        check(run, whole)
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("docker", marks=pytest.mark.docker)])

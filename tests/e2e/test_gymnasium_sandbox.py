@@ -100,19 +100,6 @@ def test_gymnasium_checks_pass(tasks):
         check_env(env.unwrapped)
 
 
-def test_seed_and_options_select_the_task(tasks):
-    with gymnasium.make(ID, path=tasks) as env:
-
-        def three(**first):
-            names = [env.reset(**first) and env.unwrapped.environment.current_task.name]
-            return names + [env.reset() and env.unwrapped.environment.current_task.name for _ in range(2)]
-
-        assert three(seed=3) == three(seed=3)
-        assert {name for seed in range(3) for name in three(seed=seed)} == {"a", "b", "c"}
-        assert three(options={"task": "b"})[0] == "b"
-        assert three(options={"task": 2})[0] == "c"
-
-
 def test_only_the_package_step_limit_is_scored(tasks):
     with gymnasium.make(ID, path=tasks, tasks="a", step_limit=1) as scored:
         scored.reset()
@@ -140,33 +127,6 @@ def test_episode_cut_by_gymnasium_ends_at_reset(tasks, sleepers, tmp_path):
     assert sorted(EpisodeTrajectory.load(file).outcome for file in kept.glob("*.json")) == ["abandoned", "closed"]
 
 
-def test_close_cancels_the_running_step(tasks, sleepers):
-    env, outcome = PresetGym(preset="harbor", path=tasks, tasks="a"), []
-
-    def step():
-        try:
-            env.step(sleepers.hang)
-        except BaseException as error:
-            outcome.append(type(error).__name__)
-
-    env.reset()
-    stepper = threading.Thread(target=step)
-    stepper.start()
-    assert sleepers.are(1)
-    env.close()
-    stepper.join(30)
-    assert outcome == ["CancelledError"]
-
-
-def test_dropped_environment_releases_its_container(tasks, sleepers):
-    env = gymnasium.make(ID, path=tasks, tasks="a")
-    env.reset()
-    env.step(sleepers.leave)
-    assert sleepers.are(1)
-    del env
-    assert sleepers.are(0)
-
-
 @pytest.mark.parametrize(
     "ending",
     [
@@ -192,23 +152,6 @@ def test_program_without_close_leaves_no_container(tasks, sleepers, ending):
         assert sleepers.are(1)
         program.communicate("\n", timeout=60)
     assert program.returncode == {"pass": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGKILL)
-
-
-def test_environments_run_in_threads(tasks, sleepers):
-    rewards = []
-
-    def execute():
-        with PresetGym(preset="harbor", path=tasks, tasks="a") as env:
-            env.reset()
-            env.step(said("touch /app/done"))
-            rewards.append(env.step(SUBMIT)[1])
-
-    players = [threading.Thread(target=execute) for _ in range(3)]
-    for player in players:
-        player.start()
-    for player in players:
-        player.join(60)
-    assert rewards == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -256,15 +199,3 @@ def test_vector_environments_exchange_plain_strings(tasks):
         assert envs.step((SUBMIT.text,) * 2)[1].tolist() == [1.0, 1.0]
     finally:
         envs.close()
-
-
-def test_broken_backend_fails_the_first_reset(tasks):
-    from ares_exp import LocalContainerFactory
-    from ares_exp.errors import PreflightError
-
-    class Broken(LocalContainerFactory):
-        async def preflight(self):
-            raise PreflightError("no sandbox here")
-
-    with gymnasium.make(ID, path=tasks, container=Broken()) as env, pytest.raises(PreflightError, match="no sandbox"):
-        env.reset()

@@ -12,7 +12,6 @@ import pytest
 from ares_exp.records.run_dir import RunDir
 from tests.e2e.counting_endpoint import APPEND, CountingEndpoint
 from tests.e2e.killed_run import (
-    CONCURRENCY,
     TEST,
     TWO_STEPS,
     KilledRun,
@@ -42,7 +41,6 @@ def endpoint() -> Iterator[CountingEndpoint]:
 
 @pytest.fixture
 def killed(tmp_path: Path, endpoint: CountingEndpoint) -> KilledRun:
-    """A run that was killed in the middle."""
     run = make_run(tmp_path, endpoint)
     assert run.start(Moment(requests=12)) == -signal.SIGKILL, run.said
     return run
@@ -91,26 +89,6 @@ def test_run_resumes_after_an_endpoint_outage(tmp_path: Path, endpoint: Counting
     assert [row["replayed"]["steps"] for row in run.final.values()] == [2] * len(run.final)
     assert rewards(run) == rewards(whole)
     assert not (run.path / "responses").exists()
-
-
-RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
-
-
-@pytest.mark.nightly  # the daily run has one episode in `test_resumable_policy`
-def test_changed_environment_gets_new_responses(tmp_path: Path) -> None:
-    with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
-        run = make_run(tmp_path, server)
-        assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
-        assert run.resume() == 0, run.said
-        steps = {row["episode_id"]: row["num_steps"] for row in run.all_rows}
-        replayed = [row for row in run.all_rows if row["replayed"] is not None]
-        gone_on = [row for row in replayed if steps[row["replayed"]["episode_id"]] > 1]
-        assert {row["replayed"]["diverged_at"] for row in gone_on} == {1}
-        assert {row["replayed"]["steps"] for row in gone_on} == {1}
-        assert {row["outcome"] for row in gone_on} == {"completed"}
-        assert "differs from the recorded one at step 1" in run.said
-        assert {row["outcome"] for row in run.final.values()} == {"completed"}
-        assert not (run.path / "responses").exists()
 
 
 def tear_files(run: KilledRun) -> Path:

@@ -103,17 +103,6 @@ def test_sweep_runs_four_jobs(cli: Any, tmp_path: Path) -> None:
     assert len(seeds) == 2
 
 
-@pytest.mark.once
-@pytest.mark.local
-def test_selected_tasks_run_all_attempts(cli: Any, tmp_path: Path) -> None:
-    done = cli(*QUIET, "env.tasks=[0,2:4]", "attempts=2", "collector=none")
-    assert done.returncode == 0, done.stderr
-    results = rows(only_run(tmp_path))
-    assert sorted(row["attempt"] for row in results) == [0, 0, 0, 1, 1, 1]
-    assert len({row["task_name"] for row in results}) == 3
-    assert not (only_run(tmp_path) / "trajectories").exists()
-
-
 @pytest.mark.local
 def test_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "policy=scripted", "policy.replies=['no block']", "env.limit=1")
@@ -121,23 +110,6 @@ def test_episode_without_reward_exits_with_1(cli: Any, tmp_path: Path) -> None:
     [row] = rows(only_run(tmp_path))
     assert (row["outcome"], row["reward"]) == ("policy_error", None)
     assert row["task_name"] in done.stdout
-
-
-@pytest.mark.once
-@pytest.mark.local
-def test_step_limit_truncates_and_verifies(cli: Any, tmp_path: Path) -> None:
-    done = cli(
-        *QUIET,
-        "policy=scripted",
-        "policy.replies=['no block']",
-        "policy.repeat_last=true",
-        "env.limit=1",
-        "limits.steps=2",
-    )
-    assert done.returncode == 0, done.stderr
-    [row] = rows(only_run(tmp_path))
-    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, 2)
-    assert "steps" in row["error"]["message"]
 
 
 @pytest.mark.once
@@ -163,18 +135,3 @@ def test_replay_repeats_a_recorded_run(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "policy=replay", "policy.trajectory=first", "hydra.run.dir=second")
     assert done.returncode == 0, done.stderr
     assert essence(tmp_path / "first") == essence(tmp_path / "second")
-
-
-@pytest.mark.once
-@pytest.mark.slow
-@pytest.mark.local
-def test_replay_reports_the_first_different_message(cli: Any, tmp_path: Path) -> None:
-    assert cli(*QUIET, "hydra.run.dir=first", "env.limit=1").returncode == 0
-    [path] = (tmp_path / "first" / "trajectories").glob("*.json")
-    path.write_text(path.read_text().replace("Please solve this task", "Please solve that task"))
-    done = cli(*QUIET, "policy=replay", "policy.trajectory=first", "env.limit=1", "hydra.run.dir=second")
-    assert done.returncode == 1
-    [row] = rows(tmp_path / "second")
-    assert row["error"]["type"] == "ReplayDivergenceError"
-    assert "message 0" in row["error"]["message"]
-    assert "that task" in row["error"]["message"]

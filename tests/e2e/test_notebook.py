@@ -60,7 +60,6 @@ async for episode in ares_exp.rollouts(env="harbor", policy="oracle", overrides=
 
 
 def ran(*sources, folder="."):
-    """What each cell printed."""
     import nbformat
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])

@@ -71,7 +71,7 @@ def execute(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> 
 @pytest.mark.parametrize(
     ("agent", "container"),
     [
-        pytest.param("tools", "local", marks=pytest.mark.nightly),  # daily: `tests/e2e/test_kill_and_continue.py`
+        ("tools", "local"),
         pytest.param("terminal", "local", marks=pytest.mark.nightly),
         pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
     ],

@@ -21,7 +21,6 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a venv with the package."""
     return python_with(PACKAGE, tmp_path_factory.mktemp("plugin"))
 
 
@@ -70,50 +69,6 @@ def test_plugin_environment_and_policy_run(run: Cli, tmp_path: Path) -> None:
     lost = run("ares_exp", "env=nim", "policy=scripted", "policy.replies=['4']", "tracker=none", "hydra.run.dir=lost")
     assert lost.returncode == 0, lost.stderr
     assert rewards(tmp_path / "lost") == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.nightly
-def test_plugin_games_obey_run_limits(run: Cli, tmp_path: Path) -> None:
-    done = run("ares_exp", *RUN, "collector=json", "limits.steps=1", "hydra.run.dir=run")
-    assert done.returncode == 1, "two games have no reward"
-    rows = {
-        row["task_name"]: row for row in map(json.loads, (tmp_path / "run/episodes.jsonl").read_text().splitlines())
-    }
-    limit = {"type": "limit", "message": "limit reached: steps", "limit": "steps"}
-    ended = {name: (row["outcome"], row["reward"], row["error"]) for name, row in rows.items()}
-    assert ended == {
-        "nim_3": ("completed", 1.0, None),
-        "nim_5": ("truncated", None, limit),
-        "nim_6": ("truncated", None, limit),
-    }
-    for name, row in rows.items():
-        episode = json.loads((tmp_path / "run" / "trajectories" / f"{row['episode_id']}.json").read_text())
-        assert (episode["task_name"], episode["outcome"], episode["error"]) == (name, row["outcome"], row["error"])
-
-
-@pytest.mark.nightly
-def test_plugin_run_is_resumed(run: Cli, tmp_path: Path) -> None:
-    assert run("ares_exp", *RUN, "env.matches=[3]", "hydra.run.dir=run").returncode == 0
-    done = run("ares_exp", "resume=run", "attempts=2")
-    assert done.returncode == 0, done.stderr
-    assert rewards(tmp_path / "run") == [1.0, 1.0]
-
-
-@pytest.mark.nightly
-def test_plugin_run_is_replayed_without_task_selection(run: Cli, tmp_path: Path) -> None:
-    assert run("ares_exp", *RUN, "attempts=2", "hydra.run.dir=run").returncode == 0
-    whole = run("ares_exp", "replay=run", "hydra.run.dir=whole")
-    assert (whole.returncode, whole.stderr.count("warning")) == (0, 0), whole.stderr
-    assert len(rewards(tmp_path / "whole")) == 6
-    [trajectory] = (tmp_path / "run" / "trajectories").glob("nim_5__1__*")
-    one = run("ares_exp", f"replay=run/{trajectory.stem}", "hydra.run.dir=one")
-    assert one.returncode == 0, one.stderr
-    assert "Left out, because they have no recorded episode: nim_3, nim_6." in one.stderr
-    [episode] = json.loads((tmp_path / "one" / "replay.json").read_text())["episodes"]
-    assert (episode["task_name"], episode["score"]) == ("nim_5", 1.0)
-    refused = run("ares_exp", f"branch_from=run/{trajectory.stem}@1")
-    assert refused.returncode == 2
-    assert "have no `export_state`" in refused.stderr
 
 
 @pytest.mark.nightly

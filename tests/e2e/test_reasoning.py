@@ -1,10 +1,7 @@
 """The reasoning of a model, from the endpoint to every record of a run, and back to the endpoint where it wants it."""
 
 import json
-import os
-import signal
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ares_exp.trajectories import load
-from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, completion, json_body, slow
-from tests.warm_start import WarmProcess, warm_command
+from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, completion, json_body
+from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
@@ -101,24 +98,3 @@ def test_branch_sends_back_earlier_reasoning(tmp_path: Path, endpoint: LoopbackE
     branched = command(tmp_path, "ares_exp", "branch_from=run/write-greeting@2", "hydra.run.dir=branch")
     assert branched.returncode == 0, branched.stderr
     assert sent(endpoint) == [list(THOUGHTS[:2])]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["run again", "restored"])
-def test_resumed_run_sends_back_earlier_reasoning(
-    tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
-) -> None:
-    endpoint.then(thinking(0), thinking(1), slow(600))
-    words = overrides(endpoint, "run", "policy.send_reasoning=true", *more)
-    with WarmProcess(words[1:], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        while len(endpoint.requests) < 3 and run.poll() is None:
-            endpoint.arrived.wait(1)
-            endpoint.arrived.clear()
-        os.killpg(run.pid, signal.SIGKILL)
-    assert sent(endpoint)[2] == list(THOUGHTS[:2])
-    endpoint.requests.clear()
-    endpoint.then(thinking(2))
-    resumed = command(tmp_path, "ares_exp", "resume=run")
-    assert resumed.returncode == 0, resumed.stderr
-    assert sent(endpoint) == [list(THOUGHTS[:2])], "no response was paid for twice, and none was forgotten"
-    assert thoughts(tmp_path, "run") == list(THOUGHTS)

@@ -16,7 +16,6 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def script(*commands: str) -> str:
-    """Overrides of a policy that runs these commands."""
     replies = ",".join(f'"```bash\n{command}\n```"' for command in commands)
     return f"policy.replies=[{replies}]"
 
@@ -162,7 +161,6 @@ def test_mistakes_are_explained(cli: Any, tmp_path: Path, recorded: Path, argume
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one episode, run once for all tests of mistakes."""
     import subprocess
 
     place = tmp_path_factory.mktemp("recorded")

@@ -100,7 +100,6 @@ def container(
 
 
 def start_daytona(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts the emulator of the service."""
     for name, value in stack.enter_context(DaytonaService()).env.items():
         monkeypatch.setenv(name, value)
 
@@ -145,7 +144,6 @@ def endpoint(name: str, *marks: pytest.MarkDecorator, behaviour: Callable[[], Be
 
 
 def replay(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records the run that the policy replays."""
     recorded = ["policy=oracle", "container=local", "hydra.run.dir=recorded"]
     assert ares_exp.run([*TASK[:-1], *recorded], quiet=True).exit_code == 0
     return ["policy=replay", "policy.trajectory=recorded", "container=local"]
@@ -203,7 +201,6 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 
 
 def options(group: str) -> list[Any]:
-    """Returns a parameter for each option of a group."""
     names = sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
     assert names, f"no options of {group}"
     recipes = RECIPES[group]

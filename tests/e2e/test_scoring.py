@@ -145,21 +145,6 @@ def test_recorded_scorer_function_needs_confirmation(cli: Cli, tmp_path: Path) -
     assert [row["reward"] for row in rows(tmp_path / "run")] == [1.5, 1.5]
 
 
-@pytest.mark.nightly
-def test_branches_and_games_are_judged(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
-    url = f"scorer.policy.base_url={grader.url}"
-    done = cli("env=twenty_questions", "env.tasks=[cat,oak]", *AT, *JUDGE, url, "wrapper=sync")
-    assert done.returncode == 0, done.stderr
-    assert {(row["reward"], tuple(row["rewards"].items())) for row in rows(tmp_path / "run")} == {
-        (1.8, (("reward", 1.0), ("judge", 0.8)))
-    }
-    started = cli(*TASK, "tracker=none", *JUDGE, url, "hydra.run.dir=task", "snapshot=every_step")
-    assert started.returncode == 0, started.stderr
-    branched = cli("branch_from=task/write-greeting@1", "hydra.run.dir=branch")
-    assert branched.returncode == 0, branched.stderr
-    assert [row["reward"] for row in rows(tmp_path / "branch")] == [1.8]
-
-
 def test_score_adds_scores_to_a_finished_run(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     started = cli(*TASK, *AT, "attempts=2", "snapshot=every_step")
     assert started.returncode == 0, started.stderr

@@ -35,7 +35,6 @@ class Policy:
 
 
 def answering(tmp_path: Path, responses: list[str] | dict[str, list[str]], **more: Any) -> list[str]:
-    """Arguments for a policy that gives these responses."""
     node = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "_convert_": "all", "replies": responses, **more}
     return option(tmp_path, node)
 
@@ -83,30 +82,6 @@ def test_every_step_has_a_snapshot(cli: Any, tmp_path: Path, wrapper: str) -> No
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["snapshots"], summary["snapshot_failures"]) == (6, 0)
     assert "6 snapshots in run/snapshots" in done.stdout
-
-
-def test_only_failures_keep_snapshots(cli: Any, tmp_path: Path) -> None:
-    responses = {"write-greeting": [GREET, SUBMIT], "*": [LOOK, SUBMIT], "publish-release": [LOOK]}
-    tasks = "env.tasks=[write-greeting,count-records,publish-release]"
-    done = cli(
-        *answering(tmp_path, responses),
-        tasks,
-        "snapshot=on_failure",
-        "hydra.run.dir=run",
-    )
-    assert done.returncode == 1, done.stderr
-    by_task = {row["task_name"]: row for row in rows(tmp_path / "run")}
-    assert by_task["write-greeting"]["reward"] == 1.0
-    assert by_task["publish-release"]["outcome"] == "policy_error"
-    expected = [f"{by_task[name]['episode_id']}@1" for name in ("count-records", "publish-release")]
-    store = SnapshotStore(tmp_path / "run" / "snapshots")
-    assert store.ids() == sorted(expected)
-    assert all(store.verify(name).ok for name in store.ids())
-    assert {name: row["snapshots"] for name, row in by_task.items()} == {
-        "write-greeting": 0,
-        "count-records": 1,
-        "publish-release": 1,
-    }
 
 
 @pytest.mark.parametrize(

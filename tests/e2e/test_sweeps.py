@@ -136,8 +136,6 @@ def test_optuna_continues_after_a_failed_job(cli: Any, tmp_path: Path) -> None:
 
 
 class Sweep:
-    """A sweep of four jobs with a command that takes long."""
-
     def __init__(self, folder: Path, *words: str) -> None:
         self.mark = f"61.{uuid.uuid4().int % 10**12:012}"
         self.folder = folder / "s"

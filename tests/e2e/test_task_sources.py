@@ -96,19 +96,6 @@ def test_plain_dataset_is_from_the_harbor_registry(cli: Cli, repository: Path, t
 
 
 @pytest.mark.once
-def test_mistakes_end_without_a_traceback(cli: Cli, repository: Path, tmp_path: Path) -> None:
-    for arguments, told in (
-        (["env.registry=registry.json", "env.dataset=greeting"], "Did you mean `greetings`?"),
-        (["env.dataset=org/greetings"], "is a package"),
-        ([f"env.repo=file://{repository}/nothing"], "cannot be copied"),
-    ):
-        done = cli("tracker=none", f"env.cache_dir={tmp_path}/cache", *arguments)
-        assert done.returncode == 2, done.stderr
-        assert told in done.stderr
-        assert "Traceback" not in done.stderr
-
-
-@pytest.mark.once
 def test_ctrl_c_ends_a_fetch(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)

@@ -35,7 +35,6 @@ GENERATION_CONFIG = {
 
 
 def asking(endpoint: LoopbackEndpoint) -> list[str]:
-    """The options of the page."""
     return [
         f"policy.base_url={endpoint.url}",
         "policy.model=policy",
@@ -66,21 +65,6 @@ async def test_rows_contain_the_sampled_tokens(monkeypatch: pytest.MonkeyPatch) 
     assert row.ids == (*second.prompt, *second.completion)
     assert check_rule([row], engine.calls) == row.trained_tokens == len(first.completion) + len(second.completion)
     assert (row.reward, row.task, row.policy_versions) == (1.0, "write-greeting", ("step-7",))
-
-
-async def test_retokenized_history_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TokenEngine([GREET, SUBMIT], spelling="own")
-    kept, forked = rows_of(await execute(engine, monkeypatch))
-    assert (kept.made, forked.made) == ("clean", "forked")
-    assert forked.ids == (*engine.calls[1].prompt, *engine.calls[1].completion)
-    assert check_rule([kept, forked], engine.calls) == sum(len(call.completion) for call in engine.calls)
-
-
-async def test_engine_preserving_tokens_gives_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TokenEngine([GREET, SUBMIT], spelling="own", continues=True)
-    (row,) = rows_of(await execute(engine, monkeypatch))
-    assert row.made == "clean"
-    assert check_rule([row], engine.calls) == sum(len(call.completion) for call in engine.calls)
 
 
 def test_rows_of_the_run_directory_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

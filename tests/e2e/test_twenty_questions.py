@@ -21,7 +21,6 @@ NO_ENGINE = {"DOCKER_HOST": "tcp://127.0.0.1:1"}
 
 
 def rows(run: Path) -> dict[str, dict[str, Any]]:
-    """The last row of each task."""
     lines = (run / "episodes.jsonl").read_text().splitlines()
     return {row["task_name"]: row for row in map(json.loads, lines)}
 
@@ -55,14 +54,6 @@ def test_scripted_replies_win_and_lose(cli: Cli, tmp_path: Path) -> None:
     assert found["dog"]["error"]["message"] == "limit reached: steps"
     assert {one.total_reward for one in load(tmp_path / "run")} == {0.0, 1.0}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["mean_reward"] == 0.5
-
-
-def test_snapshots_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
-    done = cli(*GAME, "snapshot=every_step", env=NO_ENGINE)
-    assert done.returncode == 2
-    assert "TwentyQuestionsEnvironments does not declare" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 QUESTIONS = ("Is it alive?", "Is it grey?", "Has it a trunk?", "Guess: elephant")

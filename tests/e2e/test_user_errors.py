@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ares_exp import __version__
-from tests.closed_port import closed_port
 from tests.conftest import run_command
 
 # The sandbox's preflight comes before the policy's preflight and before the selection is checked.
@@ -142,34 +141,3 @@ def test_help_on_a_group_and_an_option(cli: Any) -> None:
     wrong = cli("--help", "policy=gpt")
     assert wrong.returncode == 2
     assert "scripted" in wrong.stderr
-
-
-def test_refused_connection_is_a_user_error(cli: Any) -> None:
-    with closed_port() as port:
-        url = f"http://127.0.0.1:{port}/v1"
-        done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
-    assert done.returncode == 2
-    assert url in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "sk-secret-value" not in done.stderr + done.stdout
-
-
-def test_stopped_docker_daemon_is_a_user_error(cli: Any) -> None:
-    done = cli("tracker=none", "container=docker", env={"DOCKER_HOST": "unix:///no/such/docker.sock"})
-    assert done.returncode == 2
-    assert "docker.sock" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_unsupported_task_feature_is_a_user_error(cli: Any, tmp_path: Path) -> None:
-    task = tmp_path / "tasks" / "one"
-    (task / "environment").mkdir(parents=True)
-    (task / "tests").mkdir()
-    (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
-    (task / "tests" / "test.sh").write_text("#!/bin/sh\n")
-    (task / "instruction.md").write_text("Do it.\n")
-    (task / "task.toml").write_text('[environment]\ntpu = {type = "v5", topology = "2x2"}\n')
-    done = cli("tracker=none", "env.path=tasks")
-    assert done.returncode == 2
-    assert "TPUs ([environment].tpu)" in done.stderr
-    assert "one" in done.stderr

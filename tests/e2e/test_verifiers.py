@@ -132,7 +132,6 @@ async def test_cancelled_rollout_releases_its_container(plugin: str) -> None:
 
 
 def containers() -> list[str]:
-    """The local containers of this process."""
     found = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=False)
     return found.stdout.split()
 

@@ -53,7 +53,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """A folder in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("target") / "site"
     subprocess.run([*PIP, "install", "--no-deps", "--target", str(folder), str(wheel)], check=True, timeout=100)
     return folder
@@ -115,7 +114,6 @@ def test_type_checkers_see_the_types_of_the_wheel(tmp_path: Path, target: Path, 
 
 
 def checked(folder: Path, command: list[str], **variables: str) -> str:
-    """Returns what a type checker says."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=folder,

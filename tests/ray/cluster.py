@@ -63,7 +63,6 @@ class SmallCluster:
         return self.add_node()
 
     def add_node(self, **arguments: Any) -> Any:
-        """Adds a node with more arguments."""
         node = _patiently(
             lambda ports: self._cluster.add_node(
                 num_cpus=1,
@@ -103,7 +102,6 @@ class SmallCluster:
             node.kill_all_processes(check_alive=False, allow_graceful=False)
 
     def hosts(self, node: Any | None = None) -> list[psutil.Process]:
-        """The processes of hosts, of one node or all."""
         found = []
         for one in self.nodes if node is None else [node]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -112,7 +110,6 @@ class SmallCluster:
         return found
 
     def close(self) -> None:
-        """Ends everything."""
         self._cluster.shutdown()
         self._folder.cleanup()
         os.environ.clear()
@@ -120,7 +117,6 @@ class SmallCluster:
 
 
 def _ports() -> dict[str, int]:
-    """Free ports for the parts of a node."""
     names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
     with contextlib.ExitStack() as open_until_all_are_chosen:
         sockets = [open_until_all_are_chosen.enter_context(socket.socket()) for _ in names]

@@ -11,7 +11,6 @@ from tests.ray.runs import made, ran
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of this folder."""
     for item in items:
         if "tests/ray/" in item.path.as_posix():
             item.add_marker(pytest.mark.ray)
@@ -41,5 +40,4 @@ def cluster(cluster_and_whole: tuple[SmallCluster, KilledRun]) -> SmallCluster:
 
 @pytest.fixture
 def whole(cluster_and_whole: tuple[SmallCluster, KilledRun]) -> KilledRun:
-    """The run as it is without a cluster, and without harm."""
     return cluster_and_whole[1]

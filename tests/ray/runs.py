@@ -35,7 +35,6 @@ def on(cluster: SmallCluster, *more: str) -> tuple[str, ...]:
 
 @contextmanager
 def made(directory: Path, *overrides: str, latency_sec: float = 0.03) -> Iterator[KilledRun]:
-    """A run that has not started, with its tasks and its endpoint."""
     directory.mkdir(exist_ok=True)
     make_tasks(directory)
     with CountingEndpoint(latency_sec=latency_sec) as endpoint:

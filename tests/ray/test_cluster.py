@@ -1,17 +1,15 @@
 """Runs on a cluster: the same results as without, whatever dies. More is in `tests/soak/cluster_runs.py`."""
 
-import shutil
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.killed_run import KilledRun, Moment, check, check_stopped
+from tests.e2e.killed_run import KilledRun, Moment, check
 from tests.leaks import wait_until
 from tests.ray.cluster import SmallCluster
 from tests.ray.runs import PATIENCE_SEC, busy_node, made, on, ran, until
-from tests.small_disk import small_disk
 from tests.unit.containers.local_containers import needs_local
 
 pytestmark = [needs_local, pytest.mark.local]
@@ -68,28 +66,3 @@ def test_run_survives_killed_hosts_and_nodes(whole: KilledRun, cluster: SmallClu
         check(run, whole)
     errors = [row["error"]["type"] for row in run.all_rows if row["outcome"] == "lost"]
     assert errors.count("HostLostError") >= 2, "one was on the host, and one on the node"
-
-
-@pytest.mark.root
-def test_run_on_full_disk_stops_and_resumes(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
-    with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run, small_disk(run.path) as disk:
-        with ran(run.start) as running:
-            until(running, lambda: run.endpoint.asked.total() >= 8)
-            disk.fill()
-            asked = run.endpoint.asked.total()
-            assert running.result() == 1, run.said
-        check_stopped(run, asked, "No space left on device")
-        disk.free()
-        run.kills = 1
-        assert run.resume() == 0, run.said
-        check(run, whole)
-
-
-def test_run_in_deleted_directory_stops(cluster: SmallCluster, tmp_path: Path) -> None:
-    with made(tmp_path, "budget.cost=1000000", *on(cluster), latency_sec=0.3) as run:
-        with ran(run.start) as running:
-            until(running, lambda: run.endpoint.asked.total() >= 8)
-            shutil.rmtree(run.path.rename(tmp_path / "deleted"))
-            asked = run.endpoint.asked.total()
-            assert running.result() == 1, run.said
-        check_stopped(run, asked, "No such file or directory")

@@ -19,10 +19,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ares_exp import __version__
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effective_agent
@@ -30,7 +30,7 @@ from ares_exp.cancellation import finish, happened, in_thread
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
-from ares_exp.environment import EnvironmentBase, EpisodeReport, MinimalEnvironment, PendingRequest, TimeStep, complete
+from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
@@ -53,7 +53,7 @@ from ares_exp.runs.executors.remote_messages import (
 EXPIRED_SEC = 0.05
 """Delay between the end of a host's lease and the end of the host, in seconds."""
 REPORTS_SEC = 1.0
-"""Minimum interval between two transfers of the reports of busy environments, in seconds."""
+"""Minimum interval between two transfers of the reports of all environments, in seconds."""
 CLOSE_SEC = 30.0
 """Time limit for closing the environments of a host before it ends, in seconds."""
 PIECE_BYTES = 64 * 1024
@@ -73,23 +73,18 @@ def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
     return {name: getattr(parts, name) for name in names}
 
 
-@dataclass(slots=True)
-class _Hosted:
-    """An environment in the host, with its state.
+class _Hosted(NamedTuple):
+    """An environment in the host.
 
     Attributes:
         environment: The environment.
         files: Directory for the files of the episode; `None` if no files are kept.
         is_streamed: Whether `files` is a directory of this host, which the run fetches.
-        calls: Number of calls in progress.
-        told: Report that the last reply contained.
     """
 
     environment: EnvironmentBase
-    files: Path | None = None
-    is_streamed: bool = False
-    calls: int = 0
-    told: EpisodeReport | None = None
+    files: Path | None
+    is_streamed: bool
 
 
 class EnvironmentHost(ModelsElsewhere):
@@ -248,11 +243,7 @@ class EnvironmentHost(ModelsElsewhere):
                 "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
                 "disk that all nodes share, or set `snapshot=none`."
             )
-        hosted.calls += 1
-        try:
-            outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)
-        finally:
-            hosted.calls -= 1
+        outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)
         if method == "export_state" and outcome.failure is None:
             outcome = Outcome(outcome.value.snapshot_dir)
         elif (step := outcome.value) is not None:
@@ -264,17 +255,15 @@ class EnvironmentHost(ModelsElsewhere):
 
     async def _facts(self, hosted: _Hosted, method: str) -> Facts:
         environment = hosted.environment
-        before, hosted.told = hosted.told, environment.report()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
         may_have_files = step_type in (None, "LAST") and hosted.is_streamed
         return Facts(
-            has_started=True,
-            report=None if method == "step" and hosted.told == before else hosted.told,
+            report=environment.report(),
+            step_type=step_type,
             step_count=environment.step_count,
             time_left_sec=environment.time_left_sec,
             activity=environment.activity,
             pending=tuple(environment.pending_requests()),
-            step_type=step_type,
             past=tuple(environment.past_steps) if method in ("reset", "fork") else (),
             has_files=may_have_files and await asyncio.to_thread(_has_files, hosted.files),
         )
@@ -350,8 +339,8 @@ class EnvironmentHost(ModelsElsewhere):
         found, self._untold, now = self._untold, [], time.monotonic()
         if now - self._reported_at > REPORTS_SEC:
             self._reported_at = now
-            busy = {name: hosted.environment.report() for name, hosted in self._hosted.items() if hosted.calls}
-            found.append(News(None, "report", (busy,)))
+            reports = {name: hosted.environment.report() for name, hosted in self._hosted.items()}
+            found.append(News(None, "report", (reports,)))
         return now - started, found
 
     def _tell(self, method: str, *arguments: Any, number: int | None = None) -> None:

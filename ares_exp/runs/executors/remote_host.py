@@ -394,24 +394,21 @@ class RemoteEnvironment(EnvironmentBase):
         try:
             return await self._host.call(method, self._name, *arguments)
         except HostLostError as error:
-            self._facts, self.time_step, self._pending = self._facts._replace(step_type=None), None, ()
+            self.time_step, self._pending = None, ()
             raise self._loss(error) from error
 
     async def _stepped(self, method: str, arguments: Mapping[str, Any]) -> TimeStep[Any] | None:
         """Calls a method that may take a time step. Returns the new step; `None` if no step was taken."""
-        before, self._pending = self.time_step, ()
-        try:
-            taken: TimeStep[Any] | None = await self._acted(method, arguments)
-        except BaseException:
-            self.time_step = before if self._facts.step_type is not None else None
-            raise
-        if taken is not None and taken.last():
-            self._end_background_requests()
-        self.time_step = taken or before
+        taken: TimeStep[Any] | None = await self._acted(method, arguments)
+        if taken is not None:
+            self.time_step = taken
+            if taken.last():
+                self._end_background_requests()
         return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Calls a method of the environment in the host. Stores its new state, and fetches its files, if any."""
+        self._pending = ()
         self._host.guests[self._name] = self
         order = self._order if method == "reset" else None
         outcome, facts = await self._asked_of_host("act", method, arguments, order)
@@ -421,10 +418,10 @@ class RemoteEnvironment(EnvironmentBase):
         return outcome.result(self._host.node)
 
     def _take(self, facts: Facts) -> None:
-        if facts.report is None:
-            facts = facts._replace(report=self._facts.report)
         self._facts, self._facts_at, self._granted_sec = facts, time.monotonic(), 0.0
         self._pending, self._news = facts.pending, None
+        if facts.step_type is None:
+            self.time_step = None
 
     async def _fetch_files(self, output_dir: Path) -> None:
         """Fetches the files of the ended episode in pieces."""
@@ -454,7 +451,7 @@ class RemoteEnvironment(EnvironmentBase):
     @property
     def current_task(self) -> str | None:
         """The name of the task. The task itself is in the host."""
-        return (self.report().task_name or self._order.task_name) if self._facts.has_started else None
+        return None if self._facts.report is None else self.report().task_name or self._order.task_name
 
     @property
     def activity(self) -> Activity | None:

@@ -189,20 +189,18 @@ class Facts(NamedTuple):
     """The state of an environment at the end of a call.
 
     Attributes:
-        has_started: Whether the environment was reset. Otherwise, the other fields are empty.
-        report: Report of the environment; `None` if it equals the report in the last reply.
-        step_count, time_left_sec, activity, pending: Values of the environment's members with these names.
+        report: Report of the environment; `None` before the first call. Then the other fields are empty.
         step_type: Type of the current time step; `None` without a time step.
+        step_count, time_left_sec, activity, pending: Values of the environment's members with these names.
         past: Past steps of a restored or forked episode (only after `reset` and `fork`).
         has_files: Whether files of the episode are on the node and must be fetched.
     """
 
-    has_started: bool = False
     report: EpisodeReport | None = None
+    step_type: str | None = None
     step_count: int = 0
     time_left_sec: float | None = None
     activity: Activity | None = None
     pending: tuple[PendingRequest, ...] = ()
-    step_type: str | None = None
     past: tuple[PastStep, ...] = ()
     has_files: bool = False

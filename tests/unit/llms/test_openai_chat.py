@@ -131,71 +131,8 @@ def test_responses_round_trip(response: LLMResponse) -> None:
     assert response_from_body(body) == response
 
 
-def test_official_client_reads_our_responses() -> None:
-    from openai.types.chat import ChatCompletion
-
-    response = LLMResponse(
-        [TextData("hi"), ToolCallData("c1", "ls", "{}")],
-        logprobs=[-0.5],
-        model="m",
-        usage=Usage(3, 4),
-        finish_reason="stop",
-    )
-    parsed = ChatCompletion.model_validate(response_to_body(response, response_id="chatcmpl-9", created=5))
-    choice = parsed.choices[0]
-    assert (parsed.id, parsed.created, parsed.model, choice.finish_reason) == ("chatcmpl-9", 5, "m", "stop")
-    assert choice.message.content == "hi"
-    assert choice.message.tool_calls[0].id == "c1"
-    assert choice.logprobs.content[0].logprob == -0.5
-    assert parsed.usage.total_tokens == 7
-
-
 def respond(**choice: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, **choice}]}
-
-
-def test_vllm_response_is_read() -> None:
-    """Fields as in vLLM's `ChatCompletionResponse`, with `return_token_ids` and `logprobs`."""
-    body = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "qwen",
-        "choices": [
-            {
-                "index": 0,
-                "message": {
-                    "role": "assistant",
-                    "content": "hi",
-                    "refusal": None,
-                    "annotations": None,
-                    "audio": None,
-                    "function_call": None,
-                    "tool_calls": [],
-                    "reasoning_content": None,
-                },
-                "logprobs": {"content": [{"token": "hi", "logprob": -0.25, "bytes": [104, 105], "top_logprobs": []}]},
-                "finish_reason": "stop",
-                "stop_reason": None,
-                "token_ids": [6023],
-            }
-        ],
-        "service_tier": None,
-        "system_fingerprint": None,
-        "usage": {"prompt_tokens": 3, "total_tokens": 4, "completion_tokens": 1, "prompt_tokens_details": None},
-        "prompt_logprobs": None,
-        "prompt_token_ids": [1, 2, 3],
-        "kv_transfer_params": None,
-    }
-    assert response_from_body(body) == LLMResponse(
-        [TextData("hi")],
-        usage=Usage(3, 1),
-        prompt_token_ids=[1, 2, 3],
-        completion_token_ids=[6023],
-        logprobs=[-0.25],
-        finish_reason="stop",
-        model="qwen",
-    )
 
 
 HM = {"type": "reasoning.text", "text": "hm", "signature": "s", "index": 0}

@@ -6,9 +6,8 @@ from typing import Any
 
 import pydantic
 import pytest
-from aiohttp import web
 
-from ares_exp.errors import MalformedResponseError, PreflightError, RefusalError, UnsendableRequestError
+from ares_exp.errors import MalformedResponseError, PreflightError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
 from ares_exp.policies.asked_ahead import concurrency_of
@@ -16,7 +15,6 @@ from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec
 from tests.loopback_endpoint import (
     LoopbackEndpoint,
-    Received,
     completion,
     endless,
     error,
@@ -247,32 +245,6 @@ async def test_malformed_responses_are_errors(
     assert len(endpoint.requests) == 1
 
 
-def refusing(text: str | None, finish_reason: str, **message: Any) -> Any:
-    body = completion(text, **message)
-    body["choices"][0]["finish_reason"] = finish_reason
-    return json_body(body)
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "seen", "reason"),
-    [
-        (refusing("I had be", "content_filter"), "I had be", "content_filter"),
-        (refusing(None, "content_filter"), "", "content_filter"),
-    ],
-)
-async def test_refusal_is_a_response_or_an_error(
-    endpoint: LoopbackEndpoint, make: Make, behaviour: Any, seen: str, reason: str
-) -> None:
-    endpoint.otherwise = behaviour
-    assert (await make()(HI)).text == seen
-    with pytest.raises(RefusalError, match=rf"refuses to answer \({reason}\): .*policy\.on_refusal=answer") as raised:
-        await make(on_refusal="error")(HI)
-    assert raised.value.code == reason
-    assert raised.value.response is not None, "it is paid for"
-    assert raised.value.response.usage.total_tokens == 15
-    assert len(endpoint.requests) == 2, "a refusal must not be asked for again"
-
-
 async def test_concurrency_is_bounded(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(0.03)
     policy = make(max_concurrency=4)
@@ -287,21 +259,6 @@ async def test_waiting_for_a_slot_is_not_latency(endpoint: LoopbackEndpoint, mak
     policy = make(max_concurrency=1, timeout_sec=2.0, max_retries=0)
     responses = await asyncio.gather(*(policy(HI) for _ in range(9)))
     assert all(0.3 <= (response.latency_sec or 0) < 2.0 for response in responses)
-
-
-async def test_two_hundred_requests_run_concurrently(endpoint: LoopbackEndpoint, make: Make) -> None:
-    async def when_many_are_here(request: web.Request, received: Received) -> web.StreamResponse:
-        while endpoint.max_in_flight <= 100:  # noqa: ASYNC110 (others arrive)
-            await asyncio.sleep(0.01)
-        return await respond(lambda body: body["messages"][-1]["content"])(request, received)
-
-    endpoint.otherwise = when_many_are_here
-    policy = make(max_concurrency=200)
-    asked = [str(number) for number in range(200)]
-    requests = [LLMRequest([{"role": "user", "content": text}]) for text in asked]
-    responses = await asyncio.gather(*(policy(request) for request in requests))
-    assert [response.text for response in responses] == asked
-    assert endpoint.max_in_flight > 100
 
 
 async def test_cancellation_closes_the_connection(endpoint: LoopbackEndpoint, make: Make) -> None:

@@ -66,15 +66,6 @@ async def test_edits_of_a_branch_match_its_recording(tmp_path: Path) -> None:
     assert [step.match for step in policy.report([result()]).episodes[0].steps] == [Match.EXACT] * 3
 
 
-async def test_recorded_responses_are_returned_in_order(tmp_path: Path) -> None:
-    policy = await ready(recording(tmp_path, chat(length=4)))
-    client = policy.for_episode(EpisodeSpec("fix-bug"))
-    assert await execute(client, requests(chat(length=4))) == ["I do 1.", "I do 2.", "I do 3."]
-    report = policy.report([result()])
-    assert report.score == Score(3, 3)
-    assert [step.match for step in report.episodes[0].steps] == [Match.EXACT] * 3
-
-
 async def test_advanced_requests_are_compared_and_skipped(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat(length=5)))
     first, second, third, fourth = requests(chat(length=5))

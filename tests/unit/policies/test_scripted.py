@@ -9,7 +9,7 @@ import pytest
 from ares_exp.errors import PolicyError, RateLimitError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
-from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.policies.waiting import MAX_PAUSES, RequestSlots
 from tests.loopback_endpoint import LoopbackEndpoint, error
@@ -20,15 +20,6 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 async def execute(client: LLMClient, count: int) -> list[str]:
     return [(await client(HI)).text for _ in range(count)]
-
-
-async def test_replies_are_returned_in_order() -> None:
-    policy: Policy = ScriptedPolicy(replies=["a", "b"])
-    await policy.preflight()
-    response = await policy.for_episode(EpisodeSpec("t"))(HI)
-    assert (response.text, response.model, response.finish_reason, response.cost) == ("a", "scripted", "stop", 0.0)
-    await policy.close()
-    await policy.close()
 
 
 async def test_concurrent_episodes_have_separate_positions() -> None:
@@ -146,12 +137,6 @@ async def test_wait_is_reported_before_it_starts(endpoint: LoopbackEndpoint, mak
     assert asked_when_told == [1, 2]
     assert 0.2 <= waits[0] <= 0.205
     assert 0.005 <= waits[1] <= 0.02
-
-
-async def test_immediate_request_reports_no_wait(make: Make) -> None:
-    waits = Waits()
-    await make().for_episode(waits.spec)(HI)
-    assert waits == []
 
 
 async def test_retry_wait_frees_the_slot(endpoint: LoopbackEndpoint, make: Make) -> None:

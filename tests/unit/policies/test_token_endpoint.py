@@ -157,26 +157,6 @@ async def test_processed_logprobs_are_checked_and_recorded(
     assert {one.headers["authorization"] for one in endpoint.requests} == {"Bearer a key of the trainer"}
 
 
-@pytest.mark.train
-@pytest.mark.parametrize(("user", "agent", "expected"), SAMPLING)
-async def test_continued_request_sets_every_sampling_parameter(
-    engine: str,
-    endpoint: LoopbackEndpoint,
-    tokenizer: Any,
-    tmp_path: Path,
-    user: dict[str, Any],
-    agent: dict[str, Any],
-    expected: dict[str, Any],
-) -> None:
-    tokenizer.save_pretrained(tmp_path)
-    endpoint.otherwise = Sampler(engine, tokenizer, "x")
-    policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path), **user)
-    response = await policy(ask(**agent))
-    await policy.close()
-    assert sampling_in(endpoint.requests[0].body) == {**NEUTRAL_SAMPLING, **expected}
-    assert sampling_in(response.sampling or {}) == {**NEUTRAL_SAMPLING, **expected}
-
-
 async def test_engine_without_tokens_is_a_warning(
     engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -179,15 +179,6 @@ async def test_rewritten_history_is_rendered_again(policy: TransformersPolicy, t
     assert "I never said that<|im_end|>" in tokenizer.decode(list(response.prompt_token_ids or ()))
 
 
-async def test_resumed_episode_continues_from_the_same_ids(policy: TransformersPolicy) -> None:
-    ran, resumed = policy.for_episode(episode()), policy.for_episode(episode())
-    first = await ran(ask("hello"))
-    assert hasattr(resumed, "advance")
-    resumed.advance(ask("hello"), first)
-    request = ask("hello", first.text, "go on")
-    assert all_ids(await resumed(request)) == all_ids(await ran(request))
-
-
 async def test_tool_calls_continue_from_their_ids(
     policy: TransformersPolicy, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

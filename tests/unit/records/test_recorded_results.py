@@ -106,13 +106,6 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_pipe_does_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "episodes.jsonl")
-    with pytest.raises(ConfigError, match="regular file"):
-        read_results(tmp_path / "episodes.jsonl")
-
-
 @pytest.mark.parametrize("line", ['{"episode_id": "a-0", "rewards": {"x": 1e300}}', "[]", '{"episode_id": "a-0"}', "{"])
 def test_added_scores_join_rows_or_name_their_line(line: str, tmp_path: Path) -> None:
     scores = tmp_path / "scores" / "judge.jsonl"

@@ -99,12 +99,6 @@ def test_line_that_does_not_fit_is_removed(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"n": 1}, {"n": 2}]
 
 
-def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DB_PASSWORD", 'pass"word-1234')
-    append_lines(tmp_path / "x.jsonl", {"text": 'it is pass"word-1234.'})
-    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
-
-
 def test_append_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "episodes.jsonl").symlink_to("mine")
@@ -207,13 +201,6 @@ def test_log_does_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 LAUGHS = "- &n0 [x, x]\n" + "".join(f"- &n{n + 1} [*n{n}, *n{n}]\n" for n in range(40))
-
-
-def test_records_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "record"
-    path.write_text('{"a": [1]}')
-    assert read_record(path, max_bytes=10) == b'{"a": [1]}'
-    assert read_json_object(path, max_bytes=10) == read_yaml(path) == {"a": [1]}
 
 
 @pytest.mark.parametrize(

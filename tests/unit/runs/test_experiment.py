@@ -254,14 +254,6 @@ async def test_unreadable_tasks_are_a_config_error(tmp_path: Path) -> None:
         await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
 
 
-async def test_all_episodes_are_run_and_recorded(tmp_path: Path) -> None:
-    summary = await execute(experiment(tmp_path, count=20, concurrency=4), tmp_path)
-    assert summary.complete
-    assert len(rows(tmp_path)) == 20
-    assert len(list((tmp_path / "trajectories").iterdir())) == 20
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["mean_reward"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -441,17 +433,6 @@ async def test_run_without_space_for_reserve_is_rejected(tmp_path: Path, monkeyp
     assert rows(tmp_path) == []
 
 
-async def test_deleted_run_directory_ends_run(tmp_path: Path) -> None:
-    async def trouble(where: str) -> None:
-        if where == "step" and len(rows(tmp_path)) == 1:
-            shutil.rmtree(tmp_path / "run")
-
-    summary = await execute(experiment(tmp_path, count=6, trouble=trouble), tmp_path)
-    assert [result.outcome for result in summary.results] == [Outcome.COMPLETED, Outcome.CANCELLED]
-    assert (summary.exit_code, summary.unwritten_rows) == (1, 1)
-    assert f"its directory {tmp_path}/run was deleted, moved or unmounted" in str(summary.ended_by)
-
-
 async def test_deleted_run_directory_stops_judge_requests(tmp_path: Path) -> None:
     class Judge(Responses):
         asked = 0
@@ -501,24 +482,6 @@ async def test_interrupt_is_bounded_and_records_every_episode(tmp_path: Path, mo
     assert summary.interrupted
     assert [result.outcome.value for result in summary.results] == ["cancelled"] * 3
     assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"] * 3
-
-
-async def test_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
-    class Slow(RunDir):
-        def append_episodes(self, *rows: Any) -> None:
-            time.sleep(0.05)
-            super().append_episodes(*rows)
-            loop.call_soon_threadsafe(written.set)
-
-    loop, written = asyncio.get_running_loop(), asyncio.Event()
-    made = experiment(tmp_path, count=40, concurrency=40, run_dir=Slow(tmp_path / "run"))
-    running = asyncio.create_task(execute(made, tmp_path))
-    async with asyncio.timeout(60):
-        await written.wait()
-    made.interrupt()
-    summary = await running
-    assert len(summary.results) == len(rows(tmp_path))
-    assert len(summary.results) == 40
 
 
 async def test_interrupt_at_any_moment_ends_cleanly(tmp_path: Path) -> None:
@@ -726,11 +689,6 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
 
 def branch(*replies: str) -> Any:
     return _FirstResponse("given", ScriptedPolicy(replies=list(replies)).for_episode(EpisodeSpec("t")))
-
-
-async def test_policy_continues_after_a_given_response() -> None:
-    client = branch("a", "b")
-    assert [(await client(HI)).text for _ in range(3)] == ["given", "a", "b"]
 
 
 async def test_resumed_branch_skips_recorded_responses() -> None:

@@ -84,7 +84,6 @@ class State:
         return RunningEpisode(planned=plan_episodes([task], attempts=1, seed=0)[0], **state)
 
     def end(self, reward: float | None, outcome: Outcome | None = None) -> None:
-        """Ends the first running episode."""
         del self.running[0]
         result = _result("task", reward)
         self.live.add(result if outcome is None else replace(result, outcome=outcome))
@@ -149,26 +148,6 @@ def test_plain_lines_appear_at_intervals() -> None:
     assert set(lines) == {"0/2 done | 1 running | 0.0 s"}
 
 
-def test_short_run_prints_only_the_last_state() -> None:
-    stream, state = io.StringIO(), State(1, "a")
-    started = time.monotonic()
-    with Progress(state.read, stream=stream, interval_sec=60.0, clock=Clock()):
-        state.end(1.0)
-    assert time.monotonic() - started < 50.0
-    assert stream.getvalue() == "1/1 done | reward 1.00 | 0.0 s\n"
-
-
-def test_thread_ends_also_after_an_exception() -> None:
-    def interrupted() -> None:
-        with Progress(State(1).read, stream=io.StringIO()):
-            assert "progress" in _threads()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert "progress" not in _threads()
-
-
 def test_stop_is_idempotent_and_needs_no_start() -> None:
     stream = io.StringIO()
     progress = Progress(State(1).read, stream=stream)
@@ -205,7 +184,6 @@ class Terminal:
         return self._seen.decode(errors="replace")
 
     def plain(self) -> str:
-        """Without escape sequences."""
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text())
 
     def close(self) -> None:
@@ -220,18 +198,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     opened = Terminal()
     yield opened
     opened.close()
-
-
-def test_terminal_shows_running_tasks_and_restores_cursor(terminal: Terminal) -> None:
-    state = State(2, "fix-tests")
-    with Progress(state.read, stream=terminal.stream):
-        _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
-        _wait_for(lambda: "fix-tests" in terminal.plain())
-        assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE), "killed now, it must leave the cursor"
-        state.end(1.0)
-    assert "1/2 done · reward 1.00" in terminal.plain()
-    assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE)
-    assert "progress" not in _threads()
 
 
 def test_panel_shows_only_known_values() -> None:

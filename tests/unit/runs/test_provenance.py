@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a committed task set below it."""
     root = tmp_path / "repository"
     (root / "tasks" / "one").mkdir(parents=True)
     (root / "tasks" / "one" / "task.toml").write_text("version = '1.0'\n")

@@ -194,20 +194,6 @@ async def test_cancelling_the_consumer_releases_everything() -> None:
     assert (policy.waiting, Count.open_) == (0, 0)
 
 
-async def test_exception_in_the_loop_releases_everything() -> None:
-    policy = Waiting()
-
-    async def train() -> None:
-        async with aclosing(ares_exp.rollouts(env=Count, policy=policy, attempts=4)) as episodes:
-            async for episode in episodes:
-                await policy.three_wait.wait()
-                raise ZeroDivisionError(episode)
-
-    with pytest.raises(ZeroDivisionError):
-        await train()
-    assert (policy.waiting, Count.open_) == (0, 0)
-
-
 def test_end_of_the_program_releases_everything() -> None:
     policy = Waiting()
 
@@ -218,16 +204,6 @@ def test_end_of_the_program_releases_everything() -> None:
 
     asyncio.run(main())
     assert (policy.waiting, Count.open_) == (0, 0)
-
-
-@pytest.mark.local
-async def test_parts_by_name_match_a_run() -> None:
-    overrides = ["env.tasks=[write-greeting,count-records]"]
-    episodes = await execute(env="harbor", policy="oracle", container="local", attempts=2, overrides=overrides)
-    assert sorted((one.task_name, one.attempt) for one in episodes) == [
-        (task, attempt) for task in ("count-records", "write-greeting") for attempt in (0, 1)
-    ]
-    assert {(one.reward, one.outcome.value) for one in episodes} == {(1.0, "completed")}
 
 
 @pytest.mark.local

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.errors import ConfigError, PreflightError, UserError
+from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.results import Outcome
 from tests.leaks import wait_until
 from tests.warm_start import warm_command
@@ -127,12 +127,6 @@ def test_mistakes_are_raised_without_leftovers(overrides: Any, said: str, here: 
         ares_exp.run(overrides, quiet=True)
     assert "/hydra/" not in "".join(traceback.format_exception(caught.value))
     assert [path for path in here.rglob("*") if path.is_file()] == []
-
-
-def test_missing_key_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(PreflightError, match="OPENAI_API_KEY"):
-        ares_exp.run(["policy=openai", "policy.model=m", "tracker=none"], quiet=True)
 
 
 def test_script_logging_is_unchanged(caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,6 @@ class Controlled:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     async def order(self, verb: Verb, **more: Any) -> dict[str, Any]:
-        """Gives an order; returns its log entry."""
         order = Order.new(verb, **more)
         write_order(self.path / "run" / "control", order)
         await self.until(lambda: any(line.get("id") == order.id for line in self.noted()))

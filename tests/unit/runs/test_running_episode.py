@@ -27,7 +27,7 @@ from ares_exp.rollout import run_episode
 from ares_exp.runs import steady_loop
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import plan_episodes
-from ares_exp.runs.steady_loop import SteadyEventLoop, run_steadily
+from ares_exp.runs.steady_loop import SteadyEventLoop
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.recorded_responses import Exchange
@@ -168,13 +168,6 @@ def test_time_limit_does_not_pass_while_stopped(clock: SimpleNamespace, loop: St
             return await answer
 
     assert loop.run_until_complete(stopped_meanwhile()) == "in time"
-
-
-def test_run_steadily_returns_the_result() -> None:
-    async def main() -> bool:
-        return isinstance(asyncio.get_running_loop(), SteadyEventLoop)
-
-    assert run_steadily(main())
 
 
 EPISODES, AT_ONCE = 200, 100

@@ -14,23 +14,6 @@ def planned(count: int) -> list[PlannedEpisode]:
     return plan_episodes([f"task-{number}" for number in range(count)], attempts=1, seed=0)
 
 
-async def test_concurrency_never_exceeds_the_slots() -> None:
-    running = most = 0
-    ran = []
-
-    async def execute(one: PlannedEpisode) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        ran.append(one.task_name)
-
-    await Scheduler(3, execute).run(planned(10))
-    assert most == 3
-    assert sorted(ran) == sorted(one.task_name for one in planned(10))
-
-
 async def test_run_without_owed_episodes_ends() -> None:
     await Scheduler(3, None).run([])  # type: ignore[arg-type]
 
@@ -145,58 +128,6 @@ async def test_episode_cancelled_before_start_ends() -> None:
     assert not scheduler.interrupted
 
 
-class Rooms:
-    """Runs tries when there is room for them.
-
-    Attributes:
-        room: Is set when there is.
-        ran: Names of the tasks that were run.
-    """
-
-    def __init__(self) -> None:
-        self.room, self.waits, self.ran = asyncio.Event(), 0, []  # type: tuple[asyncio.Event, int, list[str]]
-        self.scheduler = Scheduler(2, self.execute)
-
-    async def execute(self, one: PlannedEpisode) -> None:
-        self.waits += 1
-        await self.room.wait()
-        await self.scheduler.starts(one)
-        self.ran.append(one.task_name)
-
-    async def have(self, waits: int) -> None:
-        while self.waits < waits:  # noqa: ASYNC110 - each has its turn of the loop
-            await asyncio.sleep(0)
-
-
-async def test_episodes_waiting_for_room_respect_pauses() -> None:
-    rooms = Rooms()
-    scheduler = rooms.scheduler
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-        group.create_task(scheduler.run(planned(3)))
-        await rooms.have(2)
-        assert (scheduler.running, scheduler.queued) == (0, 3)
-        scheduler.pause()
-        rooms.room.set()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert (rooms.ran, scheduler.running, scheduler.queued) == ([], 0, 3)
-        scheduler.resume()
-        scheduler.pause()
-        scheduler.resume()
-    assert sorted(rooms.ran) == ["task-0", "task-1", "task-2"]
-
-
-async def test_episodes_waiting_for_room_are_dropped_once() -> None:
-    rooms = Rooms()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-        group.create_task(rooms.scheduler.run(planned(3)))
-        await rooms.have(2)
-        dropped = [rooms.scheduler.drop(lambda one: one.task_name == "task-1") for _ in range(2)]
-        rooms.room.set()
-    assert [[one.task_name for one in some] for some in dropped] == [["task-1"], []]
-    assert sorted(rooms.ran) == ["task-0", "task-2"]
-
-
 async def test_interrupt_before_the_start_runs_no_episode() -> None:
     scheduler = Scheduler(2, None)  # type: ignore[arg-type]
     scheduler.interrupt()
@@ -222,21 +153,3 @@ async def test_interrupt_does_not_wait_for_a_retry(monkeypatch: pytest.MonkeyPat
     scheduler = Scheduler(2, execute)
     async with asyncio.timeout(10):
         await scheduler.run(planned(2))
-
-
-async def test_interrupt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERRUPT_GRACE_SEC", 0.05)
-    release = asyncio.Event()
-
-    async def execute(one: PlannedEpisode) -> None:
-        scheduler.interrupt()
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue  # it does not want to end
-
-    scheduler = Scheduler(1, execute)
-    async with asyncio.timeout(10):
-        await scheduler.run(planned(1))
-    release.set()

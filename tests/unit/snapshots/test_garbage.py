@@ -1,6 +1,5 @@
 """Garbage collection and verification of stored snapshots."""
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -108,34 +107,7 @@ def test_snapshot_being_written_prevents_collection(store: SnapshotStore, monkey
     assert store.gc(grace_sec=0) == RemovedObjects()
 
 
-def write_and_remove(path: Path, writer: int) -> None:
-    store = SnapshotStore(path)
-    for step in range(12):
-        add(store, f"{writer}@{step}", step)
-        remove_all_but(store, str(writer), 2)
-
-
-@pytest.mark.once
-@pytest.mark.slow
-def test_writers_and_collector_run_concurrently(store: SnapshotStore) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=write_and_remove, args=(store.path, number)) for number in range(2)]
-    for process in writers:
-        process.start()
-    try:
-        while any(process.is_alive() for process in writers):
-            store.gc(grace_sec=0)
-    finally:
-        for process in writers:
-            process.join(60)
-    assert [process.exitcode for process in writers] == [0, 0]
-    assert store.gc(grace_sec=0).skipped is None
-    assert [*store.ids()] == [f"{number}@{step}" for number in range(2) for step in (10, 11)]
-    assert [store.verify(name).problems for name in store.ids()] == [()] * 4
-
-
 def chunk_of(snapshot: EnvironmentSnapshot) -> str:
-    """The digest of the only chunk of log.txt."""
     [chunk] = get_delta(snapshot.object_store, snapshot.filesystem).entries["/app/log.txt"].chunks
     assert chunk is not None
     return chunk

@@ -46,7 +46,6 @@ PER_EXAMPLE = examples(50, suppress_health_check=[HealthCheck.function_scoped_fi
 
 @st.composite
 def changed(draw: st.DrawFn) -> Any:
-    """The JSON of a snapshot with a few places changed."""
     data = copy.deepcopy(VALID)
     for _ in range(draw(st.integers(1, 3))):
         place: Any = data

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.commands.snapshots import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.containers.filesystem.delta import Entry
-from ares_exp.records.terminal_text import columns_that_fit, format_size
+from ares_exp.records.terminal_text import format_size
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 
@@ -73,13 +72,6 @@ def test_path_may_end_with_an_id_prefix(run_dir: Path, capsys: pytest.CaptureFix
         assert "1 snapshots" in told(capsys, "list", path)
     assert "3 snapshots" in told(capsys, "list", run_dir / "hello")
     assert "4 snapshots" in told(capsys, "list", run_dir, run_dir / f"{EPISODE}@1")
-
-
-def test_narrow_list_omits_columns(run_dir: Path) -> None:
-    columns = list_columns(SnapshotStore(run_dir / "snapshots").list())
-    for width, count in ((200, 8), (80, 5), (20, 2)):
-        assert len(columns_that_fit(columns, width, leave_out=LEFT_OUT_WHERE_NARROW)) == count
-    assert [*columns_that_fit(columns, 20, leave_out=LEFT_OUT_WHERE_NARROW)] == ["snapshot", "step"]
 
 
 def test_broken_snapshot_is_skipped_with_an_error(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,11 +222,6 @@ def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert f"Examples:\n  ares-exp snapshots {name} " in capsys.readouterr().out
-
-
-def test_list_runs_as_a_process(run_dir: Path) -> None:
-    listed = command("list", run_dir, TERM="xterm-256color", PYTHONIOENCODING="ascii")
-    assert (listed.returncode, "\x1b" in listed.stdout) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -280,14 +280,6 @@ async def test_manual_export_uses_the_same_store(make: Make, store: SnapshotStor
     assert env.snapshots == ["episode@1"]
 
 
-async def test_wrapper_forwards_attributes(make: Make) -> None:
-    env = make()
-    assert env.step_count == 0
-    assert env.current_task is None
-    with pytest.raises(AttributeError):
-        _ = env.no_such_thing
-
-
 @pytest.mark.parametrize(
     "options",
     [

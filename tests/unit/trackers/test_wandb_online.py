@@ -138,7 +138,6 @@ FATES: dict[str, Callable[[WandbService], None]] = {
 
 @contextmanager
 def running(service: WandbService, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a run with this service."""
     service.start()
     command = [sys.executable, "-c", RUN_WORDS, str(run_dir), run_dir.name]
     pipe = subprocess.PIPE
@@ -150,5 +149,4 @@ def running(service: WandbService, run_dir: Path) -> Iterator[subprocess.Popen[s
 
 
 def reaching(service: WandbService) -> dict[str, str]:
-    """The environment of a process that reaches a service."""
     return {**os.environ, "WANDB_BASE_URL": service.url, "WANDB_API_KEY": "0" * 40}

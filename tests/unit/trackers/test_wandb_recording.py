@@ -126,19 +126,6 @@ def test_table_contains_every_try_once(service: WandbService, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_long_table_has_no_duplicate_rows(service: WandbService, tmp_path: Path) -> None:
-    results = [episode(index, 1.0) for index in range(300)]
-    results[299] = replace(results[299], rewards={"reward": 0.5, "style": 0.75})
-    record(run_info(tmp_path), results, log_trajectories=False, log_artifacts=False)
-    recorded = ServedRun(service)
-    assert [row["episode_id"] for row in recorded.table] == [result.episode_id for result in results]
-    assert len(recorded.tables) < 25
-    assert recorded.table[0]["trajectory"] is None
-    assert json.loads(recorded.table[299]["rewards"]) == {"reward": 0.5, "style": 0.75}
-    assert recorded.table[0]["rewards"] == "{}"
-
-
-@pytest.mark.nightly
 def test_tasks_without_folder_have_digests_and_origins(service: WandbService, tmp_path: Path) -> None:
     origins = {"b": {"git_url": "https://example.org/t", "git_commit": "1" * 40, "path": "tasks/b"}}
     known = {

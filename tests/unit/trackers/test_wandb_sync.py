@@ -38,7 +38,6 @@ def execute(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
 def execute_session(
     run_dir: Path, earlier: Sequence[EpisodeResult], new: Sequence[EpisodeResult], **more: object
 ) -> None:
-    """One session, offline."""
     tracker = patient_tracker(mode="offline")
     tasks = {"task_set": SAMPLES, "tasks": ("write-greeting",)}
     tracker.start(run_info(run_dir, resumed=bool(earlier), earlier=tuple(earlier), **tasks, **more))

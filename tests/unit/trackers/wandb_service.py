@@ -39,7 +39,6 @@ class ServedArtifact:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The entries of its manifest by path."""
         contents: dict[str, Any] = json.loads(self.files["wandb_manifest.json"])["contents"]
         return contents
 
@@ -83,7 +82,6 @@ class WandbService:
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing is answered any more, and the port is closed."""
         self._answering.set()
         if self._thread.is_alive():
             self._server.shutdown()
@@ -91,7 +89,6 @@ class WandbService:
         self._server.server_close()
 
     def recover(self) -> None:
-        """From now on it is well again."""
         self.mood = "well"
         self._answering.set()
 
@@ -99,18 +96,15 @@ class WandbService:
         self._answering.wait()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 30.0) -> bool:
-        """Waits until the received data satisfies `condition`."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
     @property
     def everything(self) -> list[bytes]:
-        """All that arrived, in pieces."""
         told = [json.dumps(one).encode() for one in (self.runs, [*self.lines.items()])]
         return [*told, *self.run_files.values(), *(one for each in self.artifacts for one in each.files.values())]
 
     def respond(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
-        """The `data` of a GraphQL answer."""
         self.asked.append(operation)
         response = getattr(self, f"_{operation}", None)
         if response is None:
@@ -120,7 +114,6 @@ class WandbService:
         return data
 
     def upload(self, path: str, body: bytes) -> None:
-        """A file that was put at one of the addresses that were given."""
         _, kind, owner, name = path.split("/", 3)
         if kind == "artifact":
             self.artifacts[int(owner)].files[name] = body
@@ -128,7 +121,6 @@ class WandbService:
             self.run_files[owner, name] = body
 
     def stream(self, path: str, body: dict[str, Any]) -> None:
-        """Lines of streamed files."""
         run = path.split("/")[-2]
         for name, chunk in body.get("files", {}).items():
             lines = self.lines.setdefault((run, name), {})
@@ -254,7 +246,6 @@ class ServedRun:
 
     @property
     def first(self) -> dict[str, Any]:
-        """The variables with which it was made."""
         return self._service.runs[self._id][0]
 
     @property
@@ -272,7 +263,6 @@ class ServedRun:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of episodes."""
         return [row for row in self.history if "progress/finished" in row]
 
     @property
@@ -291,13 +281,11 @@ class ServedRun:
         return self._service.exit_codes.get(self._id, [])
 
     def artifacts(self, kind: str) -> list[ServedArtifact]:
-        """The artifacts of a type that it logged or used."""
         runs = ((one, {one.run, *one.used_by}) for one in self._service.artifacts)
         return [one for one, its in runs if one.type == kind and self._id in its]
 
     @property
     def tables(self) -> list[ServedArtifact]:
-        """The parts of the table of episodes, of all sessions."""
         return self.artifacts("wandb-run-incremental-table")
 
     @property

@@ -1,20 +1,15 @@
 """Episodes with token ids, as an engine would have given them, and the rule that rows made of them keep."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.results import Outcome
 from ares_exp.training.sequences import TrainingSequence
-from ares_exp.trajectories.records import (
-    EpisodeTrajectory,
-    StepRecord,
-    serialize_llm_request,
-    serialize_llm_response,
-)
+from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.unit.trajectories.chats import answered
 
 
 @dataclass(frozen=True)
@@ -52,40 +47,17 @@ def episode(
     name: str = "e1",
     **more: Any,
 ) -> EpisodeTrajectory:
-    """An episode in which these calls were made one after the other."""
     calls = list(calls)
     asked = request or LLMRequest([{"role": "user", "content": "go"}])
-    steps = []
-    for number in range(len(calls) + 1):
-        last = number == len(calls)
-        conversation = "" if last else calls[number].conversation
-        origin = (
-            Origin("chat_completions", conversation)
-            if conversation and conversation != MAIN_CONVERSATION
-            else asked.origin
-        )
-        observation = LLMRequest(**{f: getattr(asked, f) for f in asked.__dataclass_fields__} | {"origin": origin})
-        steps.append(
-            StepRecord(
-                step_index=number,
-                step_type="FIRST" if number == 0 else "LAST" if last else "MID",
-                observation=None if last else serialize_llm_request(observation),
-                action=serialize_llm_response(respond(calls[number - 1], **more)) if number else None,
-                reward=None if number == 0 else reward if last else 0.0,
-                discount=None if number == 0 else 0.0 if last else 1.0,
-                timestamp=float(number),
-            )
-        )
-    return EpisodeTrajectory(
-        episode_id=name,
-        task_name="task",
-        steps=tuple(steps),
-        start_time=0.0,
-        end_time=float(len(steps)),
+    requests = [
+        replace(asked, origin=Origin("chat_completions", call.conversation))
+        if call.conversation != MAIN_CONVERSATION
+        else asked
+        for call in calls
+    ]
+    return replace(
+        answered(requests, [respond(call, **more) for call in calls], reward=reward, episode_id=name),
         total_reward=reward,
-        num_steps=len(steps),
-        truncated=False,
-        outcome=Outcome.COMPLETED,
         metadata={"attempt": attempt},
         rewards={} if reward is None else {"reward": reward},
     )

@@ -42,7 +42,6 @@ async def answering(*behaviours: Behaviour) -> AsyncIterator[tuple[str, list[Rec
 
 
 def line(rollout_id: str, cursor: int, **fields: Any) -> dict[str, Any]:
-    """A line of `GET /v1/episodes`."""
     row = {
         "conversation": "main", "made": "clean", "ids": [1, 2, 3], "mask": [0, 0, 1], "logprobs": [0.0, 0.0, -0.5],
         "prompt_tokens": 2, "steps": [1], "starts": [2], "versions": ["7"], "finish_reason": "stop",

@@ -22,7 +22,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.training.recorded_sequences import RecordedSequences
 from ares_exp.training.sampled_calls import NEUTRAL
 from ares_exp.training.sequence_files import write_sequences
-from ares_exp.training.sequences import SequenceCounts, SequenceReport, TrainingSequence, sequences_of
+from ares_exp.training.sequences import SequenceReport, TrainingSequence, sequences_of
 from ares_exp.training.skyrl import generator_output
 from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
 from ares_exp.trajectories import JsonTrajectoryCollector, load
@@ -245,18 +245,6 @@ def test_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) -> N
         assert all(row.mask[at] and not any(row.mask[: row.starts[0]]) for at in row.starts)
 
 
-def test_counts_of_reports_are_added() -> None:
-    counts = SequenceCounts()
-    for call in (SECOND, RETOKENISED):
-        counts.add(sequences_of(episode([FIRST, call])))
-    assert counts.sentences() == ["3 rows of 4 calls, 7 tokens trained on: 2 clean, 0 re-aligned, 1 forked."]
-
-
-def test_unscored_episodes_have_rows_without_reward() -> None:
-    whole: EpisodeTrajectory = episode([FIRST], reward=None)
-    assert sequences_of(whole).rows[0].reward is None
-
-
 REWRITTEN = Call([1, 9], [30], version="17")
 LINEAR = sequences_of(episode([FIRST, SECOND], finish_reason="length"))
 FORKED = sequences_of(episode([FIRST, REWRITTEN], reward=0.5, name="e2"))
@@ -433,7 +421,6 @@ def test_episodes_without_rows_are_counted_and_named(tmp_path: Path) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file."""
     if path.name.endswith(".parquet"):
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
         return rows
@@ -469,20 +456,6 @@ def test_lists_of_different_lengths_are_refused() -> None:
     (row,) = sequences_of(episode([FIRST])).rows
     with pytest.raises(ValueError, match="got 4, 5 and 5"):
         replace(row, mask=row.mask[1:])
-
-
-@pytest.mark.train("datasets")
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_datasets_loads_the_file(tmp_path: Path, name: str) -> None:
-    import datasets
-
-    rows: list[TrainingSequence] = list(sequences_of(episode([FIRST, SECOND, REWRITTEN])).rows)
-    write_sequences(tmp_path / name, rows)
-    form = "parquet" if name.endswith("parquet") else "json"
-    back = datasets.load_dataset(form, data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "c"))
-    assert back["ids"] == [list(row.ids) for row in rows]
-    assert back["mask"] == [list(row.mask) for row in rows]
-    assert back["logprobs"] == [list(row.logprobs) for row in rows]
 
 
 def test_command_writes_rows_and_reports_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def nodes(module: str) -> Iterator[ast.AST]:
-    """The nodes of a module, or of all modules of a folder."""
     package, _, path = module.partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None:
@@ -60,20 +59,17 @@ def nodes(module: str) -> Iterator[ast.AST]:
 
 
 def fields(module: str, name: str) -> set[str]:
-    """The annotated fields of a class."""
     classes = (node for node in nodes(module) if isinstance(node, ast.ClassDef) and node.name == name)
     return {ast.unparse(line.target) for line in next(classes).body if isinstance(line, ast.AnnAssign)}
 
 
 def parameters(module: str, name: str) -> set[str]:
-    """The parameters of a class or a method; of all with this name."""
     functions = (node for node in nodes(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     found = [one.args for one in functions if one.name == name]
     return {argument.arg for one in found for argument in (*one.args, *one.kwonlyargs)}
 
 
 def is_named(node: ast.expr, name: str) -> bool:
-    """Whether a node is a variable or an attribute with this name."""
     return name in (getattr(node, "id", None), getattr(node, "attr", None))
 
 
@@ -94,7 +90,6 @@ def reads(module: str, name: str) -> set[str]:
 
 
 def uses(module: str, name: str) -> set[str]:
-    """The attributes that are used of a variable or an attribute with this name."""
     attributes = (node for node in nodes(module) if isinstance(node, ast.Attribute))
     return {
         one.attr for one in attributes if name in (getattr(one.value, "id", None), getattr(one.value, "attr", None))
@@ -102,13 +97,11 @@ def uses(module: str, name: str) -> set[str]:
 
 
 def keywords(module: str, called: str) -> set[str]:
-    """The keyword arguments of the calls of a function."""
     calls = (node for node in nodes(module) if isinstance(node, ast.Call) and ast.unparse(node.func) == called)
     return {str(keyword.arg) for call in calls for keyword in call.keywords}
 
 
 def keys(module: str, name: str) -> set[str]:
-    """The keys of the dicts that are assigned to a variable."""
     values = (node.value for node in nodes(module) if isinstance(node, ast.Assign) and is_named(node.targets[0], name))
     return {str(ast.literal_eval(key)) for one in values if isinstance(one, ast.Dict) for key in one.keys if key}
 
@@ -196,7 +189,6 @@ class Imported:
         self.is_known &= all(base.is_known for base in self.bases)
 
     def fields(self) -> dict[str, bool]:
-        """The fields, and whether they have a default."""
         assert self.node is not None
         own = {
             ast.unparse(one.target): one.value is not None for one in self.node.body if isinstance(one, ast.AnnAssign)

@@ -1,6 +1,6 @@
 """Episodes of an agent that runs a command at every step, as tests want them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,44 @@ def with_response(episode: EpisodeTrajectory, response: LLMResponse, *, step: in
 
 def said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
+
+
+def user(content: str) -> dict[str, Any]:
+    return said("user", content)
+
+
+def assistant(content: str) -> dict[str, Any]:
+    return said("assistant", content)
+
+
+def answered(
+    requests: Sequence[LLMRequest], responses: Sequence[LLMResponse], *, reward: float | None = 1.0, **fields: Any
+) -> EpisodeTrajectory:
+    """An episode in which a policy gave one response to each request; `fields` are other fields of the episode."""
+    steps = []
+    for number in range(len(requests) + 1):
+        first, last = number == 0, number == len(requests)
+        steps.append(
+            StepRecord(
+                step_index=number,
+                step_type="FIRST" if first else "LAST" if last else "MID",
+                observation=None if last else serialize_llm_request(requests[number]),
+                action=None if first else serialize_llm_response(responses[number - 1]),
+                reward=None if first else reward if last else 0.0,
+                discount=None if first else 0.0 if last else 1.0,
+                timestamp=float(number),
+            )
+        )
+    outcome = fields.setdefault("outcome", Outcome.COMPLETED)
+    return EpisodeTrajectory(
+        **{"episode_id": "e", "task_name": "task", **fields},
+        steps=tuple(steps),
+        start_time=0.0,
+        end_time=float(len(steps)),
+        total_reward=total_reward(steps),
+        num_steps=len(steps),
+        truncated=outcome is Outcome.TRUNCATED,
+    )
 
 
 def chat(

@@ -7,7 +7,6 @@ from hypothesis import given
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.tasks.instruction import read_prior_context
 from ares_exp.trajectories.exports.atif_writer import NO_CHAT, PARTS, REWRITTEN, SURROGATES, to_atif, write_atif
@@ -21,7 +20,7 @@ from ares_exp.trajectories.records import (
 from tests.examples import examples
 from tests.unit.trajectories.atif_schema import validate_atif
 from tests.unit.trajectories.chats import chat, with_response
-from tests.unit.trajectories.strategies import linear_trajectories, trajectories
+from tests.unit.trajectories.strategies import trajectories
 
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {}}}
 
@@ -76,20 +75,6 @@ def shell_episode() -> EpisodeTrajectory:
 
 def over_json(document: Any) -> Any:
     return json.loads(json.dumps(document, allow_nan=False))
-
-
-@examples(20)
-@given(linear_trajectories())
-def test_linear_episode_is_converted_without_gaps(trajectory: EpisodeTrajectory) -> None:
-    document, dropped = to_atif(trajectory)
-    ours = document["extra"]["ares_exp"]
-    assert (ours["total_reward"], ours["num_steps"]) == (trajectory.total_reward, trajectory.num_steps)
-    assert (ours["outcome"], ours["metadata"]) == (trajectory.outcome, plain(trajectory.metadata))
-    records = [step["extra"]["ares_exp"]["record"] for step in document["steps"] if "extra" in step]
-    acted = [step for step in trajectory.steps if step.action is not None]
-    assert [record["reward"] for record in records] == [step.reward for step in acted]
-    assert set(dropped) <= {PARTS}
-    assert not [step for step in document["steps"] if "context_management" in step.get("extra", {})]
 
 
 @examples(20)

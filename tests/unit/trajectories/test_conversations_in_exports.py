@@ -2,66 +2,33 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.results import Outcome
 from ares_exp.trajectories.exports.atif_writer import OTHER_CONVERSATIONS, REWRITTEN, to_atif
 from ares_exp.trajectories.exports.parquet_export import write_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
-from ares_exp.trajectories.records import (
-    EpisodeTrajectory,
-    StepRecord,
-    serialize_llm_request,
-    serialize_llm_response,
-    total_reward,
-)
+from ares_exp.trajectories.records import EpisodeTrajectory, serialize_llm_request
+from tests.unit.trajectories.chats import answered, assistant, user
 
-Chat = list[dict[str, Any]]
 CONVERSATIONS = ["main", "sub-1", "main", "side-2"]
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def episode(name: str = "e", done: str = "done", reward: float = 1.0) -> EpisodeTrajectory:
     """The main conversation asks a sub-agent, goes on, and a title is asked for at the end."""
-    requests: list[Chat] = [
-        [user("go")],
-        [user("help")],
-        [user("go"), assistant("ask"), user("helped")],
-        [user("a title?")],
+    chats = [[user("go")], [user("help")], [user("go"), assistant("ask"), user("helped")], [user("a title?")]]
+    requests = [
+        LLMRequest(messages, origin=Origin("chat_completions", conversation))
+        for messages, conversation in zip(chats, CONVERSATIONS, strict=True)
     ]
-    replies = ["ask", "help", done, "title"]
-    steps = []
-    for number in range(5):
-        asked = None
-        if number < 4:
-            origin = Origin("chat_completions", CONVERSATIONS[number])
-            asked = serialize_llm_request(LLMRequest(requests[number], origin=origin))
-        response = LLMResponse.from_text(replies[number - 1], policy_version=str(number), model="m")
-        steps.append(
-            StepRecord(
-                number,
-                "FIRST" if number == 0 else "MID" if number < 4 else "LAST",
-                asked,
-                serialize_llm_response(response) if number else None,
-                None if number == 0 else reward if number == 4 else 0.0,
-                None if number == 0 else float(number < 4),
-                float(number),
-            )
-        )
-    outcome = Outcome.COMPLETED
-    return EpisodeTrajectory(name, "task", tuple(steps), 0.0, 9.0, total_reward(steps), 5, False, outcome)
+    responses = [
+        LLMResponse.from_text(text, policy_version=str(number), model="m")
+        for number, text in enumerate(["ask", "help", done, "title"], 1)
+    ]
+    return answered(requests, responses, reward=reward, episode_id=name)
 
 
 def test_parquet_has_conversations_of_requests_and_responses(tmp_path: Path) -> None:

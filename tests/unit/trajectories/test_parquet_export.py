@@ -8,21 +8,16 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.wire import plain
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.exports import parquet_export
 from ares_exp.trajectories.exports.parquet_export import write_parquet
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
-from tests.examples import examples
 from tests.unit.trajectories.chats import chat, with_response
-from tests.unit.trajectories.strategies import trajectories
 
 RESPONSE = LLMResponse(
     [TextData("look"), ToolCallData("c1", "run", '{"a": 1}'), TextData("ing")],
@@ -129,25 +124,6 @@ def test_rewards_by_name_can_be_queried(tmp_path: Path) -> None:
     assert found == [(scored.episode_id, 0.5), ("plain", None)]
 
 
-@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(episodes=st.lists(trajectories(), max_size=3))
-def test_every_step_has_a_row(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
-    rows = pq.read_table(written(tmp_path, *episodes)).to_pylist()
-    steps = [(item, step) for item in episodes for step in item.steps or (None,)]
-    for row, (item, step) in zip(rows, steps, strict=True):
-        assert row["episode_id"] == stored(item.episode_id)
-        assert (row["total_reward"], row["outcome"]) == (item.total_reward, item.outcome)
-        assert json.loads(row["metadata"]) == plain(item.metadata)
-        assert dict(row["rewards"]) == {stored(name): value for name, value in item.rewards.items()}
-        if step is not None:
-            assert (row["step_index"], row["reward"]) == (step.step_index, step.reward)
-            assert [one["command"] for one in row["commands"]] == [stored(one.command) for one in step.commands]
-
-
-def stored(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
-
-
 def test_foreign_action_leaves_response_columns_empty(tmp_path: Path) -> None:
     step = StepRecord(0, "MID", {"messages": 3}, {"data": "x", "usage": 3}, 0.5, math.inf, 0.0)
     odd = replace(episode(), steps=(step,), num_steps=1, task_name="half \ud83e", error=ErrorInfo("\udc80", "\x00"))
@@ -197,33 +173,3 @@ def test_secrets_reach_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = pq.read_table(written(tmp_path, told)).to_pylist()
     assert secret not in repr(rows)
     assert rows[0]["commands"][0]["command"] == "echo ***"
-
-
-@pytest.mark.slow
-def test_size_grows_linearly_with_large_metadata(tmp_path: Path) -> None:
-    noise = "".join(chr(32 + (number * 7919) % 997) for number in range(400_000))
-    sizes = []
-    for steps in (200, 400):
-        path = written(tmp_path, episode(steps, metadata={"config": noise}))
-        group = pq.read_metadata(path).row_group(0)
-        sizes.append(group.total_byte_size)
-        assert group.num_rows == steps + 1
-    assert sizes[1] < 1.1 * sizes[0]
-    texts = [episode(steps, text="y" * 2000) for steps in (200, 400)]
-    sizes = [pq.read_metadata(written(tmp_path, item)).row_group(0).total_byte_size for item in texts]
-    assert sizes[1] < 2.1 * sizes[0]
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars", "duckdb", "datasets"])
-def test_common_libraries_open_the_file(tmp_path: Path, library: str) -> None:
-    module: Any = pytest.importorskip(library)
-    path = str(written(tmp_path, failed(), episode()))
-    if library == "duckdb":
-        with module.connect() as connection:
-            rows = connection.sql(f"select task_name, outcome, max(total_reward) from '{path}' group by all").fetchall()
-        assert sorted(rows) == [("task", "completed", 1.0), ("task", "container_error", None)]
-    elif library == "datasets":
-        rows = module.load_dataset("parquet", data_files=path, split="train", cache_dir=str(tmp_path))
-        assert rows[2]["commands"][0]["command"] == "ls"
-    else:
-        assert module.read_parquet(path).shape == (5, len(pq.read_schema(path).names))

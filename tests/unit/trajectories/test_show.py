@@ -319,13 +319,6 @@ def test_narrow_list_omits_columns(tmp_path: Path, width: int, columns: list[str
     assert [*fitting] == columns
 
 
-@pytest.mark.parametrize("name", ["trajectories/a1.json", "trajectories.jsonl"])
-def test_episode_is_selected_by_id(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name, chat("a1"))
-    assert shown(tmp_path / "a").startswith("Episode a1\n")
-    assert shown(tmp_path / name / "a1").startswith("Episode a1\n")
-
-
 def test_id_prefix_selects_the_exact_or_all_episodes(tmp_path: Path) -> None:
     write(tmp_path / "trajectories.jsonl", chat("a"), chat("ab"), chat("abc"))
     assert shown(tmp_path / "a").startswith("Episode a\n")

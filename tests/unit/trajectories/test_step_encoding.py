@@ -42,12 +42,6 @@ def said(text: str, role: str = "user") -> dict[str, str]:
 
 
 @examples(20)
-@given(trajectories())
-def test_steps_round_trip(trajectory: EpisodeTrajectory) -> None:
-    assert tuple(decoded(encoded(list(trajectory.steps)))) == trajectory.steps
-
-
-@examples(20)
 @given(rewritten_trajectories())
 def test_requests_and_responses_round_trip(trajectory: EpisodeTrajectory) -> None:
     for step in trajectory.steps:
@@ -104,9 +98,9 @@ def with_token_ids(length: int) -> list[StepRecord]:
 
 @pytest.mark.parametrize("make", [appending, two_at_once, sliding, with_tools, with_token_ids])
 def test_size_grows_linearly(make: Callable[[int], list[StepRecord]]) -> None:
-    short, long = encoded(make(50)), encoded(make(200))
+    short, long = encoded(make(25)), encoded(make(100))
     assert sum(map(len, long)) < 4.4 * sum(map(len, short))
-    assert decoded(long) == make(200)
+    assert decoded(long) == make(100)
 
 
 def test_reply_is_stored_once_with_its_message() -> None:

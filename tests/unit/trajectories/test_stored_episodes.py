@@ -102,14 +102,6 @@ def test_sweep_has_the_episodes_of_all_runs(tmp_path: Path) -> None:
     assert ids(load(tmp_path)) == ["e0", "e1", "e2"]
 
 
-def test_directory_of_files_is_loaded(tmp_path: Path) -> None:
-    write(tmp_path / "one.json", chat("a"))
-    write(tmp_path / "two.json.zst", chat("b"))
-    write(tmp_path / "three.jsonl", chat("c"))
-    (tmp_path / "notes.txt").write_text("")
-    assert ids(load(str(tmp_path))) == ["a", "b", "c"]
-
-
 def test_empty_or_missing_path_is_reported(tmp_path: Path) -> None:
     assert len(load(tmp_path)) == 0
     with pytest.raises(TrajectoryFormatError, match=r"gone: No such file"):

@@ -13,52 +13,25 @@ from ares_exp.trajectories import records
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
 from tests.examples import examples
-from tests.unit.trajectories.strategies import linear_trajectories, trajectories
+from tests.unit.trajectories.chats import answered, assistant, user
+from tests.unit.trajectories.strategies import trajectories
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {}}}
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def ran(
     requests: Sequence[Sequence[Any]],
     replies: Sequence[str | LLMResponse],
     *,
-    reward: float | None = 1.0,
-    episode_id: str = "e",
-    task: str = "sort",
-    outcome: Outcome = Outcome.COMPLETED,
-    **options: Any,
+    system_prompt: str = "Be brief.",
+    tools: list[Any] | None = None,
+    **more: Any,
 ) -> records.EpisodeTrajectory:
     """An episode in which `replies` were given to `requests`, one each."""
-    options = {"system_prompt": "Be brief."} | options
-    steps = []
-    for index in range(len(requests) + 1):
-        last = index == len(requests)
-        reply = replies[index - 1]
-        response = reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply)
-        steps.append(
-            records.StepRecord(
-                index,
-                "LAST" if last else "MID" if index else "FIRST",
-                None if last else records.serialize_llm_request(LLMRequest(requests[index], **options)),
-                records.serialize_llm_response(response) if index else None,
-                reward if last else None,
-                0.0 if last else 1.0,
-                float(index),
-            )
-        )
-    total = records.total_reward(steps)
-    return records.EpisodeTrajectory(
-        episode_id, task, tuple(steps), 0.0, 1.0, total, len(steps), outcome is Outcome.TRUNCATED, outcome
-    )
+    asked = [LLMRequest([*messages], system_prompt=system_prompt, tools=tools) for messages in requests]
+    given = [reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply) for reply in replies]
+    return answered(asked, given, **more)
 
 
 def talk(*replies: str, **more: Any) -> records.EpisodeTrajectory:
@@ -76,7 +49,7 @@ def test_linear_episode_is_one_row_ending_with_reply() -> None:
             "messages": [SYSTEM, user("Go."), assistant("a"), user("ok"), assistant("b"), user("ok"), assistant("c")],
             "tools": [],
             "episode_id": "e",
-            "task": "sort",
+            "task": "task",
             "conversation": "main",
             "reward": 1.0,
         }
@@ -212,15 +185,6 @@ def test_rows_end_with_reply_and_never_overlap(episodes: list[records.EpisodeTra
                 assert other["messages"][: len(row["messages"])] != row["messages"]
 
 
-@examples(15)
-@given(linear_trajectories())
-def test_every_scored_episode_contributes_its_last_reply(episode: records.EpisodeTrajectory) -> None:
-    rows = list(sft_rows([episode])[0])
-    if episode.total_reward is not None and episode.steps[-1].action is not None:
-        text = "".join(piece.get("content", "") for piece in episode.steps[-1].action["data"])
-        assert not text or text in [row["messages"][-1]["content"] for row in rows]
-
-
 def test_pair_splits_before_the_first_different_reply() -> None:
     good, bad = talk("a", "good", "end", episode_id="2"), talk("a", "bad", reward=0.0, episode_id="1")
     rows, report = preference_rows([bad, good])
@@ -230,7 +194,7 @@ def test_pair_splits_before_the_first_different_reply() -> None:
             "chosen": [assistant("good"), user("ok"), assistant("end")],
             "rejected": [assistant("bad")],
             "tools": [],
-            "task": "sort",
+            "task": "task",
             "conversation": "main",
             "chosen_episode_id": "2",
             "chosen_reward": 1.0,
@@ -264,7 +228,7 @@ def test_reason_for_a_missing_pair_is_reported(worse: records.EpisodeTrajectory,
 
 
 def test_unsuitable_attempts_make_no_pairs() -> None:
-    episodes = [talk("a", reward=0.5), talk("b", reward=0.5), talk("c", reward=None), talk("d", task="other")]
+    episodes = [talk("a", reward=0.5), talk("b", reward=0.5), talk("c", reward=None), talk("d", task_name="other")]
     rows, report = preference_rows(episodes)
     assert list(rows) == []
     assert report.left_out == {

@@ -1,10 +1,7 @@
 """The asynchronous Gymnasium wrapper, vector environments, and rendering."""
 
 import functools
-import os
-import signal
 
-import cloudpickle
 import numpy
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -15,7 +12,6 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, EpisodeInfo, to_gym, wrap_as_gym
 from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 from ares_exp.wrappers.sync_gym import GymWrapper
-from tests.leaks import wait_until
 from tests.unit.wrappers import gym_environments
 
 REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
@@ -137,11 +133,6 @@ async def test_environment_without_seed_logs_once(caplog):
     ]
 
 
-async def test_empty_arguments_are_not_passed():
-    observation, _ = await AsyncGymWrapper(gym_environments.PlainEnvironment()).reset(seed=None, options={})
-    assert observation.messages[0]["content"] == "first"
-
-
 def test_both_wrappers_have_the_same_spaces():
     awaited = wrap_as_gym(gym_environments.CountingEnvironment(), async_mode=True)
     with wrap_as_gym(gym_environments.CountingEnvironment()) as blocking:
@@ -232,14 +223,6 @@ def test_disabled_leaves_the_reset_to_a_mask(start):
     assert texts(observations) == ["task 9, count 1, after one more", "task 7, count 3, after one more"]
 
 
-def test_seed_differs_per_environment_and_is_reproducible(start):
-    envs = start(AutoresetMode.NEXT_STEP)
-    first, _ = envs.reset(seed=5)
-    again, _ = envs.reset(seed=5)
-    assert first == again
-    assert first[0] != first[1]
-
-
 def test_infos_are_stacked_by_key(start):
     envs = start(AutoresetMode.NEXT_STEP)
     _, infos = envs.reset()
@@ -251,19 +234,6 @@ def test_infos_are_stacked_by_key(start):
     assert infos["usage"]["prompt_tokens"].tolist() == [20, 20]
     assert infos["usage"]["cost"].tolist() == [0.5, 1.0]
     assert all(infos[f"_{key}"].all() for key in EpisodeInfo.__annotations__)
-
-
-def test_closure_reaches_workers_through_cloudpickle(start):
-    length = 1
-
-    def factory():
-        from ares_exp.wrappers.sync_gym import GymWrapper
-
-        return GymWrapper(gym_environments.CountingEnvironment(length))
-
-    envs = start(AutoresetMode.NEXT_STEP, [factory, cloudpickle.loads(cloudpickle.dumps(factory))])
-    envs.reset()
-    assert envs.step(ACTIONS)[2].all()
 
 
 class _BreakingEnvironment(gym_environments.CountingEnvironment):
@@ -284,17 +254,6 @@ def test_worker_error_preserves_class_and_message(kind):
         envs.step(ACTIONS)
     envs.close(terminate=True)  # the workers are gone: there is nobody to be asked to close
     assert not any(process.is_alive() for process in getattr(envs, "processes", ()))
-
-
-@pytest.mark.parametrize("kind", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in KINDS[2:])])
-def test_killed_worker_does_not_block_the_others(kind):
-    envs = vector(kind, FACTORIES, AutoresetMode.NEXT_STEP)
-    envs.reset()
-    assert all(process.is_alive() for process in envs.processes)
-    os.kill(envs.processes[0].pid, signal.SIGKILL)
-    assert wait_until(lambda: not envs.processes[0].is_alive())
-    envs.close(terminate=True)
-    assert not any(process.is_alive() for process in envs.processes)
 
 
 AFTER_STEP = "[assistant]\none more\n\n[user]\ntask 7, count 1, after one more"
@@ -345,16 +304,3 @@ def test_failed_step_preserves_the_rendered_exchange():
 def test_unknown_render_mode_is_refused(async_mode):
     with pytest.raises(ValueError, match="render_mode to be 'ansi' or None, got 'rgb_array'"):
         wrap_as_gym(gym_environments.CountingEnvironment(), async_mode=async_mode, render_mode="rgb_array")
-
-
-@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
-def test_vector_environments_render(vector):
-    more = {"shared_memory": False, "context": "spawn"} if vector is AsyncVectorEnv else {}
-    envs = vector([make_rendering_gym] * 2, **more)
-    try:
-        assert envs.render_mode == "ansi"
-        envs.reset(options={"task": 7})
-        envs.step((gym_environments.ACTION, gym_environments.ACTION))
-        assert envs.render() == (AFTER_STEP, AFTER_STEP)
-    finally:
-        envs.close()

@@ -172,11 +172,6 @@ async def test_step_ignoring_cancellation_is_abandoned(monkeypatch):
     assert env.closed == 1
 
 
-async def test_many_sync_drivers_run_concurrently():
-    episodes = await asyncio.gather(*(execute(drive_sync_gym(CountingEnvironment(length=20))) for _ in range(30)))
-    assert all(len(episode) == 21 and episode == episodes[0] for episode in episodes)
-
-
 async def test_sync_driver_has_own_loop_and_callers_context():
     variable = contextvars.ContextVar("variable", default="unset")
 

@@ -203,14 +203,3 @@ def test_forked_process_reports_the_missing_loop():
     assert done.returncode == 0, done.stderr
     assert done.stdout == "The thread 'gym of Telling' was started\nclosed by 0\n"
     assert "Traceback" not in done.stderr
-
-
-def test_forked_process_can_use_an_unused_wrapper():
-    done = run_script(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "gym = GymWrapper(CountingEnvironment(length=1))\n"
-        "child = os.fork()\n"
-        "gym.reset(); assert gym.step(ACTION)[2]; gym.close()\n"
-        "if child: assert os.waitpid(child, 0)[1] == 0\n"
-    )
-    assert done.returncode == 0, done.stderr

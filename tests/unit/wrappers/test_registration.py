@@ -92,14 +92,6 @@ def test_step_rejects_an_invalid_response():
     env.close()
 
 
-def test_harbor_tasks_are_loaded_from_a_registry(tmp_path):
-    row = {"name": "mine", "version": "1.0", "description": "", "tasks": [{"name": "hello", "path": PATH}]}
-    (tmp_path / "registry.json").write_text(json.dumps([row]))
-    env = gymnasium.make(ID, registry=str(tmp_path / "registry.json"), dataset="mine")
-    assert env.unwrapped.environment.task_names == ("write-greeting",)
-    env.close()
-
-
 @pytest.mark.parametrize(
     ("id_", "arguments", "said"),
     [
@@ -147,12 +139,6 @@ def test_wrong_path_is_named():
 def test_wrong_render_mode_is_named():
     with pytest.raises(ConfigError, match=r"`render_mode`: .*'ansi' \(got 'human'\)"):
         gymnasium.make(ID, render_mode="human")
-
-
-def test_agent_is_selected_by_name():
-    with PresetGym(preset="harbor", agent="tools", tasks="write-greeting") as env:
-        env.reset()
-        assert "submit" in str(env.reset()[0].tools)
 
 
 def test_arguments_reach_the_environment():

@@ -121,14 +121,6 @@ def test_gymnasium_checks_pass(make):
         del gymnasium.registry["AresExpTest/Checked-v0"]
 
 
-def test_unregistered_environment_gets_one_gymnasium_warning():
-    with GymWrapper(CountingEnvironment(), render_mode="ansi") as env:
-        check_env(env, skip_render_check=True)
-        with pytest.warns(UserWarning, match="not having a spec") as caught:
-            check_env(env)
-    assert len(caught) == 1
-
-
 def test_seed_without_support_seeds_np_random():
     with make_bare_gym() as env:
         env.reset(seed=3)
@@ -221,6 +213,12 @@ def test_membership_depends_on_the_type():
 def test_records_round_trip_through_json(space, record):
     batch = [record, space.sample()]
     assert space.from_jsonable(json.loads(json.dumps(space.to_jsonable(batch)))) == batch
+
+
+def test_requests_of_other_classes_become_ours():
+    space, prompt = LLMRequestSpace(), Prompt([{"role": "user", "content": "hi"}])
+    [back] = space.from_jsonable(json.loads(json.dumps(space.to_jsonable([prompt]))))
+    assert back == LLMRequest(messages=[{"role": "user", "content": "hi"}])
 
 
 def test_spaces_of_a_kind_are_equal():

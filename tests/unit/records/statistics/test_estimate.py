@@ -77,14 +77,6 @@ def test_unequal_attempts_are_weighted_as_a_ratio() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((center, center - half, center + half))
 
 
-def test_interval_of_unit_rewards_is_within_bounds() -> None:
-    found = mean_over_attempts([[1.0], [0.9], [1.0], [0.4], [1.0]])
-    assert found is not None
-    assert found.low is not None
-    assert found.high is not None
-    assert 0 < found.low < found.value < found.high <= 1
-
-
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.5])
 @pytest.mark.parametrize("attempts", [1, 4])
 def test_equal_rewards_have_a_nonempty_interval(reward: float, attempts: int) -> None:
@@ -134,13 +126,6 @@ def test_skewed_rewards_of_few_tasks_widen_the_interval() -> None:
     assert trusting.low is not None
     assert careful.low < trusting.low
     assert (careful.low, careful.high) == pytest.approx(wilson(sum(values) / 20, 20))
-
-
-@pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (10, 2.2281), (30, 2.0423), (120, 1.9799)]
-)
-def test_quantiles_match_textbooks(freedom: int, expected: float) -> None:
-    assert t_quantile(freedom, 0.975) == pytest.approx(expected, abs=5e-5)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 29, 100, 1_000, 49_999])

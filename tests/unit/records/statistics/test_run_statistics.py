@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from dataclasses import replace
 from itertools import permutations
 
@@ -10,7 +9,6 @@ import pytest
 
 from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.statistics.estimate import wilson
 from ares_exp.records.statistics.metric_estimates import metrics
 from ares_exp.records.statistics.run_statistics import RunStatistics, results_document
 
@@ -166,13 +164,3 @@ def test_metrics_are_flat_and_finite() -> None:
     assert (found["stat/flaky_tasks"], found["stat/seconds_verify_mean"]) == (1.0, 1.0)
     assert all(type(value) is float and math.isfinite(value) for value in found.values())
     assert not any(name.startswith("stat/scored_only") for name in metrics(RunStatistics.of(RESULTS[:1], planned=1)))
-
-
-def test_single_attempts_at_six_tasks_use_wilson() -> None:
-    rng = random.Random(0)
-    results = [_try(f"t{n}", 0, float(rng.random() < 0.5)) for n in range(6)]
-    scores = RunStatistics.of(results, planned=6).errors_as_zero
-    assert scores.mean_reward is not None
-    passed = sum(one.reward == 1.0 for one in results)
-    assert (scores.mean_reward.low, scores.mean_reward.high) == pytest.approx(wilson(passed / 6, 6))
-    assert [rate.k for rate in scores.pass_rates] == [1]

@@ -131,17 +131,6 @@ def test_replay_of_a_run_includes_every_attempt(recorded: Recorded) -> None:
     assert composed("replay=first", "policy.strict=true")["policy"]["strict"] is True
 
 
-def test_replays_and_branches_can_be_nested(recorded: Recorded, tmp_path: Path) -> None:
-    recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "policy.episode=e", "attempts=3", "seed=2")
-    config = composed("replay=first/fix")
-    assert (config["replay"], config["policy"]["trajectory"], config["attempts"]) == ("first/e0", "first", 1)
-    branched = ["branch_from=old/e@1", "branches=4", "branch.inject=hi", "attempts=${branches}", "seed=2"]
-    record(tmp_path / "first", branched, cwd=tmp_path)
-    config = composed("branch_from=first/fix@1")
-    assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@1", 1, 1)
-    assert (config["branch"]["inject"], config["seed"]) == (None, 2)
-
-
 @pytest.mark.parametrize(
     ("typed", "oracle"),
     [
@@ -492,14 +481,6 @@ def test_branches_and_replays_resume_with_their_config(recorded: Recorded, tmp_p
     assert (config["branch_from"], config["attempts"], config["branch"]["inject"]) == ("old/e@1", 4, "hi")
 
 
-def test_run_resumed_elsewhere_keeps_its_paths(recorded: Recorded, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    recorded("env.path=tasks", "branch_from=old/e@1", "attempts=2", cwd=there)
-    config = composed("resume=first")
-    assert config["env"]["path"] == str(there / "tasks")
-    assert config["branch_from"] == str(there / "old/e@1")
-
-
 def test_resume_without_a_run_is_a_plain_key() -> None:
     assert compose_from_run(["-m"], ["resume=true", "seed=1,2"]).argv == ["-m", "resume=true", "seed=1,2"]
     assert compose_from_run([], ["resume=false"]).argv == ["resume=false"]
@@ -568,15 +549,3 @@ def test_latest_is_resolved_to_the_run(recorded: Recorded, verb: str, behind: st
     config = composed(f"{verb}=latest{behind}")
     assert config["seed"] == 7
     assert OmegaConf.select(OmegaConf.create(config), key) == expected
-
-
-def test_latest_may_be_a_sweep(sweep: Callable[..., Path]) -> None:
-    folder = sweep("seed=1,2")
-    (folder / "0").mkdir()
-    (folder / "0" / "episodes.jsonl").touch()
-    (folder / "0" / "sessions.jsonl").write_text('{"started": 100.0}\n')
-    Path("outputs").mkdir()
-    folder.rename("outputs/grid")
-    command = compose_from_run([], ["resume=latest"])
-    assert command.source == Path("outputs/grid").absolute()
-    assert "seed=1,2" in command.argv

@@ -105,14 +105,6 @@ def test_redo_without_responses_has_a_new_seed(run_dir: RunDir) -> None:
     assert (one.retry, one.earlier, one.seed) == (3, None, episode_seed(0, "fix", 0, 3))
 
 
-def test_cancelled_episode_resumes_with_its_responses(run_dir: RunDir) -> None:
-    leave(run_dir, row("a", "cancelled"), log("a"))
-    [one] = owed(load_previous_sessions(run_dir))
-    assert one.earlier is not None
-    assert (one.retry, one.seed, one.earlier.episode_id) == (1, 7, "a")
-    assert one.episode_id != "a"
-
-
 @pytest.mark.parametrize("outcome", ["cancelled", "lost", "abandoned", "closed"])
 def test_cancelled_episode_without_responses_keeps_its_seed(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, row("a", outcome, retry=1, seed=99))
@@ -267,13 +259,6 @@ def test_incomplete_last_row_is_rewritten(run_dir: RunDir, torn: str) -> None:
     assert outcomes(run_dir) == [("a", "completed"), ("b", "lost")]
 
 
-def test_invalid_earlier_row_is_an_error(run_dir: RunDir) -> None:
-    run_dir.episodes.write_text("{}\n")
-    leave(run_dir, row("a", "completed"))
-    with pytest.raises(ConfigError, match="line 1"):
-        load_previous_sessions(run_dir)
-
-
 def test_temporary_files_are_removed(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "cancelled"), log("a"))
     for folder in (run_dir.path, run_dir.responses):
@@ -358,15 +343,6 @@ async def test_retry_without_an_earlier_row_is_owed(tmp_path: Path) -> None:
     assert owed.earlier is not None
     assert (owed.earlier.episode_id, owed.retry, owed.seed) == ("first", 1, 7)
     assert [log.episode_id for log in logged_episodes(run_dir.responses)] == ["first"]
-
-
-async def test_finished_try_leaves_no_log(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    retry = RetryRules(policy_error=2, base_sec=0)
-    summary = await execute(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
-    assert summary.complete
-    assert len(rows(tmp_path)) == 5
-    assert logged_episodes(run_dir.responses) == []
 
 
 class Looks(MemoryTrajectoryCollector):

@@ -15,7 +15,6 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.recorded_run import EpisodeRef, RecordedRun, starts_where_started
 from ares_exp.runs.resume.session import Session, close_session, open_session
 from ares_exp.tasks.task_files import with_files
-from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.trajectories.chats import chat, write
 
@@ -72,12 +71,6 @@ def test_episode_with_only_snapshots_is_found(tmp_path: Path) -> None:
     [episode] = RecordedRun(tmp_path).episodes()
     assert (episode.episode_id, episode.task_name, episode.last_step) == ("hello__0__3f2a91bc", "hello", 3)
     assert EpisodeRef.parse(f"{tmp_path}/hello@3").step == 3
-
-
-def test_killed_episode_is_found(run: Path) -> None:
-    lines = list(dump_episode(chat("killed__0__e5", "killed", length=5)))
-    (run / "trajectories" / "killed__0__e5.json").write_text("".join(lines[:3]))
-    assert RecordedRun(run).episode("killed").last_step == 1
 
 
 @pytest.mark.parametrize(

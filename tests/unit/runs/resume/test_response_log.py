@@ -176,15 +176,6 @@ def test_growing_requests_are_written_once(tmp_path: Path) -> None:
     assert len(LoggedEpisode.read(path).exchanges) == 10
 
 
-def test_copied_responses_are_written_at_start(tmp_path: Path) -> None:
-    log = log_in(tmp_path, EPISODE)
-    log.start(exchanges(2))
-    log.append(request(2), RESPONSES[2])
-    [found] = logged_episodes(tmp_path)
-    assert found.taken_over == 2
-    assert [one.response for one in found.exchanges] == RESPONSES
-
-
 def test_restarted_log_replaces_the_earlier_log(tmp_path: Path) -> None:
     log = log_in(tmp_path, EPISODE)
     log.start(exchanges(3))
@@ -237,10 +228,6 @@ def test_invalid_head_is_ignored(tmp_path: Path, name: str, value: object) -> No
     head, *lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([json.dumps({**json.loads(head), name: value}) + "\n", *lines]))
     assert logged_episodes(tmp_path) == []
-
-
-def test_missing_directory_has_no_logs(tmp_path: Path) -> None:
-    assert logged_episodes(tmp_path / "responses") == []
 
 
 def test_discarded_log_is_not_written_again(tmp_path: Path) -> None:

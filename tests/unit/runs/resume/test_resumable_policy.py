@@ -158,12 +158,6 @@ async def test_full_disk_at_divergence_ends_the_run(tmp_path: Path) -> None:
     assert client.asked == []
 
 
-async def test_replay_continues_after_a_snapshot(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, start_at=2)
-    assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
-    assert (len(policy.given_again.responses), client.asked) == (3, ["q3"])
-
-
 async def test_unanswered_request_stays_unanswered(tmp_path: Path) -> None:
     earlier = [EARLIER[0], EARLIER[1]._replace(response=None), EARLIER[2]._replace(stage=1)]
     client, events = Placed(), Told(0, 0, 1, 1, 1)
@@ -230,14 +224,6 @@ async def test_policy_with_position_gets_replayed_responses(tmp_path: Path) -> N
     assert client.asked == ["something else"]
 
 
-async def test_failed_request_is_not_logged(tmp_path: Path) -> None:
-    policy, client = resumed(tmp_path, start_at=3)
-    client.error = PolicyError("down")
-    with pytest.raises(PolicyError, match="down"):
-        await policy(request("q3"))
-    assert logged(tmp_path) == ["a0", "a1", "a2"]
-
-
 async def test_invalid_response_is_neither_logged_nor_paid(tmp_path: Path) -> None:
     class Talker(Client):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -300,13 +286,6 @@ async def test_each_conversation_has_a_separate_order(tmp_path: Path) -> None:
     assert client.asked == ["sub-a 2"]
     assert (len(policy.given_again.responses), policy.given_again.diverged_at) == (6, None)
     assert len(logged(tmp_path)) == 7
-
-
-async def test_finished_conversation_asks_during_replay_of_others(tmp_path: Path) -> None:
-    policy, client = resumed_in_conversations(tmp_path)
-    asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
-    assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
-    assert client.asked == ["sub-a 2"]
 
 
 async def test_prefetching_waits_for_replay_of_other_conversations(tmp_path: Path) -> None:

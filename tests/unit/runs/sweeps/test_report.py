@@ -60,15 +60,6 @@ def test_cancelled_episode_is_not_a_zero(sweep: Path) -> None:
     assert (row.tokens, row.cost) == (20, 1.0), "but it is paid for"
 
 
-def test_best_job_is_complete(sweep: Path) -> None:
-    best = SweepReport.read(sweep).best
-    assert best is not None
-    assert (best.job, best.objective) == ("0", 0.5)
-    assert best.low is not None
-    assert best.high is not None
-    assert best.low < 0.5 < best.high
-
-
 def test_lower_objective_may_be_better(tmp_path: Path) -> None:
     SweepPlan(2, "tokens_mean", minimize=True, jobs=JOBS[:2]).write(tmp_path)
     record(tmp_path / "0", [result("a", 0, 1.0)], tasks=["a"])
@@ -255,13 +246,6 @@ def test_same_jobs_may_continue(now: SweepPlan) -> None:
 def test_changed_jobs_cannot_continue(now: SweepPlan, number: int) -> None:
     with pytest.raises(ConfigError, match=rf"its job {number} is "):
         now.check_continues(plan("seed=1", "seed=2"))
-
-
-def test_plan_is_read_as_written(tmp_path: Path) -> None:
-    written = SweepPlan(2, "pass@2", minimize=True, jobs=(("seed=1",), ("seed=2",)))
-    written.write(tmp_path)
-    assert SweepPlan.read(tmp_path) == written
-    assert SweepPlan.read(tmp_path / "elsewhere") == SweepPlan()
 
 
 DONE = [result("a", 0, 1.0), result("b", 0, 0.0)]
