@@ -118,6 +118,8 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     node = f"node-linux-{build.machine}"
     options = ["--ignore-scripts", "--no-bin-links", "--no-audit", "--no-fund", "--loglevel=error", "--save-exact"]
     platform = ["--os=linux", f"--cpu={build.machine}", "--libc=glibc"]
+    if all(parse_spec(f"npm:{spec}")[2] for spec in specs):
+        options.append("--prefer-offline")  # exact versions do not change, so that npm may trust its cache
     command = [npm, "install", "--prefix", str(target), *options, *platform]
     modules = target / "node_modules"
     for packages in ([f"{node}@{pack.node}"], specs):
@@ -162,6 +164,8 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
             text = script.read_text("utf-8")
             if text.startswith("#!"):
                 script.write_text(text.replace(str(target), build.target), "utf-8")
+    for record in root.rglob("*.dist-info/RECORD"):  # has digests of the scripts as uv wrote them
+        record.write_text(re.sub(r"(?m)^(\S*/bin/[^,]+),.*$", r"\1,,", record.read_text("utf-8")), "utf-8")
     wanted = {_canonical("pip", parse_spec(f"pip:{spec}")[1]) for spec in specs}
     words = f'"$root/python/bin/python{minor}" -I'
     _write_launcher(target / "bin" / PYTHON, f'"$root/python/bin/python{minor}"')
@@ -170,9 +174,21 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
             for script in _scripts_of(found, scripts):
                 _add_program(target, script.name, script, words)
     # Containers cannot write to the directory, and would compile its modules in every episode.
-    options = ["-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
+    options = [
+        "-f",
+        "-q",
+        "-q",
+        "-j",
+        "0",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        str(target),
+        "-p",
+        build.target,
+    ]
     with suppress(ToolboxError):  # a package may contain files for another Python
-        run_program([str(python), "-I", "-m", "compileall", *options, str(root)], what, stop)
+        run_program([str(python), "-s", "-m", "compileall", *options, str(root)], what, stop, cwd=root)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
 
 
