@@ -60,6 +60,8 @@ class Connection(web.RequestHandler):
 
     Attributes:
         line: Line of the agent.
+        request: Request that is being handled.
+        is_half_closed: Whether the client has closed its side and may still read the response.
         served: Call whose response was the last one written completely to the connection.
         waits_for: Call whose response the client waits for.
     """
@@ -75,6 +77,8 @@ class Connection(web.RequestHandler):
             max_headers=MAX_HEADERS,
         )
         self.line = line
+        self.request: web.BaseRequest | None = None
+        self.is_half_closed = False
         self.served: Turn | None = None
         self.waits_for: Turn | None = None
 
@@ -83,6 +87,8 @@ class Connection(web.RequestHandler):
         """Counts the client as waiting for a response, until the context exits or the connection is lost."""
         self.waits_for = turn
         turn.waiting += 1
+        if self.is_half_closed:
+            self._wait_no_more()
         try:
             yield
         finally:
@@ -103,12 +109,23 @@ class Connection(web.RequestHandler):
         """Rejects a malformed HTTP request in the format of a wire, without a traceback in the log."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
-        found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***")
+        found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***").partition(". Please")[0]
         reason = f"Expected a valid HTTP request, got an invalid one ({found:.200})."
         self.line.refuse(f"{status}, {reason}")
         response = _json(WIRES[0].error(status, reason), status=status)
         response.force_close()
         return response
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection open for the response if the client has sent its request completely.
+
+        A client that has gone looks the same as a client that only closed its side. It does not count as waiting, and
+        its response does not count as delivered.
+        """
+        self.is_half_closed = self.request is not None and self.request.content.is_eof()
+        if self.is_half_closed:
+            self._wait_no_more()
+        return self.is_half_closed
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stops counting the client as waiting. If the connection was cut, marks the last response as not delivered."""
@@ -175,12 +192,24 @@ class Endpoint:
         await asyncio.gather(*(connection.shutdown(UNWIND_SEC) for connection in open_ones))
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=MAX_BODY_BYTES)
+        made = web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=MAX_BODY_BYTES)
+        protocol.request = made
+        return made
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Responds to one HTTP request."""
+        """Responds to one HTTP request. Closes the connection if it cannot have another one."""
         connection = request.protocol
         assert isinstance(connection, Connection)
+        response = await self._answer(request, connection)
+        connection.request = None
+        is_broken = request.content.exception() is not None
+        if is_broken:
+            request.content.feed_eof()  # otherwise, aiohttp reads the rest and logs a traceback
+        if is_broken or connection.is_half_closed:
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
         connection.served = None
         path, wire = _route(request.path)
         try:
@@ -298,7 +327,7 @@ class _Exchange:
     async def _end(self, out: web.StreamResponse) -> None:
         """Ends the HTTP response. It then counts as delivered, unless the client cuts the connection."""
         await out.write_eof()
-        if self._request.transport is not None:
+        if self._request.transport is not None and not self._connection.is_half_closed:
             self._turn.is_delivered = True
             self._connection.served = self._turn
 

@@ -11,6 +11,7 @@ import pytest
 from ares_exp.agents.interception import agent_endpoint as endpoint
 from ares_exp.agents.interception.agent_endpoint import Endpoint
 from ares_exp.agents.interception.line import Line
+from ares_exp.containers.filesystem.zstd import zstd
 from tests.fault_proxy import CUTS, Cut, FaultProxy, reset
 from tests.served_line import Port, Recorder, chat, served, text_of
 
@@ -103,9 +104,30 @@ async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCa
     assert (port.line.report.refused, "Traceback" in caplog.text) == (1, False)
 
 
-async def test_body_that_cannot_be_decoded_is_refused(port: Port) -> None:
-    status, body = await port.post(b"{}", **{"Content-Encoding": "gzip"})
-    assert (status, "content encoding gzip" in json.loads(body)["error"]["message"]) == (400, True)
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_body_that_cannot_be_decoded_is_refused(
+    port: Port, encoding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, body = await port.post(b"{}", **{"Content-Encoding": encoding})
+    assert (status, f"content encoding {encoding}" in json.loads(body)["error"]["message"]) == (400, True)
+    assert (await port.post(zstd.compress(json.dumps(chat("do it")).encode()), **{"Content-Encoding": "zstd"}))[
+        0
+    ] == 200
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_closed_client_gets_its_response(port: Port, llm: Recorder, stream: bool) -> None:
+    llm.gate.clear()
+    reader, writer = await port.raw(chat("do it", stream=stream))
+    writer.write_eof()
+    await settled(llm, 1)
+    llm.gate.set()
+    assert b"answer 1" in await reader.read()
+    writer.close()
+    # A client that has gone looks the same, so the same request gets the same response.
+    assert text_of((await port.post(chat("do it")))[1]).startswith("answer 1")
+    assert text_of((await port.post(chat("do it")))[1]).startswith("answer 2")
 
 
 async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +220,14 @@ async def test_missed_response_is_sent_on_retry(port: Port, llm: Recorder) -> No
     assert port.line.report.retries == 2
 
 
-async def test_different_request_cancels_the_abandoned_call(port: Port, llm: Recorder) -> None:
+@pytest.mark.parametrize("leave", [reset, asyncio.StreamWriter.close])
+async def test_different_request_cancels_the_abandoned_call(
+    port: Port, llm: Recorder, leave: Callable[[asyncio.StreamWriter], None]
+) -> None:
     llm.gate.clear()
     _, writer = await port.raw(chat("do it"))
     await settled(llm, 1)
-    reset(writer)
+    leave(writer)
     other = asyncio.create_task(port.post(chat("do it", "", "why do you not answer?")))
     await settled(llm, 2)
     assert llm.given_up == 1
