@@ -61,7 +61,9 @@ async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
     assert (llm.calls[0].temperature, llm.calls[0].max_output_tokens) == (0.5, 7)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/chat/completions", "/v1/messages", "/v1beta/models/m:generateContent"]
+)
 async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> None:
     status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
     assert status == 401
@@ -83,6 +85,7 @@ async def test_key_is_accepted_in_every_header(port: Port, name: str) -> None:
     [
         ("/v1/chat/completions", b"{no json", 400, "JSON"),
         ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
+        ("/v1beta/models/m:generateContent", [], 400, "the request"),
         ("/v1/nothing", {}, 404, "Use one of /v1/chat/completions"),
     ],
 )
@@ -94,7 +97,9 @@ async def test_unreadable_body_is_explained(
     assert (llm.calls, says in str(port.line.report.last_refusal)) == ([], True)
 
 
-@pytest.mark.parametrize("start", ["NOT HTTP", "POST /v1/messages HTTP/1.1\r\nbad header"])
+@pytest.mark.parametrize(
+    "start", ["NOT HTTP", "POST /v1/messages HTTP/1.1\r\nbad header", "POST /v1beta/models/m:x?key=AIza-secret HTP"]
+)
 async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCaptureFixture, start: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
     writer.write(f"{start}\r\n\r\n".encode())
@@ -102,6 +107,7 @@ async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCa
     writer.close()
     assert "a valid HTTP request" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
     assert (port.line.report.refused, "Traceback" in caplog.text) == (1, False)
+    assert "AIza-secret" not in f"{answer!r}{port.line.report}{caplog.text}"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
