@@ -13,9 +13,10 @@ from ares_exp.agents.interception.agent_endpoint import Endpoint
 from ares_exp.agents.interception.line import Line
 from ares_exp.containers.filesystem.zstd import zstd
 from tests.fault_proxy import CUTS, Cut, FaultProxy, reset
-from tests.served_line import Port, Recorder, chat, served, text_of
+from tests.served_line import CHAT, Port, Recorder, chat, served, text_of
 
 LIMIT_SEC = 30.0
+GOOGLE = "/v1beta/models/m"
 
 
 @pytest.fixture
@@ -55,15 +56,20 @@ async def test_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> Non
     assert port.line.report.requests == 1
 
 
-async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat("do it", temperature=0.5, max_tokens=7)),
+        (f"{GOOGLE}:generateContent", {"contents": [], "generationConfig": {"temperature": 0.5, "maxOutputTokens": 7}}),
+    ],
+)
+async def test_sampling_is_forwarded_on_demand(llm: Recorder, path: str, body: object) -> None:
     async with served(Line(llm, forward_sampling=True)) as port:
-        await port.post(chat("do it", temperature=0.5, max_tokens=7))
+        await port.post(body, path=path)
     assert (llm.calls[0].temperature, llm.calls[0].max_output_tokens) == (0.5, 7)
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/chat/completions", "/v1/messages", "/v1beta/models/m:generateContent"]
-)
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions", "/v1/messages", f"{GOOGLE}:generateContent"])
 async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> None:
     status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
     assert status == 401
@@ -85,7 +91,7 @@ async def test_key_is_accepted_in_every_header(port: Port, name: str) -> None:
     [
         ("/v1/chat/completions", b"{no json", 400, "JSON"),
         ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
-        ("/v1beta/models/m:generateContent", [], 400, "the request"),
+        (f"{GOOGLE}:generateContent", [], 400, "the request"),
         ("/v1/nothing", {}, 404, "Use one of /v1/chat/completions"),
     ],
 )
@@ -155,6 +161,8 @@ async def test_models_are_listed_and_other_methods_refused(port: Port) -> None:
             assert (await response.json())["data"][0]["id"] == "policy"
         async with session.get("/v1/models/gpt-9") as response:
             assert (await response.json())["id"] == "gpt-9"
+        async with session.get(f"{GOOGLE}?key={port.line.key}", headers={"Authorization": ""}) as response:
+            assert (await response.json())["name"] == "models/m"
         async with session.get("/v1/responses", headers={"Upgrade": "websocket", "Connection": "upgrade"}) as response:
             assert response.status == 426
         async with session.get("/v1/chat/completions") as response:
