@@ -13,7 +13,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 SOLVE = (
     "echo 'Hello, harbor!' > /app/greeting.txt; cat /app/greeting.txt;"
-    " echo routes: $(tail -n +2 /proc/net/route | wc -l);"
+    " printf 'routes: '; tail -n +2 /proc/net/route | wc -l;"
     " (exec 3<>/dev/tcp/1.1.1.1/443) 2>/dev/null || echo nobody outside"
 )
 """Solves the task write-greeting, and tells of the network."""
