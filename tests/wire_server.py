@@ -87,8 +87,6 @@ class WireServer:
     def written(self, wire: Wire, asked: Asked) -> list[bytes]:
         """The items of a stream, in order."""
         alive = [wire.keepalive(asked, number) for number in range(1, self.keepalives + 1)]
-        if self.fails_with is not None:
-            return [wire.opening(asked), *alive, wire.error_event(asked, self.fails_with, self.keepalives)]
         return [wire.opening(asked), *alive, *wire.events(asked, self.response, self.keepalives)]
 
 

@@ -138,10 +138,6 @@ class ChatCompletionsWire:
         """Returns the JSON body of an error."""
         return to_json({"error": error_object(status, message)})
 
-    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Returns the chunk that clients treat as an error, and the end of the stream."""
-        return event({"error": error_object(500, message)}) + b"data: [DONE]\n\n"
-
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
     """Returns the fields about tools. Only functions are kept, and an empty list of tools is omitted."""

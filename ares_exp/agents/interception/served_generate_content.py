@@ -174,10 +174,6 @@ class GenerateContentWire:
         name = _STATUSES.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
         return to_json({"error": {"code": status, "message": message, "status": name}})
 
-    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Returns the error as a JSON line, because Google's clients do not recognise it in an event."""
-        return self.error(500, message) + b"\n"
-
 
 # Requests
 

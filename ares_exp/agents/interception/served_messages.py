@@ -102,10 +102,6 @@ class MessagesWire:
         """Returns the JSON body of an error."""
         return to_json(_error(status, message))
 
-    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Returns the event `error`."""
-        return _event(_error(500, message))
-
 
 def _message(asked: Asked, response: LLMResponse) -> dict[str, Any]:
     return response_to_body(with_call_ids(asked, response), model=asked.model, response_id=asked.response_id)

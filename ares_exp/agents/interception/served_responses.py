@@ -113,12 +113,6 @@ class ResponsesWire:
         """Returns the JSON body of an error."""
         return to_json({"error": error_object(status, message)})
 
-    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Returns `response.failed`. The connection has to be closed after it, because clients wait for that."""
-        error = {"code": "server_error", "message": message}
-        failed = _empty(asked) | {"status": "failed", "error": error}
-        return _event("response.failed", _OPENING_EVENTS + keepalives, {"response": failed})
-
 
 def _mapping(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return optional(of, name, Mapping) or {}

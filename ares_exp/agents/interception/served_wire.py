@@ -95,10 +95,6 @@ class Wire(Protocol):
         """Returns a JSON error body in the format of the wire."""
         ...
 
-    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
-        """Returns the events that end a stream with an error."""
-        ...
-
 
 DELTA_CHARS = 16_384
 """Length above which a text is sent in several events, because some clients limit the length of a line."""

@@ -226,12 +226,22 @@ async def test_error_with_a_good_status_is_retried(server: Server) -> None:
     assert len(server.endpoint.requests) == 2
 
 
+def failure(wire: Any, message: str) -> bytes:
+    """The event of a server that cannot continue a stream."""
+    failed = {
+        "type": "response.failed",
+        "response": {"status": "failed", "error": {"code": "server_error", "message": message}},
+    }
+    told = failed if wire is Responses else {"type": "error", **wire.error("server_error", message)}
+    return f"event: {told['type']}\ndata: {json.dumps(told)}\n\n".encode()
+
+
 def events_of(wire: Any, whole: LLMResponse, *, fails_with: str | None = None) -> list[bytes]:
     """A stream, in its items; the last one ends it."""
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
     said_to_it = [{"role": "user", "content": "hi"}]
     asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": said_to_it}, {})
-    ends = [wire.served.error_event(asked, fails_with, 1)] if fails_with else wire.served.events(asked, whole, 1)
+    ends = [failure(wire, fails_with)] if fails_with else wire.served.events(asked, whole, 1)
     return [wire.served.opening(asked), wire.served.keepalive(asked, 1), *ends]
 
 

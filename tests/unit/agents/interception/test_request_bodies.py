@@ -214,7 +214,6 @@ def check(wire: Wire, body: Any) -> None:
     assert asked.request.origin is not None
     json.loads(wire.whole(asked, RESPONSE))
     assert b"".join([wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, RESPONSE, 1)])
-    assert wire.error_event(asked, "x", 0)
     if wire.count_path is not None:
         assert wire.count(body)
 

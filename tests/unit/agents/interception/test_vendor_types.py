@@ -68,10 +68,3 @@ def test_responses_have_the_vendor_types(wire: Wire, what: str) -> None:
     assert len(told) >= (1 if wire.name == "generate_content" else 3)
     for one in told:
         event(one)
-
-
-def test_failure_has_the_vendor_type() -> None:
-    (wire,) = (wire for wire in WIRES if wire.name == "responses")
-    asked = wire.read({**BODIES["responses"], "stream": True}, {})
-    (failed,) = event_data(wire.error_event(asked, "the policy is gone", 1))
-    TypeAdapter(resolve_name(TYPES["responses"][1])).validate_python(failed)
