@@ -51,7 +51,7 @@ _LOADER = """\
 # Starts Python with its own libraries, and without a variable that the programs it starts would also see.
 self=$(readlink -f "$0")
 root=${{self%/bin/*}}
-exec {loader} --argv0 "$self" --library-path "$root/lib" "$root/lib/python.bin" "$@"
+exec {loader} --argv0 "$0" --library-path "$root/lib" "$root/lib/python.bin" "$@"
 """
 _LAUNCHER = """\
 #!/bin/sh
