@@ -51,7 +51,7 @@ _LOADER = """\
 # Starts Python with its own libraries, and without a variable that the programs it starts would also see.
 self=$(readlink -f "$0")
 root=${{self%/bin/*}}
-exec {loader} --argv0 "$self" --library-path "$root/lib" "$root/lib/python.bin" "$@"
+exec {loader} --argv0 "$0" --library-path "$root/lib" "$root/lib/python.bin" "$@"
 """
 _LAUNCHER = """\
 #!/bin/sh
@@ -123,7 +123,7 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     command = [npm, "install", "--prefix", str(target), *options, *platform]
     modules = target / "node_modules"
     for packages in ([f"{node}@{pack.node}"], specs):
-        # npm chooses versions for the Node.js that runs it, which is the one of the package as soon as it is there.
+        # npm chooses versions for the Node.js that runs it, which is the packed one in the second step.
         path = f"{modules / node / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         run_program([*command, *packages], f"{', '.join(packages)} with npm", stop, cwd=target, env={"PATH": path})
         (modules / node / "bin" / "node").chmod(0o755)
@@ -201,7 +201,7 @@ def _uv(what: str) -> list[str]:
 
 
 def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
-    """Copies a Python that uv manages, or else one of this machine. Returns its minor version.
+    """Copies a Python that uv manages, otherwise one of this machine. Returns its minor version.
 
     Raises:
         ToolboxError: Neither exists.
