@@ -11,7 +11,7 @@ from pydantic import Field, validate_call
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, Oracle, load_objects
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, load_objects, oracle_model
 from ares_exp.tasks.selection import positions_of, select
 
 Entry = int | str
@@ -54,7 +54,7 @@ class TwentyQuestionsEnvironments(SourceBase):
         self._limit = limit
         self._questions = questions
         self._answers_by_facts = oracle is None
-        self._oracle = Oracle(FactsOracle() if oracle is None else oracle, timeout_sec=oracle_timeout_sec)
+        self._oracle = oracle_model(FactsOracle() if oracle is None else oracle, timeout_sec=oracle_timeout_sec)
         self._objects: dict[str, HiddenObject] = {}
 
     @property
