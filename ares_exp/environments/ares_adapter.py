@@ -24,11 +24,10 @@ from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.environments.source import EpisodeParts, Report, SelectingSource
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
 from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
-from ares_exp.tasks.selection import parse_position, positions_of, select
 
 CLOSE_TIMEOUT_SEC = 120.0
 """Time limit in seconds for the wrapped environment to release its container."""
@@ -40,7 +39,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 logger = logging.getLogger(__name__)
 
 
-class AresEnvironments(SourceBase):
+class AresEnvironments(SelectingSource[SimpleNamespace]):
     """A source of the tasks of a preset. Tasks have the same names as in the package, such as `preset:5`."""
 
     needs_container = False  # the package starts its own containers
@@ -60,7 +59,7 @@ class AresEnvironments(SourceBase):
         """Validates the options.
 
         Args:
-            preset: A preset of the package, optionally with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
+            preset: A preset of the package, such as `20q`.
             tasks: Tasks to run: a name (`20q:5`), glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of
                 these; `None` for all tasks.
             exclude: Names or globs of tasks to leave out.
@@ -70,8 +69,8 @@ class AresEnvironments(SourceBase):
                 a hosted registry.
             timeout_sec: Time limit in seconds of one `reset` or `step` of the package's environments.
         """
-        self._preset = preset
-        self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
+        super().__init__(f"ares ({preset})", tasks=tasks, exclude=exclude, limit=limit)
+        self._ares_preset = preset
         self._container = container
         self._import_timeout_sec = import_timeout_sec
         self._timeout_sec = timeout_sec
@@ -85,15 +84,8 @@ class AresEnvironments(SourceBase):
     def load(self, report: Report) -> Sequence[str]:
         """Imports the package, and selects tasks of the preset."""
         self._ares = _import_ares(self._import_timeout_sec)
-        name, mark, position = self._preset.partition("@" if "@" in self._preset else ":")
-        tasks = [SimpleNamespace(name=f"{name}:{index}") for index in range(_count_tasks(self._ares, name))]
-        if position:
-            try:
-                tasks = parse_position(f"@{position}" if mark == "@" else position)(tasks)
-            except (ValueError, LookupError) as error:
-                raise ConfigError(f"`env.preset` {self._preset!r}: {error}.") from None
-        self.positions = positions_of(tasks)
-        return [task.name for task in select(tasks, preset=f"ares ({name})", **self._selection)]
+        count, name = _count_tasks(self._ares, self._ares_preset), self._ares_preset
+        return self._hold(self._choose([SimpleNamespace(name=f"{name}:{index}") for index in range(count)]))
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Accepts all parts, because the package starts its own containers and agents."""

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
+from ares_exp.environments.source import EpisodeParts, Report, SelectingSource, refuse_together
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
-from ares_exp.tasks.selection import T, positions_of, select
 from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_files import with_files
 from ares_exp.tasks.task_set import SAMPLES, TaskFolder
@@ -28,7 +27,7 @@ MAX_TIMEOUT_SEC = 7 * 86_400
 log = logging.getLogger(__name__)
 
 
-class HarborEnvironments(SourceBase):
+class HarborEnvironments(SelectingSource[HarborTask]):
     """A source of Harbor tasks from a folder, a `registry.json` or git repositories."""
 
     exports_state = True
@@ -76,6 +75,7 @@ class HarborEnvironments(SourceBase):
             extra_instruction_paths: Files whose texts are appended to every instruction, each after a blank line.
             extra_instructions: Texts that are appended to every instruction, after the texts of these files.
         """
+        super().__init__("harbor", tasks=tasks, exclude=exclude, limit=limit)
         self._source: TaskFolder | ListedTasks
         if all(one is None for one in (registry, dataset, git_url, git_commit, repo)):
             self._source = TaskFolder(path or SAMPLES)
@@ -92,14 +92,10 @@ class HarborEnvironments(SourceBase):
                 cache_dir=cache_dir,
                 git_timeout_sec=git_timeout_sec,
             )
-        self._selector = tasks
-        self._exclude = exclude
-        self._limit = limit
         self._reward_key = reward_key
         self._extra_instruction_paths = extra_instruction_paths or []
         self._extra_instructions = extra_instructions or []
         self._extra_texts: dict[str, str] = {}
-        self._tasks: dict[str, HarborTask] = {}
 
     @property
     def path(self) -> Path | None:
@@ -114,55 +110,45 @@ class HarborEnvironments(SourceBase):
     @property
     def origins(self) -> Mapping[str, TaskOrigin]:
         """Git repositories and commits of the selected tasks."""
-        return {name: task.origin for name, task in self._tasks.items() if task.origin is not None}
+        return {name: task.origin for name, task in self._selected.items() if task.origin is not None}
 
     @property
     def tasks(self) -> Sequence[HarborTask]:
         """Selected tasks in order."""
-        return list(self._tasks.values())
+        return list(self._selected.values())
 
     def load(self, report: Report) -> Sequence[str]:
         """Selects tasks, then fetches and reads them. Invalid tasks in a folder are reported by name."""
-
-        def choose(tasks: Sequence[T]) -> list[T]:
-            self.positions = positions_of(tasks)
-            return select(tasks, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
-
-        chosen = self._source.load(choose, report, reward_key=self._reward_key)
+        chosen = self._source.load(self._choose, report, reward_key=self._reward_key)
         texts = [read_extra_instruction(path) for path in self._extra_instruction_paths]
         files = (str(path.resolve()) for path in self._extra_instruction_paths)
         self._extra_texts = dict(zip(files, texts, strict=True))
         extra = [*texts, *self._extra_instructions]
-        self._tasks = {task.name: task.with_extra_instructions(extra) if extra else task for task in chosen}
-        return list(self._tasks)
+        return self._hold([task.with_extra_instructions(extra) if extra else task for task in chosen])
 
     async def close(self) -> None:
         """Stops a `load` that is still running in a thread."""
         self._source.stop()
 
-    def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all tasks except these."""
-        self._tasks = {name: self._tasks[name] for name in task_names}
-
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Rejects tasks that cannot be run with these parts. One message names all of them."""
         warnings, of_others = TaskWarnings(), TaskWarnings()
-        for task in self._tasks.values():
+        for task in self._selected.values():
             (warnings if task.origin is None else of_others).add(task.name, task.warnings)
         of_others.tell(log.info)  # users cannot correct the task.toml of a fetched task
 
         try:
-            refuse_together(self._tasks.values(), lambda task: warnings.add(task.name, check_task(task, parts)))
+            refuse_together(self._selected.values(), lambda task: warnings.add(task.name, check_task(task, parts)))
         finally:
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
         """Computes the digest of a task's files and of its extra instructions. Blocking."""
-        return with_files(self._tasks[task_name].digest, self._extra_texts)
+        return with_files(self._selected[task_name].digest, self._extra_texts)
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """Creates the environment of one episode."""
-        return CodeEnvironment.for_episode(self._tasks[task_name], parts)
+        return CodeEnvironment.for_episode(self._selected[task_name], parts)
 
 
 def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import PreflightError, RefusalError, StorageError, VerifierError
+from ares_exp.errors import ConfigError, PreflightError, RefusalError, StorageError, VerifierError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
@@ -97,8 +97,17 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Creates the model, which then owns `client`. The other arguments are attributes of the class."""
+        """Creates the model, which then owns `client`. The other arguments are attributes of the class.
+
+        Raises:
+            ConfigError: The client runs the solutions of tasks.
+        """
         self.policy = as_policy(client)
+        if self.policy.needs_solution:
+            raise ConfigError(
+                f"Expected `{key}` to be an LLM client that can answer questions, got {type(client).__name__}, which "
+                f"runs the solutions of tasks. Set `policy@{key}=openai`."
+            )
         self.name, self.key, self.timeout_key = name, key, timeout_key
         self.timeout_sec = timeout_sec
         self.error = error

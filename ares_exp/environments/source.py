@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.config.parts import completed
@@ -17,7 +17,7 @@ from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
-from ares_exp.tasks.selection import Named
+from ares_exp.tasks.selection import Entries, Named, positions_of, select
 from ares_exp.tasks.task_contract import Task, TaskOrigin
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class EpisodeParts:
         return [warning for spec in specs for warning in containers.check(spec)]
 
 
+T = TypeVar("T", bound=Named)
+U = TypeVar("U", bound=Named)
 Report = Callable[[str], None]
 """Callback for a warning to the user about a problem that does not stop the run."""
 
@@ -190,6 +192,30 @@ class SourceBase(EnvironmentSource):
         """Releases the resources of the source. Idempotent."""
 
 
+class SelectingSource(SourceBase, Generic[T]):
+    """A source whose options `tasks`, `exclude` and `limit` select from a task set; see `select`."""
+
+    def __init__(self, preset: str, *, tasks: Entries, exclude: str | Sequence[str] | None, limit: int | None) -> None:
+        """Stores the options. `preset` is the name of the environment, for messages."""
+        self._preset = preset
+        self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
+        self._selected: dict[str, T] = {}
+
+    def _choose(self, tasks: Sequence[U]) -> list[U]:
+        """Returns the selected tasks of a set, and stores the positions of all of them."""
+        self.positions = positions_of(tasks)
+        return select(tasks, preset=self._preset, **self._selection)
+
+    def _hold(self, tasks: Sequence[T]) -> list[str]:
+        """Stores the tasks of the run, and returns their names."""
+        self._selected = {task.name: task for task in tasks}
+        return list(self._selected)
+
+    def keep(self, task_names: Sequence[str]) -> None:
+        """Drops all tasks except these."""
+        self._selected = {name: self._selected[name] for name in task_names}
+
+
 def as_source(source: EnvironmentSource) -> SourceBase:
     """Returns `source`, completed with the defaults of `SourceBase`."""
     return completed(source, SourceBase)
@@ -219,9 +245,6 @@ def make_scored_source(config: DictConfig) -> SourceBase:
 
     rules = make_scoring_rules(config)
     return completed(ScoredSource(source, rules), SourceBase) if rules.scorers else source
-
-
-T = TypeVar("T", bound=Named)
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase, refuse_together
+from ares_exp.environments.source import EpisodeParts, Report, SelectingSource, refuse_together
 from ares_exp.tasks.child_process import ChildProcess
-from ares_exp.tasks.selection import positions_of, select
 from ares_exp.tasks.swebench.rows import find_dataset, load_rows
 from ares_exp.tasks.swebench.swebench_task import SweBenchTask
 from ares_exp.tasks.task_warnings import TaskWarnings
@@ -21,7 +20,7 @@ Entry = int | str
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
-class SweBenchEnvironments(SourceBase):
+class SweBenchEnvironments(SelectingSource[SweBenchTask]):
     """A source of SWE-bench tasks, one for each row of a data set."""
 
     exports_state = True
@@ -59,18 +58,15 @@ class SweBenchEnvironments(SourceBase):
         Raises:
             ConfigError: An option is invalid.
         """
+        super().__init__("swebench", tasks=tasks, exclude=exclude, limit=limit)
         self._options: dict[str, Any] = {
             "hints": hints,
             "agent_network": agent_network,
             "test_timeout_sec": test_timeout_sec,
         }
         self._dataset = find_dataset(dataset, split)
-        self._selector = tasks
-        self._exclude = exclude
-        self._limit = limit
         self._fetch_timeout_sec = fetch_timeout_sec
         self._child = ChildProcess()
-        self._tasks: dict[str, SweBenchTask] = {}
 
     @property
     def path(self) -> Path | None:
@@ -85,22 +81,13 @@ class SweBenchEnvironments(SourceBase):
     @property
     def tasks(self) -> Sequence[SweBenchTask]:
         """Selected tasks in order."""
-        return list(self._tasks.values())
+        return list(self._selected.values())
 
     def load(self, report: Report) -> Sequence[str]:
         """Reads the rows and selects tasks."""
         rows = load_rows(self._dataset, child=self._child, timeout_sec=self._fetch_timeout_sec)
         found = [SweBenchTask(row, self._dataset.source, **self._options) for row in rows]
-        self.positions = positions_of(found)
-        chosen = select(
-            found, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit, preset="swebench"
-        )
-        self._tasks = {task.name: task for task in chosen}
-        return list(self._tasks)
-
-    def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all tasks except these."""
-        self._tasks = {name: self._tasks[name] for name in task_names}
+        return self._hold(self._choose(found))
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Rejects tasks that cannot be run with these parts. One message names all of them."""
@@ -111,17 +98,17 @@ class SweBenchEnvironments(SourceBase):
             warnings.add(task.name, parts.check_containers(task))
 
         try:
-            refuse_together(self._tasks.values(), check)
+            refuse_together(self._selected.values(), check)
         finally:
             warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
         """Returns the digest of a row and of the options that affect its run and its grade."""
-        return self._tasks[task_name].digest
+        return self._selected[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """Creates the environment of one episode."""
-        return CodeEnvironment.for_episode(self._tasks[task_name], parts)
+        return CodeEnvironment.for_episode(self._selected[task_name], parts)
 
     async def close(self) -> None:
         """Stops the process that loads rows, if it is still running."""

@@ -104,11 +104,6 @@ class Judge(ScorerBase):
                 )
         _check_prompt(prompt, command)
         self._model = OwnModel(policy, name="The judge", key="scorer.policy", error=JudgeResponseError)
-        if self._model.policy.needs_solution:
-            raise ConfigError(
-                f"Expected `policy` of a judge to be an LLM client that can grade, got {type(policy).__name__}, which "
-                "runs the solutions of tasks. Set `policy@scorer.policy=openai`."
-            )
         self._prompt, self._criteria = prompt, criteria
         self._lowest, self._highest = lowest, highest
         self._command, self._tries, self._max_chars = command, tries, max_chars

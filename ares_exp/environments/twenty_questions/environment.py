@@ -22,9 +22,9 @@ from ares_exp.environment import (
     truncation,
 )
 from ares_exp.environments.episode_limits import PhaseClock
-from ares_exp.environments.own_model import EpisodeModel
+from ares_exp.environments.own_model import EpisodeModel, OwnModel
 from ares_exp.environments.source import choose_task
-from ares_exp.environments.twenty_questions.game_oracle import READING, HiddenObject, Oracle, oracle_request
+from ares_exp.environments.twenty_questions.game_oracle import READING, HiddenObject, oracle_model, oracle_request
 from ares_exp.environments.twenty_questions.replies import MAX_CHARS, is_one_of, parse_reply
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
@@ -93,7 +93,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         self,
         objects: Sequence[HiddenObject],
         *,
-        oracle: Oracle | LLMClient,
+        oracle: OwnModel | LLMClient,
         questions: int = 20,
         verify_on_truncation: bool = True,
         seed: int = 0,
@@ -121,7 +121,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         if questions < 1:
             raise ConfigError(f"Expected at least 1 question (`env.questions`), got {questions}.")
         self._objects = list(objects)
-        self._oracle = oracle if isinstance(oracle, Oracle) else Oracle(oracle)
+        self._oracle = oracle if isinstance(oracle, OwnModel) else oracle_model(oracle)
         self._questions = questions
         self._verify_on_truncation = verify_on_truncation
         self._random = random.Random(seed)

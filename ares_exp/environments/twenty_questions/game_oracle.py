@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from ares_exp.environments.own_model import OwnModel, Reading
-from ares_exp.errors import ConfigError, OracleResponseError, PolicyError
+from ares_exp.errors import OracleResponseError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
@@ -121,33 +121,24 @@ READING = Reading(
 """How the oracle's responses are parsed, and their form in the record."""
 
 
-class Oracle(OwnModel):
-    """The oracle of many games. Each game has its own LLM client if the client is a `Policy`."""
+def oracle_model(client: Policy | LLMClient, *, timeout_sec: float = 300.0) -> OwnModel:
+    """Makes the oracle of many games. Each game has its own LLM client if the client is a `Policy`.
 
-    def __init__(self, client: Policy | LLMClient, *, timeout_sec: float = 300.0) -> None:
-        """Checks that the client can answer questions.
+    Args:
+        client: The LLM client, which the oracle then owns.
+        timeout_sec: Time limit of one question in seconds, including retries.
 
-        Args:
-            client: The LLM client, which the oracle then owns.
-            timeout_sec: Time limit of one question in seconds, including retries.
-
-        Raises:
-            ConfigError: The client runs the solutions of tasks.
-        """
-        super().__init__(
-            client,
-            name="The oracle",
-            key="env.oracle",
-            timeout_key="env.oracle_timeout_sec",
-            timeout_sec=timeout_sec,
-            error=OracleResponseError,
-        )
-        if self.policy.needs_solution:
-            raise ConfigError(
-                "Expected `env.oracle` to be an LLM client that can answer questions, got "
-                f"{type(client).__name__}, which runs the solutions of tasks. Set `env.oracle=null` to answer "
-                "from the bundled facts."
-            )
+    Raises:
+        ConfigError: The client runs the solutions of tasks.
+    """
+    return OwnModel(
+        client,
+        name="The oracle",
+        key="env.oracle",
+        timeout_key="env.oracle_timeout_sec",
+        timeout_sec=timeout_sec,
+        error=OracleResponseError,
+    )
 
 
 _SKIPPED = frozenset({

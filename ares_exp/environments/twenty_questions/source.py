@@ -9,15 +9,14 @@ from typing import Annotated, Any
 from pydantic import Field, validate_call
 
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.environments.source import EpisodeParts, Report, SelectingSource
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, Oracle, load_objects
-from ares_exp.tasks.selection import positions_of, select
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, HiddenObject, load_objects, oracle_model
 
 Entry = int | str
 
 
-class TwentyQuestionsEnvironments(SourceBase):
+class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
     """A source with one task (a game) per object. All games share one oracle."""
 
     needs_container = False
@@ -49,13 +48,10 @@ class TwentyQuestionsEnvironments(SourceBase):
         Raises:
             ConfigError: The oracle cannot answer questions.
         """
-        self._selector = tasks
-        self._exclude = exclude
-        self._limit = limit
+        super().__init__("twenty_questions", tasks=tasks, exclude=exclude, limit=limit)
         self._questions = questions
         self._answers_by_facts = oracle is None
-        self._oracle = Oracle(FactsOracle() if oracle is None else oracle, timeout_sec=oracle_timeout_sec)
-        self._objects: dict[str, HiddenObject] = {}
+        self._oracle = oracle_model(FactsOracle() if oracle is None else oracle, timeout_sec=oracle_timeout_sec)
 
     @property
     def path(self) -> Path | None:
@@ -67,20 +63,7 @@ class TwentyQuestionsEnvironments(SourceBase):
         objects = load_objects()
         if self._answers_by_facts:
             self._oracle.policy = FactsOracle(objects)
-        self.positions = positions_of(objects)
-        chosen = select(
-            objects,
-            tasks_selector=self._selector,
-            exclude=self._exclude,
-            limit=self._limit,
-            preset="twenty_questions",
-        )
-        self._objects = {one.name: one for one in chosen}
-        return list(self._objects)
-
-    def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all objects except these."""
-        self._objects = {name: self._objects[name] for name in task_names}
+        return self._hold(self._choose(objects))
 
     async def preflight(self) -> None:
         """Checks that the oracle is ready.
@@ -95,12 +78,12 @@ class TwentyQuestionsEnvironments(SourceBase):
 
     def digest(self, task_name: str) -> str:
         """Returns a digest of the object."""
-        return self._objects[task_name].digest
+        return self._selected[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> TwentyQuestionsEnvironment:
         """Creates the environment of one episode."""
         return TwentyQuestionsEnvironment(
-            [self._objects[task_name]],
+            [self._selected[task_name]],
             oracle=self._oracle,
             questions=min(self._questions, parts.limits.steps or self._questions),
             verify_on_truncation=parts.limits.verify_on_truncation,

@@ -129,7 +129,7 @@ class Repositories:
 
     def _files(self, url: str, commit: str) -> Path:
         name = GitTask(url, commit, ".").name
-        return self._clone_dir(url, commit) / "files" / name  # a folder of its own, in case the repository is the task
+        return self._clone_dir(url, commit) / "files" / name  # the name of the task, if the repository is the task
 
     def _named(self, url: str, ref: str | None) -> str:
         """Returns the current commit of a branch or a tag, or of the default branch if `ref` is `None`."""

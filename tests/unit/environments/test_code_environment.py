@@ -25,16 +25,9 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
-from tests.unit.environments.snapshots import agent_of
+from tests.unit.environments.snapshots import SUBMIT, agent_of, ask, run
 
 pytestmark = pytest.mark.local
-
-
-def run(command: str, **more: Any) -> LLMResponse:
-    return LLMResponse.from_text(f"I think.\n\n```bash\n{command}\n```\n", **more)
-
-
-SUBMIT = run("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 
 async def test_episode_runs_from_reset_to_termination(make_environment: Any) -> None:
@@ -210,7 +203,7 @@ async def test_missing_response_in_time_truncates_and_verifies(make_environment:
 
 async def test_agent_that_returned_in_time_is_not_truncated(make_environment: Any) -> None:
     async def hasty(container: Any, llm: Any) -> None:
-        asking = asyncio.create_task(llm(ASK))
+        asking = asyncio.create_task(llm(ask()))
         await asyncio.sleep(0.1)
         asking.cancel()
 
@@ -235,7 +228,7 @@ async def test_background_work_is_blocked_during_verification(make_environment: 
                 await asyncio.sleep(0.02)
 
         tasks.append(asyncio.create_task(cheat()))
-        await llm(ASK)
+        await llm(ask())
         await container.exec("rm -f /answer")
 
     tasks: list[asyncio.Task[None]] = []
@@ -250,7 +243,7 @@ async def test_agent_ignoring_cancellation_loses_its_access(make_environment: An
     refused = asyncio.Event()
 
     async def stubborn(container: Any, llm: Any) -> None:
-        await llm(ASK)
+        await llm(ask())
         while True:
             try:
                 await container.exec("sleep 60")
@@ -329,15 +322,12 @@ async def test_task_can_be_selected(make_environment: Any, make_task: Any) -> No
             await env.reset(options=options)
 
 
-ASK = LLMRequest([{"role": "user", "content": "?"}])
-
-
 @pytest.mark.parametrize(
     ("error", "told"), [(ValueError("oh no"), "ValueError: oh no"), (SystemExit(3), r"sys\.exit\(3\)")]
 )
 async def test_agent_that_raises_or_exits_is_an_error(make_environment: Any, error: BaseException, told: str) -> None:
     async def raises(container: Any, llm: Any) -> None:
-        await llm(ASK)
+        await llm(ask())
         raise error
 
     env = make_environment(agent=agent_of(raises))
@@ -391,7 +381,7 @@ async def test_agent_without_a_timely_request_is_an_error(make_environment: Any)
 
 async def test_pending_requests_start_with_the_observation(make_environment: Any) -> None:
     async def three_at_once(container: Any, llm: Any) -> None:
-        await asyncio.gather(*(llm(LLMRequest([{"role": "user", "content": text}])) for text in "abc"))
+        await asyncio.gather(*(llm(ask(text)) for text in "abc"))
 
     env = make_environment(agent=agent_of(three_at_once))
     assert env.pending_requests() == ()
@@ -407,12 +397,12 @@ async def test_pending_requests_start_with_the_observation(make_environment: Any
 
 async def test_abandoned_call_ignores_its_late_response(make_environment: Any) -> None:
     async def impatient(container: Any, llm: Any) -> None:
-        await llm(ASK)
+        await llm(ask())
         try:
             async with asyncio.timeout(0.05):
-                await asyncio.gather(llm(ASK), asyncio.Event().wait())
+                await asyncio.gather(llm(ask()), asyncio.Event().wait())
         except TimeoutError:
-            await llm(LLMRequest([{"role": "user", "content": "again"}]))
+            await llm(ask("again"))
 
     env = make_environment(agent=agent_of(impatient))
     await env.reset()
@@ -444,8 +434,8 @@ async def test_dead_container_is_an_error(make_environment: Any) -> None:
 async def test_activity_covers_the_last_step(make_environment: Any) -> None:
     async def looks_around(container: Any, llm: Any) -> None:
         await container.exec("true")
-        await llm(ASK)
-        waiting = asyncio.create_task(llm(ASK))  # the next observation, while commands go on
+        await llm(ask())
+        waiting = asyncio.create_task(llm(ask()))  # the next observation, while commands go on
         await container.exec("exit 4")
         await waiting
         await container.exec("sleep 60", timeout_sec=0.2)

@@ -29,36 +29,12 @@ from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from ares_exp.wrappers.async_gym import drive_async_gym
 from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from tests.unit.environments.snapshots import agent_of, ask
 from tests.unit.runs.resume.logs import log_in
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(60)]
 
 EPISODE = LoggedEpisode("e", "task", 0, 0, 7, 1.0)
-
-
-def asks(text: str) -> LLMRequest:
-    return LLMRequest([{"role": "user", "content": text}])
-
-
-def agent_factory(run_agent: Any) -> Any:
-    """A code agent from a coroutine function of (container, llm_client)."""
-
-    class Agent:
-        def __init__(self, container: Any, llm_client: Any) -> None:
-            self.container, self.llm = container, llm_client
-
-        async def run(self, task: str) -> None:
-            await run_agent(self.container, self.llm)
-
-    class Factory:
-        name = "test"
-        deterministic = True
-        options: dict[str, Any] = {}  # noqa: RUF012
-
-        def __call__(self, *, container: Any, llm_client: Any) -> Any:
-            return Agent(container, llm_client)
-
-    return Factory()
 
 
 @dataclass
@@ -119,10 +95,10 @@ heard: dict[str, str] = {}
 
 
 async def five(container: Any, llm: Any) -> None:
-    async def ask(text: str) -> None:
-        heard[text] = (await llm(asks(text))).text
+    async def hear(text: str) -> None:
+        heard[text] = (await llm(ask(text))).text
 
-    await asyncio.gather(*(ask(text) for text in "abcde"))
+    await asyncio.gather(*(hear(text) for text in "abcde"))
 
 
 def observed(env: TrajectoryCollectingEnvironment) -> list[tuple[str, str]]:
@@ -142,7 +118,7 @@ IN_ORDER = [(text, text.upper()) for text in "abcde"]
 async def test_calls_are_concurrent_and_observed_in_order(make_environment: Any, drive: Any) -> None:
     heard.clear()
     model, events = Model(backwards), EpisodeEvents()
-    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(five)), EpisodeCollector())
+    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_of(five)), EpisodeCollector())
     await run_episode(drive(env), model, events)
     assert (model.asked, model.answered) == ([*"abcde"], [*"edcba"])
     assert (observed(env), heard) == (IN_ORDER, dict(IN_ORDER))
@@ -154,7 +130,7 @@ async def test_concurrency_per_episode_is_bounded(make_environment: Any) -> None
         await model.until(lambda: model.in_progress == 2 or len(model.answered) == 4)
 
     model = Model(in_twos, max_concurrency_per_episode=2)
-    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(five)), EpisodeCollector())
+    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_of(five)), EpisodeCollector())
     await run_episode(env, model)
     assert (model.at_once, observed(env)) == (2, IN_ORDER)
 
@@ -166,7 +142,7 @@ async def test_policy_is_called_sequentially_by_default(make_environment: Any, d
     async def plain(request: LLMRequest) -> LLMResponse:
         return await model(request)
 
-    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(five)), EpisodeCollector())
+    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_of(five)), EpisodeCollector())
     await run_episode(drive(env), plain if drive is not drive_sync_gym else model)
     assert (model.at_once, model.asked, observed(env)) == (1, [*"abcde"], IN_ORDER)
 
@@ -176,10 +152,10 @@ async def test_new_call_starts_while_another_is_pending(make_environment: Any) -
 
     async def two_conversations(container: Any, llm: Any) -> None:
         async def conversation(name: str, commands: int) -> None:
-            await llm(asks(f"{name}1"))
+            await llm(ask(f"{name}1"))
             for _ in range(commands):
                 await container.exec("true")
-            await llm(asks(f"{name}2"))
+            await llm(ask(f"{name}2"))
 
         await asyncio.gather(conversation("a", 0), conversation("b", 3))
 
@@ -188,7 +164,7 @@ async def test_new_call_starts_while_another_is_pending(make_environment: Any) -
             await model.until(lambda: "b2" in model.asked)
 
     model = Model(wait_for_b2)
-    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(two_conversations)), EpisodeCollector())
+    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_of(two_conversations)), EpisodeCollector())
     await run_episode(env, model)
     assert observed(env) == [(text, text.upper()) for text in ("a1", "b1", "a2", "b2")]
 
@@ -197,7 +173,7 @@ async def test_abandoned_calls_of_the_agent_are_cancelled(make_environment: Any)
     model: Model
 
     async def first_of_five(container: Any, llm: Any) -> None:
-        calls = [asyncio.create_task(llm(asks(text))) for text in "abcde"]
+        calls = [asyncio.create_task(llm(ask(text))) for text in "abcde"]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         for call in calls[1:]:
             call.cancel()
@@ -211,7 +187,7 @@ async def test_abandoned_calls_of_the_agent_are_cancelled(make_environment: Any)
             await asyncio.Event().wait()
 
     model, events = Model(a_and_c), EpisodeEvents()
-    last = await run_episode(make_environment(agent=agent_factory(first_of_five)), model, events)
+    last = await run_episode(make_environment(agent=agent_of(first_of_five)), model, events)
     assert (last.step_type, sorted(model.given_up)) == ("LAST", [*"bde"])
     assert (events.usage.num_steps, events.usage.cost) == (1, 2.0), "c was paid for, and had no turn"
 
@@ -227,7 +203,7 @@ async def test_pending_calls_are_cancelled_at_episode_end(make_environment: Any)
             assert model.in_progress == 0, "before the row is written"
 
     model = Model(only_a)
-    env = make_environment(agent=agent_factory(five), limits=EpisodeLimits(steps=1))
+    env = make_environment(agent=agent_of(five), limits=EpisodeLimits(steps=1))
     last = await run_episode(env, model, Recorded())
     assert (last.discount, sorted(model.given_up)) == (1.0, [*"bcde"])
 
@@ -235,7 +211,7 @@ async def test_pending_calls_are_cancelled_at_episode_end(make_environment: Any)
 async def test_limits_are_checked_before_prefetching(make_environment: Any) -> None:
     model, limits = Model(at_once), EpisodeLimits(steps=2)
     events = RunningEpisode(planned=PlannedEpisode("e", "task", 0, 7), limits=limits)
-    await run_episode(make_environment(agent=agent_factory(five), limits=limits), model, events)
+    await run_episode(make_environment(agent=agent_of(five), limits=limits), model, events)
     assert (model.asked, events.usage.num_steps) == ([*"ab"], 2)
     tokens = RunningEpisode(planned=PlannedEpisode("e", "task", 0, 7), limits=EpisodeLimits(tokens=11))
     tokens.pay(LLMResponse.from_text("a", usage=Usage(10, 1)))
@@ -254,7 +230,7 @@ async def test_failure_is_raised_in_its_turn(make_environment: Any) -> None:
             raise SystemExit(3)
 
     events = EpisodeEvents()
-    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_factory(five)), EpisodeCollector())
+    env = TrajectoryCollectingEnvironment(make_environment(agent=agent_of(five)), EpisodeCollector())
     with pytest.raises(PolicyError, match="b is refused"):
         await run_episode(env, Model(b_is_refused), events)
     assert observed(env) == IN_ORDER[:1]
@@ -272,16 +248,16 @@ async def test_observation_wrapper_prevents_prefetching(make_environment: Any) -
         def _edited(self, step: TimeStep[Any]) -> TimeStep[Any]:
             if step.last():
                 return step
-            return step._replace(observation=asks(f"{step.observation.messages[0]['content']}!"))
+            return step._replace(observation=ask(f"{step.observation.messages[0]['content']}!"))
 
     model = Model(at_once)
-    await run_episode(Louder(make_environment(agent=agent_factory(five))), model)
+    await run_episode(Louder(make_environment(agent=agent_of(five))), model)
     assert (model.asked, model.at_once) == ([f"{text}!" for text in "abcde"], 1)
 
 
 async def test_parallel_waits_count_once(make_environment: Any) -> None:
     """Five requests that wait 100 s side by side: the episode waits 100 s, not 500."""
-    events, env = EpisodeEvents(), make_environment(agent=agent_factory(five))
+    events, env = EpisodeEvents(), make_environment(agent=agent_of(five))
     wait = counted_when_awaited(events.waited)
 
     async def waits(model: Model, text: str) -> None:
@@ -294,7 +270,7 @@ async def test_parallel_waits_count_once(make_environment: Any) -> None:
 
 
 async def test_wait_continues_to_count_in_its_turn(make_environment: Any) -> None:
-    events, env = EpisodeEvents(), make_environment(agent=agent_factory(five))
+    events, env = EpisodeEvents(), make_environment(agent=agent_of(five))
     wait = counted_when_awaited(events.waited)
 
     async def b_waits(model: Model, text: str) -> None:
@@ -351,7 +327,7 @@ async def killed_at(folder: Path, env: CodeEnvironment, applied: int) -> LoggedE
 async def test_prefetched_responses_are_not_paid_again(
     make_environment: Any, make_task: Any, tmp_path: Path, applied: int
 ) -> None:
-    agent, task = agent_factory(five), make_task()
+    agent, task = agent_of(five), make_task()
     log = await killed_at(tmp_path, make_environment(task, agent=agent), applied)
     assert [response.text for response in responses(log.exchanges)] == [*"ABCDE"[:applied]]
     assert sorted(response.text for response in responses(log.ahead)) == [*"ABCDE"[applied + 1 :]]
@@ -366,7 +342,7 @@ async def test_prefetched_responses_are_not_paid_again(
 
 
 async def test_snapshot_between_responses_resumes_all_calls(make_environment: Any, store: Path, restore: Any) -> None:
-    agent = agent_factory(five)
+    agent = agent_of(five)
     env = make_environment(agent=agent)
     await env.reset()
     await env.step(LLMResponse.from_text("A"))

@@ -13,63 +13,49 @@ from ares_exp import errors
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.restoring import Continuation
-from ares_exp.llms.request import LLMRequest, MessageEdit
+from ares_exp.llms.request import MessageEdit
 from ares_exp.llms.response import LLMResponse
 from ares_exp.snapshots.document import with_checksum
 from ares_exp.snapshots.garbage import exclusive_lock
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
+from tests.unit.environments.snapshots import agent_of, ask
 
 pytestmark = pytest.mark.local
 
 RESPONSE = LLMResponse.from_text("Go on.")
 
 
-class AskingAgent:
-    """Asks for ever, each time with the one message."""
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-
-    async def run(self, task: str) -> None:
-        while True:
-            await self._llm(LLMRequest(messages=[{"role": "user", "content": task}]))
+async def asks_forever(container: Any, llm: Any) -> None:
+    while True:
+        await llm(ask())
 
 
-def asking(*, container: Any, llm_client: Any) -> AskingAgent:
-    return AskingAgent(llm_client)
+async def ends_slowly(container: Any, llm: Any) -> None:
+    try:
+        await asks_forever(container, llm)
+    finally:
+        await asyncio.sleep(1)
 
 
-class SlowToEnd(AskingAgent):
-    async def run(self, task: str) -> None:
-        try:
-            await super().run(task)
-        finally:
-            await asyncio.sleep(1)
+async def works(container: Any, llm: Any) -> None:
+    await llm(ask())
+    await container.exec("sleep 1000")
 
 
-def slow_to_end(*, container: Any, llm_client: Any) -> SlowToEnd:
-    return SlowToEnd(llm_client)
+asking = agent_of(asks_forever)
 
 
-class Working(AskingAgent):
-    def __init__(self, llm: Any, container: Any) -> None:
-        super().__init__(llm)
-        self._container = container
-
-    async def run(self, task: str) -> None:
-        await self._llm(LLMRequest(messages=[{"role": "user", "content": task}]))
-        await self._container.exec("sleep 1000")
-
-
-def working(*, container: Any, llm_client: Any) -> Working:
-    return Working(llm_client, container)
-
-
-class OddState(AskingAgent):
+class OddState:
     state_version = 1
     state: Any = None
+
+    def __init__(self, *, container: Any, llm_client: Any) -> None:
+        self._llm = llm_client
+
+    async def run(self, task: str) -> None:
+        await asks_forever(None, self._llm)
 
     def get_state(self) -> Mapping[str, Any]:
         if isinstance(self.state, Exception):
@@ -80,10 +66,6 @@ class OddState(AskingAgent):
 
     async def resume(self, task: str) -> None:
         await self.run(task)
-
-
-def odd_state(*, container: Any, llm_client: Any) -> OddState:
-    return OddState(llm_client)
 
 
 async def exported(env: CodeEnvironment, store: Path, *, steps: int = 0) -> EnvironmentSnapshot:
@@ -106,7 +88,7 @@ def going_on(snapshot: EnvironmentSnapshot, **more: Any) -> CodeEnvironment:
 
 
 async def test_close_during_snapshot_leaves_none(make_environment: Any, tmp_path: Path) -> None:
-    env, store = make_environment(agent=slow_to_end), tmp_path / "store"
+    env, store = make_environment(agent=agent_of(ends_slowly)), tmp_path / "store"
     await env.reset()
     store.mkdir()
     with exclusive_lock(store) as held:
@@ -132,7 +114,7 @@ async def test_close_during_restore_starts_no_container(make_environment: Any, t
 
 
 async def test_close_during_step_is_reported(make_environment: Any) -> None:
-    env = make_environment(agent=working)
+    env = make_environment(agent=agent_of(works))
     await env.reset()
     stepping = asyncio.create_task(env.step(RESPONSE))
     await asyncio.sleep(0)
@@ -174,7 +156,7 @@ async def test_unreadable_state_is_refused(
     state: Any, make_environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OddState, "state", state)
-    env = make_environment(agent=odd_state)
+    env = make_environment(agent=OddState)
     await env.reset()
     with pytest.raises(errors.SnapshotUnsupportedError, match="The state of OddState"):
         await env.export_state(tmp_path / "store")
@@ -187,7 +169,7 @@ async def test_edit_preserves_earlier_observations(make_environment: Any, tmp_pa
         await env.reset()
         again = await env.export_state(tmp_path / "store")
         await env.step(RESPONSE)
-        assert _shown(env) == ["Write 42 to /answer.\n", "Write 42 to /answer.\n", "Otherwise.", "Otherwise."]
+        assert _shown(env) == ["?", "?", "Otherwise.", "Otherwise."]
         async with going_on(again) as later:
             await later.reset()
             assert _shown(later) == _shown(env)[:3]

@@ -9,8 +9,9 @@ import pytest
 
 from ares_exp.environment import Environment, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits, limited
+from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
-from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, Oracle, load_objects
+from ares_exp.environments.twenty_questions.game_oracle import FactsOracle, load_objects, oracle_model
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleResponseError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -31,7 +32,7 @@ def say(text: str, **more: Any) -> LLMResponse:
     return LLMResponse.from_text(text, **more)
 
 
-def game(oracle: Oracle | LLMClient = FACTS, **options: Any) -> TwentyQuestionsEnvironment:
+def game(oracle: OwnModel | LLMClient = FACTS, **options: Any) -> TwentyQuestionsEnvironment:
     return TwentyQuestionsEnvironment(OBJECTS, oracle=oracle, **options)
 
 
@@ -216,7 +217,7 @@ async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> 
             r"could not answer: ValueError: x \(asked again: expected yes, no or don't know, got 'perhaps'\)",
         ),
         (failing(7), "Expected the oracle to return an LLMResponse, got 7"),
-        (Oracle(Waiting(), timeout_sec=0.01), r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"),
+        (oracle_model(Waiting(), timeout_sec=0.01), r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"),
     ],
 )
 async def test_oracle_failure_is_a_verifier_error(tmp_path: Path, oracle: Any, says: str) -> None:
@@ -248,7 +249,7 @@ async def test_oracle_runs_on_its_opening_loop() -> None:
             loops.append(asyncio.get_running_loop())
             return say("yes")
 
-    oracle = Oracle(Noting())
+    oracle = oracle_model(Noting())
     await oracle.open()
 
     def execute() -> str:
@@ -264,7 +265,7 @@ async def test_oracle_runs_on_its_opening_loop() -> None:
 
 
 def test_oracle_works_after_its_opening_loop_closed() -> None:
-    oracle = Oracle(FACTS)
+    oracle = oracle_model(FACTS)
     asyncio.run(oracle.open())
 
     async def execute() -> str:
@@ -281,4 +282,4 @@ async def test_unready_oracle_is_an_error() -> None:
             raise PreflightError("Set policy.model.")
 
     with pytest.raises(PreflightError, match=r"The oracle \(`env.oracle`\) is not ready. Set env.oracle.model."):
-        await Oracle(NotReady()).open()
+        await oracle_model(NotReady()).open()
