@@ -25,9 +25,9 @@ from ares_exp.errors import (
     PreflightError,
     SnapshotMismatchError,
 )
-from tests.daytona.conftest import until
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.faults import FaultKind
+from tests.leaks import until
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
