@@ -11,7 +11,6 @@ PACKAGE = Path(__file__).parents[2] / "ares_exp"
 FOREIGN = {
     "config/explain.py": {"full_key"},  # an error of omegaconf's
     "containers/daytona/failures.py": {"status_code"},  # an error of the SDK's
-    "containers/daytona/provider_snapshot.py": {"value"},  # an enum of the SDK's, or a text
     "containers/docker/container_lifetime.py": {"status_code"},  # an error of docker-py's
     "containers/docker/engine.py": {"explanation"},  # likewise
     "containers/egress_proxy.py": {"ipv4_mapped"},  # an address of the standard library
