@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -154,6 +155,18 @@ def wait_until(condition: Callable[[], object], seconds: float = ENDED_WITHIN_SE
             return False
         time.sleep(0.02)
     return True
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; not if it has ended and has not been reaped yet."""
+    return any(number == pid for number, _, _, _ in processes())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for something that other processes or threads do."""
+    async with asyncio.timeout(ENDED_WITHIN_SEC):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def own_directory(prefix: str) -> Path:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +19,6 @@ if TYPE_CHECKING:  # they import the SDK, which not all tests here need
     from daytona import AsyncSandbox
 
     from tests.daytona.emulator import Emulator
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for something in the emulator, which has no event for it."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def said(sandbox: AsyncSandbox, command: str) -> str:

@@ -37,8 +37,9 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     SnapshotMismatchError,
 )
-from tests.daytona.conftest import said, until
+from tests.daytona.conftest import said
 from tests.daytona.emulator import Emulator, Fault
+from tests.leaks import until
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 

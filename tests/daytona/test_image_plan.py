@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,15 +295,17 @@ def test_malformed_dockerfile_is_rejected(tmp_path: Path, text: str | bytes | No
 
 
 async def test_failed_command_after_start_names_its_line(tmp_path: Path) -> None:
-    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN fails\n", a="1").after_start()
+    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nARG TARGETARCH\nRUN fails\n", a="1").after_start()
 
-    async def run(command: str, **_: object) -> ExecResult:
-        return ExecResult("why\n", 1, 0.0) if "fails" in command else ExecResult("A=1\0", 0, 0.0)
+    async def run(command: str, **options: Any) -> ExecResult:
+        if "fails" not in command:
+            return ExecResult("A=1\0", 0, 0.0)
+        return ExecResult(f"on {options['env']['TARGETARCH']}\n", 1, 0.0)
 
     async def upload(source: Path, target: str) -> None:
         assert source.name == "a"
 
-    with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
+    with pytest.raises(ContainerStartError, match=r"line 4: RUN .*: exit code 1(?s:.*)on amd64"):
         await planned.apply(run, upload, workdir="/")
 
 

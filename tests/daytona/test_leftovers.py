@@ -14,6 +14,7 @@ from ares_exp.containers.daytona.leftovers import find, remove_stale
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.ownership import HOST, owner_labels
 from tests.daytona.emulator import Emulator, Fault
+from tests.leaks import until
 from tests.warm_start import WITH_DAYTONA, warm_command
 
 pytestmark = pytest.mark.local
@@ -54,9 +55,7 @@ async def dead(service: DaytonaService) -> dict[str, str]:
 
 async def names(emulator: Emulator) -> set[str]:
     """Waits until removed sandboxes are gone, then returns the rest."""
-    async with asyncio.timeout(60):
-        while any(one.state == "destroying" for one in emulator.sandboxes.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(one.state == "destroying" for one in emulator.sandboxes.values()))
     return {one.name for one in emulator.sandboxes.values()}
 
 

@@ -23,6 +23,7 @@ from ares_exp.containers.images.shared_work import Demand, work_lock
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
 from tests.docker.dockerfiles import built
 from tests.docker.registry import Registry
+from tests.leaks import processes, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
@@ -264,22 +265,9 @@ def buildkit() -> None:
         pytest.skip("no docker command here drives BuildKit")
 
 
-def running(mark: str) -> list[int]:
-    """Processes with the mark in an argument, where the system shows them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return found
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (it happens in other processes)
-            await asyncio.sleep(0.05)
+def running(mark: str) -> bool:
+    """Whether a process has the mark in an argument."""
+    return any(mark in words for _, _, _, words in processes())
 
 
 @pytest.mark.usefixtures("buildkit")

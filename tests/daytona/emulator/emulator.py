@@ -8,6 +8,7 @@ from typing import Self
 
 from aiohttp import web
 
+from ares_exp.cancellation import cancel_all
 from ares_exp.errors import ContainerError
 from tests.daytona.emulator.boxes import Backend, Boxes, Source
 from tests.daytona.emulator.faults import Fault, Faults
@@ -176,9 +177,7 @@ class Emulator:
                 raise Cut
             return work.result()
         finally:
-            for task in (work, death):
-                task.cancel()
-            await asyncio.wait({work, death})
+            await cancel_all(work, death)
 
 
 def _faulty(fault: Fault, request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from ares_exp.cancellation import cancel_all
 from ares_exp.containers.terminal import Terminal
 
 MAX_INPUT_BYTES = 64 * 1024
@@ -64,9 +65,7 @@ async def connected(request: web.Request, terminal: Terminal, traffic: Traffic) 
                     await terminal.write(message.data)
     finally:
         traffic.sockets.discard(socket)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await cancel_all(*tasks)
     return socket
 
 

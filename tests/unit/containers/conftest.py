@@ -1,8 +1,11 @@
+import asyncio
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 
@@ -34,3 +37,15 @@ def env(temporary: Path) -> dict[str, str]:
 @pytest.fixture
 def objects(tmp_path: Path) -> ObjectStore:
     return ObjectStore(tmp_path / "store")
+
+
+@pytest_asyncio.fixture
+async def greeting_port() -> AsyncIterator[int]:
+    """Of a server on this machine's loopback that says `hello` to everybody."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]

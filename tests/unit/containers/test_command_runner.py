@@ -15,6 +15,7 @@ from ares_exp.containers.command_runner import MAX_IDLE, CommandRunner
 from ares_exp.containers.container import Shell, User
 from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError
+from tests.leaks import is_alive
 from tests.unit.containers.host_shell import HostShell, fields, host_channels
 
 SHELLS = [
@@ -24,13 +25,6 @@ SHELLS = [
 ]
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the channel's shells live on Linux")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # it may end as its file is read
-        return False
 
 
 @pytest.mark.parametrize("shell", SHELLS)

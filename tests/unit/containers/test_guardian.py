@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from ares_exp.containers.local import guardian
 from ares_exp.containers.local.container_directory import delete
 from ares_exp.containers.local.container_process import ContainerProcess, Launch
 from ares_exp.containers.local.guardian import MADE, MARK, end_marked, remove_made
+from tests.leaks import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs Linux")
 
@@ -52,16 +53,9 @@ def children(parent: int) -> int:
     return count
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def start_daemons() -> None:
     """Waits for the processes of `_DAEMONS`, and stops one of them."""
-    wait_until(lambda: len(sleeping(*_DAEMON_NUMBERS)) == len(_DAEMON_NUMBERS))
+    assert wait_until(lambda: len(sleeping(*_DAEMON_NUMBERS)) == len(_DAEMON_NUMBERS))
     os.kill(sleeping(4503)[4503], signal.SIGSTOP)
 
 
@@ -117,12 +111,12 @@ def test_guardian_ignores_signals_but_its_commands_do_not(tmp_path: Path) -> Non
 def test_guardian_reaps_orphans(tmp_path: Path) -> None:
     with guarded(tmp_path, "(true &); (true &); (true &); echo done; read -r _") as process:
         assert process.stdout.readline() == b"done\n"
-        wait_until(lambda: children(process.pid) == 1)
+        assert wait_until(lambda: children(process.pid) == 1)
 
 
 def test_marked_processes_end_without_their_guardian(tmp_path: Path) -> None:
     with guarded(tmp_path, f"(setsid sleep 4511.{_ID} &); sleep 60") as process:
-        wait_until(lambda: bool(sleeping(4511)))
+        assert wait_until(lambda: bool(sleeping(4511)))
         process.kill()
         process.wait(20)
         assert sleeping(4511) != {}

@@ -16,7 +16,7 @@ from ares_exp.containers.images.docker_cli import docker_clis
 from ares_exp.containers.images.image_build import build_image, check_buildable, find_buildkit, find_buildkit_feature
 from ares_exp.containers.images.shared_work import Demand, WorkAbandoned
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
-from tests.leaks import wait_until
+from tests.leaks import is_alive, wait_until
 
 NO_API: Any = None
 ENGINE = Engine("unix:///no/such.sock", NO_API, Capabilities())
@@ -36,14 +36,6 @@ def build(folder: Path, script: str, demand: Demand | None = None) -> None:
     cli = program(folder / "bin", f"{PLUGIN}\n{script}")
     os.environ["PATH"] = f"{cli.parent}{os.pathsep}{os.environ['PATH']}"
     build_image(ENGINE, "tag", folder, {"a": "$HOME '"}, demand or Demand())
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"  # not reaped yet
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +141,7 @@ def test_build_ends_with_its_demand(tmp_path: Path) -> None:
     with pytest.raises(WorkAbandoned):
         build(tmp_path, SLEEPER, demand)
     ender.join(60)
-    assert wait_until(lambda: not alive(started_child(tmp_path)))
+    assert wait_until(lambda: not is_alive(started_child(tmp_path)))
     with pytest.raises(WorkAbandoned):  # over before it starts
         build(tmp_path, SLEEPER, demand)
 
@@ -162,9 +154,9 @@ def test_build_ends_with_a_killed_runner(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3]) as runner:
         child = started_child(tmp_path)
-        assert alive(child)
+        assert is_alive(child)
         runner.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: not alive(child))
+    assert wait_until(lambda: not is_alive(child))
 
 
 def test_every_command_on_path_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

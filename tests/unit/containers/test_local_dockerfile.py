@@ -1,7 +1,5 @@
 """A task's Dockerfile applied in a local container. Runs as root and as an ordinary user."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
@@ -87,18 +85,6 @@ EOF
 ASK = "python3 -c 'import socket; print(socket.create_connection((\"127.0.0.1\", {}), 10).recv(9).decode())'"
 
 
-@pytest.fixture
-async def port() -> AsyncIterator[int]:
-    """Of a server on this host that greets."""
-
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"hello")
-        writer.close()
-
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
-
-
 LISTED = NetworkPolicy("allowlist", frozenset({"a.example"}))
 
 
@@ -106,9 +92,9 @@ LISTED = NetworkPolicy("allowlist", frozenset({"a.example"}))
     ("option", "network"), [("public", NO_NETWORK), ("public", PUBLIC), ("build", PUBLIC), ("build", LISTED)]
 )
 async def test_build_and_task_have_separate_networks(
-    tmp_path: Path, port: int, option: Literal["public", "build"], network: NetworkPolicy
+    tmp_path: Path, greeting_port: int, option: Literal["public", "build"], network: NetworkPolicy
 ) -> None:
-    ask, names = ASK.format(port), "cat /etc/resolv.conf"
+    ask, names = ASK.format(greeting_port), "cat /etc/resolv.conf"
     dockerfile = f"FROM x\nWORKDIR /app\nRUN {ask} >said && {names} >names && touch /tmp/kept /etc/kept\n"
     spec = ContainerSpec("t", context_dir=context(tmp_path, dockerfile), network=network)
     is_public = network == PUBLIC and option == "public"
@@ -121,8 +107,8 @@ async def test_build_and_task_have_separate_networks(
         assert ((await container.exec(ask)).exit_code == 0) is is_public
 
 
-async def test_build_without_network_suggests_a_remedy(tmp_path: Path, port: int) -> None:
-    task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(port)}\n")
+async def test_build_without_network_suggests_a_remedy(tmp_path: Path, greeting_port: int) -> None:
+    task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(greeting_port)}\n")
     with pytest.raises(
         ContainerStartError, match=r"without a network: use container\.network=build to give it the network of the host"
     ):

@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import socket
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -135,32 +133,11 @@ async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
     assert Path("/usr/bin/env").exists()
 
 
-@pytest.fixture
-def loopback_port() -> Iterator[int]:
-    """A service on the host's loopback that answers everybody with `hello`."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.sendall(b"hello\n")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
-
-
 ASK = "import socket; print(socket.create_connection(('127.0.0.1', {}), 15).recv(9))"
 
 
-async def test_host_services_are_unreachable(container: LocalContainer, loopback_port: int) -> None:
-    seen = await output(container, f'python3 -c "{ASK.format(loopback_port)}"')
+async def test_host_services_are_unreachable(container: LocalContainer, greeting_port: int) -> None:
+    seen = await output(container, f'python3 -c "{ASK.format(greeting_port)}"')
     assert "ConnectionRefusedError" in seen
     assert (await output(container, "cat /proc/net/dev | tail -n +3 | cut -d: -f1")).split() == ["lo"]
 
@@ -183,11 +160,11 @@ async def test_loopback_inside_the_box_works(container: LocalContainer) -> None:
     ],
 )
 async def test_public_network_needs_both_settings(
-    loopback_port: int, task: NetworkPolicy, phase: NetworkPolicy, answer: str
+    greeting_port: int, task: NetworkPolicy, phase: NetworkPolicy, answer: str
 ) -> None:
     spec = ContainerSpec(name="t", network=task, phase_networks=frozenset({phase}))
     async with LocalContainerFactory(network="public")(spec) as container:
-        assert answer in await output(container, f'python3 -c "{ASK.format(loopback_port)}"')
+        assert answer in await output(container, f'python3 -c "{ASK.format(greeting_port)}"')
         servers = await output(container, "cat /etc/resolv.conf")
     assert servers == (Path("/etc/resolv.conf").read_text() if answer == "b'hello" else "")
 
