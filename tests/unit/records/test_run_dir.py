@@ -99,6 +99,12 @@ def test_line_that_does_not_fit_is_removed(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"n": 1}, {"n": 2}]
 
 
+def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", 'pass"word-1234')
+    append_lines(tmp_path / "x.jsonl", {"text": 'it is pass"word-1234.'})
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
+
+
 def test_append_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "episodes.jsonl").symlink_to("mine")

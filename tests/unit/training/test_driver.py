@@ -120,6 +120,15 @@ async def test_cancelled_queued_attempt_is_replaced(policy: Responses, monkeypat
             assert len([episode async for episode in running]) == 2
 
 
+async def test_queued_attempts_are_cancelled_at_the_end(policy: Responses) -> None:
+    policy.gate.clear()
+    async with driver(policy) as driving:
+        driving.submit(["apple"], n=2)
+        await policy.was_asked(2)
+        driving.submit(["bread"], n=2)
+    assert {row["task_name"] for row in rows()} == {"apple"}
+
+
 async def test_incomplete_trajectory_repeats_no_responses(policy: Responses, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process dies after it has logged the result, before it has stored the trajectory and the row."""
     with monkeypatch.context() as patched:
