@@ -10,12 +10,14 @@ import pytest
 
 from ares_exp.agents.toolbox.package import PACKAGES
 from ares_exp.agents.toolbox.package_store import AgentStore
-from tests.installed_agents import check_solved, execute, local_python
+from ares_exp.trajectories import load
+from tests.installed_agents import SCRIPTS, call, check_solved, equipped_task, execute, local_python
 
 pytestmark = pytest.mark.once
 
 LOCAL = pytest.mark.local
 DOCKER = pytest.mark.docker
+OTHERS = ("codex", "opencode", "qwen_code")
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_agent_solves_a_task_without_a_network(agent: str, container: str) -> None:
     more = [f"agent.pythons=['{local_python()}']"] if agent == "mini_swe_agent" else []
     check_solved("run", execute("run", agent, container, *more))
+
+
+@LOCAL
+@pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param("claude_code", marks=pytest.mark.npm("claude_code")),
+        *(pytest.param(name, marks=[pytest.mark.npm(name), pytest.mark.nightly]) for name in OTHERS),
+    ],
+)
+def test_mcp_servers_and_skills_reach_the_agent(agent: str) -> None:
+    task = equipped_task(Path("tasks"))
+    name = "counter_add" if agent == "opencode" else "mcp__counter__add"
+    execute("run", agent, "local", *task, replies=[call(name, by=7), *SCRIPTS[agent]])
+    [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+    assert (row["reward"], row["num_steps"]) == (1.0, 3), row
+    first, second = (step.observation for step in load(Path("run"))[0].load().steps[:2])
+    assert "greets-in-verse" in json.dumps(first)
+    assert "7 units" in json.dumps(second)
 
 
 @DOCKER
