@@ -152,6 +152,11 @@ class AgentFactoryBase(CodeAgentFactory):
         return name_of(self).removesuffix("Factory")
 
     @property
+    def version(self) -> str | None:
+        """Version of the agent's program for records, known after `preflight`. Default: `None`, not pinned."""
+        return None
+
+    @property
     def options(self) -> Mapping[str, Any]:
         """Constructor options to record in snapshots, JSON-ready and without secrets. Default: none."""
         return {}

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from ares_exp.agents.toolbox.installing import install
-from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, package_named
+from ares_exp.agents.toolbox.package import (
+    PACKAGE_NAME,
+    PACKAGES,
+    PYTHONS,
+    AgentPackage,
+    Build,
+    Pack,
+    package_named,
+    user_package,
+)
 from ares_exp.agents.toolbox.package_store import AgentStore
+from ares_exp.agents.toolbox.packing import default_name, parse_spec
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
 from ares_exp.errors import ConfigError
@@ -42,9 +55,10 @@ Exit codes: 0 listed.
 """
 INSTALL = """\
 Fetches the pinned packages of agents from their vendors into the cache of this user: npm packages from the registry
-`npm_config_registry`, Python packages by pip or uv. Neither npm nor Node is needed, and no code of a package is
-run. Every file is checked against a digest, and a package is installed atomically. A run with `agent=NAME` does the
-same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
+`npm_config_registry`, Python packages by pip or uv. No code of a package is run, and a package is installed atomically.
+Every file of claude_code, codex, opencode, qwen_code and mini_swe_agent is checked against a digest, without npm or
+Node. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run with `agent=NAME` does
+the same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
 """
 INSTALL_EXAMPLES = """\
 Examples:
@@ -55,6 +69,20 @@ Examples:
 
 Installed packages are checked, and fetched again if they were changed.
 Exit codes: 0 installed; 2 a package cannot be installed, or the command line is wrong.
+"""
+PACK = """\
+Installs a program of npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
+It needs the programs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
+run. The package runs in every image with glibc, whatever Node.js or Python the image has.
+"""
+PACK_EXAMPLES = """\
+Examples:
+  %(prog)s npm:@github/copilot
+  %(prog)s pip:aider-chat==0.86.2 --python 3.12 --name aider
+  %(prog)s npm:my-agent@1.2.3 --add npm:my-plugin --node 24
+
+A package has the programs of the named packages in its `bin/`, and also `agent-node` or `agent-python`.
+Exit codes: 0 packed; 2 the package cannot be packed, or the command line is wrong.
 """
 REMOVE = """\
 Removes packages of agents from the cache of this user: every build of the named agents, or only the builds for one C
@@ -67,7 +95,7 @@ Examples:
 
 Exit codes: 0 removed; 2 a package is in use, or the command line is wrong.
 """
-_TEXTS = ("agent", "installed", "licence", "wires", "needs")
+_TEXTS = ("agent", "installed", "last use", "licence", "wires", "needs")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -76,13 +104,16 @@ def add_arguments(parser: CommandParser) -> None:
         "list", _list, about="list the agents that can be installed", description=LIST, epilog=LIST_EXAMPLES
     )
     listing.add_argument("--json", action="store_true", help="as JSON, with the directory of each build")
-    for verb, act, about, description, epilog in (
-        ("install", _install, "fetch the packages of agents into the user's cache", INSTALL, INSTALL_EXAMPLES),
-        ("remove", _remove, "remove packages of agents from the user's cache", REMOVE, REMOVE_EXAMPLES),
+    for verb, act, about, description, epilog, every in (
+        (
+            *("install", _install, "fetch the packages of agents into the user's cache", INSTALL, INSTALL_EXAMPLES),
+            "every agent that needs neither npm nor uv",
+        ),
+        ("remove", _remove, "remove packages of agents from the user's cache", REMOVE, REMOVE_EXAMPLES, "every agent"),
     ):
         command = parser.add_command(verb, act, about=about, description=description, epilog=epilog)
         command.add_argument("agents", nargs="*", metavar="AGENT", help=f"agents to {verb}: {', '.join(PACKAGES)}")
-        command.add_argument("--all", action="store_true", help="every agent")
+        command.add_argument("--all", action="store_true", help=every)
         command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
         command.add_argument(
             "--python",
@@ -92,17 +123,28 @@ def add_arguments(parser: CommandParser) -> None:
             metavar="3.N",
             help="for agents in Python: only the build for that minor version; repeatable",
         )
+    packing = parser.add_command(
+        "pack", _pack, about="pack any program of npm or PyPI", description=PACK, epilog=PACK_EXAMPLES
+    )
+    packing.add_argument("spec", metavar="SPEC", help="npm:PACKAGE[@VERSION] or pip:PACKAGE[==VERSION]")
+    packing.add_argument("--add", action="append", default=[], metavar="SPEC", help="another package; repeatable")
+    packing.add_argument("--name", help="name for agent.package (default: the name of the package)")
+    packing.add_argument("--node", default="22", metavar="VERSION", help="Node.js for npm packages (default: 22)")
+    packing.add_argument(
+        "--python", default="3.12", metavar="3.N", help="Python for pip packages, or its path (default: 3.12)"
+    )
 
 
 def _list(arguments: argparse.Namespace) -> int:
     store = AgentStore()
+    packages = [*PACKAGES.values(), *(user_package(one.build.name) for one in store.packed())]
     if arguments.json:
-        sys.stdout.write(f"{json.dumps([_as_json(package, store) for package in PACKAGES.values()], indent=2)}\n")
+        sys.stdout.write(f"{json.dumps([_as_json(package, store) for package in packages], indent=2)}\n")
         return EXIT_OK
-    rows = [_row(package, store) for package in PACKAGES.values()]
+    rows = [_row(package, store) for package in packages]
     console = make_console()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    fitting = columns_that_fit(columns, console.width, leave_out=("wires", "needs", "licence"))
+    fitting = columns_that_fit(columns, console.width, leave_out=("wires", "needs", "licence", "fetched"))
     console.print(make_table(fitting, texts=_TEXTS))
     return EXIT_OK
 
@@ -111,13 +153,15 @@ def _row(package: AgentPackage, store: AgentStore) -> dict[str, str]:
     builds = package.for_machine()
     found = [one for build in builds if (one := store.find(build)) is not None]
     there = ", ".join(one.build.variant for one in found)
+    used = max((one.last_used for one in found), default=None)
     return {
         "agent": package.name,
-        "version": package.version,
-        "fetched": format_size(builds[0].size) if builds else "-",
+        "version": package.version or found[0].version,
+        "fetched": format_size(builds[0].size) if builds and builds[0].size else "-",
         "installed": f"{there} ({format_size(sum(one.size for one in found))})" if found else "no",
-        "licence": package.licence,
-        "wires": ", ".join(package.wires),
+        "last use": time.strftime("%Y-%m-%d", time.localtime(used)) if used is not None else "-",
+        "licence": package.licence or "-",
+        "wires": ", ".join(package.wires) or "-",
         "needs": " or ".join(package.floors.values()) or "nothing",
     }
 
@@ -126,8 +170,8 @@ def _as_json(package: AgentPackage, store: AgentStore) -> dict[str, Any]:
     return {
         "name": package.name,
         "title": package.title,
-        "version": package.version,
-        "licence": package.licence,
+        "version": package.version or None,
+        "licence": package.licence or None,
         "wires": list(package.wires),
         "builds": [_build_as_json(package, build, store) for build in package.for_machine()],
     }
@@ -144,12 +188,15 @@ def _build_as_json(package: AgentPackage, build: Build, store: AgentStore) -> di
         "installed": str(found.path) if found is not None else None,
         "bytes": found.size if found is not None else None,
         "digest": found.digest if found is not None else None,
+        "last_used": found.last_used if found is not None else None,
+        "packages": found.packages if found is not None else None,
+        "programs": found.programs if found is not None else None,
     }
 
 
 def _install(arguments: argparse.Namespace) -> int:
     store = AgentStore()
-    packages = _chosen(arguments)
+    packages = [one for one in _chosen(arguments) if not (arguments.all and one.is_packed)]
     builds = [
         build
         for package in packages
@@ -165,11 +212,30 @@ def _install(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _pack(arguments: argparse.Namespace) -> int:
+    specs = (arguments.spec, *arguments.add)
+    for spec in specs:
+        parse_spec(spec)
+    name = arguments.name or default_name(arguments.spec)
+    if re.fullmatch(PACKAGE_NAME, name) is None:
+        raise ConfigError(
+            f"Expected a name of lower-case letters, digits, `-` and `_`, got {name!r}. Use `--name NAME`."
+        )
+    (build,) = user_package(name, Pack(specs, node=arguments.node, python=arguments.python)).builds
+    found = install(build, say=_say, anew=True)
+    sys.stdout.write(
+        f"{name} {found.version}  {found.path}  {format_size(found.size)}\n"
+        f"programs: {', '.join(found.programs)}\n"
+        f"To use it: `ares-exp agent=command agent.package={name} agent.command=…`\n"
+    )
+    return EXIT_OK
+
+
 def _remove(arguments: argparse.Namespace) -> int:
     store = AgentStore()
     builds = [
         build
-        for package in _chosen(arguments)
+        for package in _chosen(arguments, [user_package(one.build.name) for one in store.packed()])
         for build in package.builds
         if arguments.libc in (None, build.libc) and (not arguments.python or build.python in arguments.python)
     ]
@@ -181,17 +247,22 @@ def _remove(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _chosen(arguments: argparse.Namespace) -> list[AgentPackage]:
-    """Returns the packages that the arguments name.
+def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
+    """Returns the packages that the arguments name: pinned packages, and those of `packed`.
 
     Raises:
         ConfigError: No package is named, or a named package does not exist.
     """
     if arguments.all:
-        return list(PACKAGES.values())
+        return [*PACKAGES.values(), *packed]
     if not arguments.agents:
         raise ConfigError(f"Expected the name of an agent, one of {', '.join(PACKAGES)}, or `--all`.")
-    return [package_named(name) for name in arguments.agents]
+    users = {one.name: one for one in packed}
+    return [
+        package
+        for name in arguments.agents
+        for package in ([users[name], *filter(None, [PACKAGES.get(name)])] if name in users else [package_named(name)])
+    ]
 
 
 def _say(sentence: str) -> None:

@@ -25,7 +25,7 @@ from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.runs.provenance import collect_provenance
-from ares_exp.runs.resume.session import Session, close_session, open_session
+from ares_exp.runs.resume.session import Session, check_package, close_session, open_session
 from ares_exp.runs.sweeps.plan import job_label
 from ares_exp.trackers.tracker import RunInfo
 
@@ -146,6 +146,9 @@ class Run:
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
+        provenance["agent_version"] = self._components.effective_agent.version
+        for parent in _parents(self._config):
+            check_package(parent, provenance, forced=self._config["resume_force"])
         kind = "train" if self._components.trainer is not None else "run"
         digests = {name: source.digest(name) for name in task_names}
         try:

@@ -25,7 +25,7 @@ GROUPS = {
 SUBCOMMANDS = {
     "list": [],
     "task": ["new", "check", "shell"],
-    "agents": ["list", "install", "remove"],
+    "agents": ["list", "install", "remove", "pack"],
     "show": [],
     "compare": [],
     "view": [],

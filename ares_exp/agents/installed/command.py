@@ -14,6 +14,8 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
+from ares_exp.agents.toolbox.package import PACKAGE_NAME
+from ares_exp.agents.toolbox.placing import PackageMount
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
@@ -55,7 +57,8 @@ class CommandRecipe:
     """A recipe made from options; see `CommandAgentFactory`.
 
     Attributes:
-        version: Digest of the files and the mounted directory; `None` if there are none.
+        version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
+            there are none.
         supports: Parts of a task whose variable occurs in the options.
     """
 
@@ -70,6 +73,7 @@ class CommandRecipe:
         env: Mapping[str, str],
         files: Mapping[str, FileOption],
         mount: Path | None,
+        package: str | None,
         conversation_headers: tuple[str, ...],
         ok_exit_codes: frozenset[int],
         normalisers: Mapping[str, tuple[str, str]],
@@ -81,6 +85,7 @@ class CommandRecipe:
         self._env = dict(env)
         self._files = dict(files)
         self._mount = mount
+        self._package = PackageMount(package) if package is not None else None
         self._ok_exit_codes = ok_exit_codes
         options = [command, *env.values(), *(file.text or "" for file in files.values() if file.fill)]
         names = {found[1] or found[2] for text in options for found in _VARIABLE.finditer(text)}
@@ -90,16 +95,21 @@ class CommandRecipe:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Mount of the user's directory, if set."""
-        return self._mounts
+        """Mounts of the user's directory and of the package, if set."""
+        return (*self._mounts, *(self._package.mounts if self._package is not None else ()))
 
     async def preflight(self) -> None:
-        """Reads the files.
+        """Reads the files, and packs the package if it is missing.
 
         Raises:
-            PreflightError: A file is missing, is not text or is too large, or `agent.mount` is not a directory.
+            PreflightError: A file is missing, is not text or is too large, `agent.mount` is not a directory, or the
+                package cannot be packed.
+            ConfigError: No package has the name in `agent.package`.
         """
         await in_thread(self._read)
+        if self._package is not None:
+            await self._package.preflight()
+            self.version = " ".join(filter(None, (self._package.version, self.version)))
 
     def _read(self) -> None:
         for target, file in self._files.items():
@@ -124,17 +134,19 @@ class CommandRecipe:
             self.version = f"sha256:{whole.hexdigest()[:16]}"
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Returns the path of the mounted directory, or an empty string.
+        """Returns the path of the package, or an empty string.
 
-        The contents of the directory are not checked.
+        Raises:
+            AgentInstallError: The package does not run in the container.
         """
-        return MOUNT_TARGET if self._mounts else ""
+        return await self._package.find(container) if self._package is not None else ""
 
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command, with the episode's values substituted in the environment variables and the files."""
-        known = launch.variables | ({"ARES_AGENT_MOUNT": launch.program} if launch.program else {})
+        known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mounts else {})
+        path = f'PATH="{launch.program}/bin:$PATH"\n' if launch.program else ""
         return LaunchedCommand(
-            self._command,
+            f"{path}{self._command}",
             env={name: _filled(text, known) for name, text in self._env.items()}
             | {name: value for name, value in known.items() if name == "ARES_AGENT_MOUNT"},
             files={
@@ -162,6 +174,7 @@ class CommandAgentFactory(InstalledAgentFactory):
         env: dict[str, str] | None = None,
         files: dict[str, Path | FileOption] | None = None,
         mount: Path | None = None,
+        package: Annotated[str, Field(pattern=PACKAGE_NAME)] | None = None,
         name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = "command",
         model_name: str | None = None,
         conversation_headers: list[str] | None = None,
@@ -184,6 +197,8 @@ class CommandAgentFactory(InstalledAgentFactory):
                 `{text, path, fill, mode}`. `text` is the content, or `path` a file on the host. With `fill: true`,
                 `$ARES_LLM_URL` and the other variables in the content are replaced. `mode: "600"` sets the mode.
             mount: Host directory to mount read-only at `$ARES_AGENT_MOUNT`.
+            package: Name of a package (`ares-exp agents list`). It is mounted read-only, and its programs are the first
+                on `PATH`. A missing package of ares_exp is packed at the start of the run.
             name: Name of the agent in records.
             model_name: Model name that the agent sends in its requests. `None`: `policy`.
             conversation_headers: Names of request headers whose values identify the conversation.
@@ -212,6 +227,7 @@ class CommandAgentFactory(InstalledAgentFactory):
                 for target, file in (files or {}).items()
             },
             mount=mount,
+            package=package,
             conversation_headers=tuple(header.lower() for header in conversation_headers or ()),
             ok_exit_codes=frozenset(ok_exit_codes if ok_exit_codes is not None else (0,)),
             normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},

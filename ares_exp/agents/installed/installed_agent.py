@@ -97,6 +97,11 @@ class InstalledAgentFactory(AgentFactoryBase):
         return self.recipe.name
 
     @property
+    def version(self) -> str | None:
+        """Version of the recipe."""
+        return self.recipe.version
+
+    @property
     def supports(self) -> frozenset[str]:
         """Parts of `AgentContext` that the recipe supports."""
         return self.recipe.supports

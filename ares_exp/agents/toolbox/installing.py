@@ -13,27 +13,24 @@ import http.client
 import importlib.util
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from packaging.markers import Marker
 
-from ares_exp.agents.toolbox.package import Build, NpmTarball, Wheels
+from ares_exp.agents.toolbox.package import Build, NpmTarball, Pack, Wheels
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
+from ares_exp.agents.toolbox.packing import make_pack, run_program
 from ares_exp.cancellation import finish
 from ares_exp.containers.archive import remove, unpack_directory
-from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ToolboxError, TransferError
 from ares_exp.records.terminal_text import format_size
@@ -45,9 +42,6 @@ WAITS_SEC = (0.0, 0.5, 1.5, 3.5)
 _CHUNK = 256 * 1024
 _MAX_FILES = 20_000
 _SILENCE_SEC = 60.0
-_TIMEOUT_SEC = 1800.0
-_POLL_SEC = 0.2
-_SHOWN_BYTES = 2000
 _MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
 _ANY_PYTHON = "3.12"
 """Python version to request for wheels that support every version."""
@@ -153,10 +147,10 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
     Raises:
         ToolboxError: A wheel cannot be downloaded or has a different digest, or pip and uv are missing.
     """
-    python = build.python or _ANY_PYTHON
+    python, what = build.python or _ANY_PYTHON, f"The wheels of {build.name} {build.version}"
     requirements = scratch / "requirements.txt"
     requirements.write_text(requirement_lines(wheels, python))
-    _run(_installer(build, python, requirements, target), build, stop)
+    run_program(_installer(build, python, requirements, target), what, stop)
     for name in wheels.left_out:
         remove(target / name)
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -165,7 +159,7 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
         # Containers cannot write to the directory, and would compile its modules in every episode.
         options = ["-q", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
         with suppress(ToolboxError):
-            _run([program, "-I", "-m", "compileall", *options, str(target)], build, stop)
+            run_program([program, "-I", "-m", "compileall", *options, str(target)], what, stop)
 
 
 def requirement_lines(wheels: Wheels, python: str) -> str:
@@ -210,39 +204,6 @@ def _installer(build: Build, python: str, requirements: Path, target: Path) -> l
     return [*uv, "pip", "install", *options, *common]
 
 
-def _run(command: Sequence[str], build: Build, stop: threading.Event) -> None:
-    """Runs a program that is killed when this process ends for any reason."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            while_we_live(command),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        )
-        deadline = time.monotonic() + _TIMEOUT_SEC
-        try:
-            while process.poll() is None and time.monotonic() < deadline and not stop.wait(_POLL_SEC):
-                pass
-            code = process.poll()
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-        printed = output.read().decode("utf-8", "replace").strip()
-    if code != 0:
-        why = "it was stopped" if code is None else f"exit code {code}"
-        raise ToolboxError(
-            f"The wheels of {build.name} {build.version} cannot be installed ({why}). Nothing was kept. Check the "
-            f"package index that pip is configured for (`pip config list`).\n{printed}"
-        )
-
-
 _WAIT_SEC = 3600.0
 """Upper bound in seconds on the wait for another process that installs the same build."""
 
@@ -253,6 +214,7 @@ def install(
     say: Callable[[str], None],
     store: AgentStore | None = None,
     stop: threading.Event | None = None,
+    anew: bool = False,
 ) -> Installed:
     """Returns an installed build. If it is missing, installs it, which blocks for minutes.
 
@@ -261,18 +223,21 @@ def install(
         say: Function that receives a message before a download.
         store: Store for the build; defaults to the store in the user's cache.
         stop: Event that stops the installation.
+        anew: Whether to replace the build if it is installed.
 
     Raises:
         ToolboxError: The build cannot be installed. The message suggests a fix.
     """
     store, stop = store or AgentStore(), stop or threading.Event()
 
-    def make(target: Path) -> None:
-        size = format_size(build.size)
-        say(f"Fetching {build.name} {build.version} ({size}, {build.variant}), once, to {store.folder}.")
-        _make(build, target, stop)
+    def make(target: Path) -> dict[str, Any]:
+        packs = [spec for part in build.parts if isinstance(part, Pack) for spec in part.specs]
+        how = f"Packing {build.name} from {', '.join(packs)}" if packs else f"Fetching {build.name} {build.version}"
+        details = f"{format_size(build.size)}, {build.variant}" if build.size else build.variant
+        say(f"{how} ({details}), once, to {store.folder}.")
+        return _make(build, target, stop)
 
-    return store.keep(build, make, stop=stop, timeout_sec=_WAIT_SEC)
+    return store.keep(build, make, stop=stop, timeout_sec=_WAIT_SEC, anew=anew)
 
 
 async def ensure(builds: Sequence[Build]) -> list[Installed]:
@@ -302,13 +267,17 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
         raise ToolboxError(f"{error}\nTo repeat only the installation: `ares-exp agents install {names}`.") from error
 
 
-def _make(build: Build, target: Path, stop: threading.Event) -> None:
-    """Downloads every part of a build into `target`."""
+def _make(build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
+    """Downloads every part of a build into `target`. Returns facts for the manifest."""
     scratch = target.with_name("scratch")
     scratch.mkdir()
+    facts: dict[str, Any] = {"version": build.version, "packages": [], "programs": []}
     for part in build.parts:
         if isinstance(part, NpmTarball):
             fetch_tarball(part, target, scratch, stop=stop)
-        else:
+            facts["packages"].append(f"npm:{part.package}@{part.version}")
+        elif isinstance(part, Wheels):
             fetch_wheels(part, build, target / part.into, scratch, stop=stop)
-    shutil.rmtree(scratch)
+        else:
+            facts = make_pack(part, build, target, stop)
+    return facts

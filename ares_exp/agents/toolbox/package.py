@@ -7,6 +7,7 @@ use another version, change it here together with its digests, and run the tests
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,10 @@ Libc = Literal["glibc", "musl", "any"]
 """C library that a build needs: `"any"` for statically linked builds and for builds without machine code."""
 
 MOUNT_ROOT = "/opt/ares_exp"
+PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
+"""Pattern of the names of packages."""
+USERS_PACK = ".pack"
+"""End of the name of a user's pack in the cache."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -62,23 +67,40 @@ class Wheels:
 
 
 @dataclass(frozen=True, slots=True)
+class Pack:
+    """Packages of npm and PyPI that npm and uv install into one directory, together with Node.js and Python.
+
+    Attributes:
+        specs: Requested packages, such as `npm:@github/copilot@1.0.102` and `pip:aider-chat==0.86.2`.
+        node: Version of Node.js for npm packages.
+        python: Minor version of Python for Python packages, or the path of an interpreter to copy.
+        size: Approximate size of the downloads in bytes; 0 if unknown.
+    """
+
+    specs: tuple[str, ...]
+    node: str = "22"
+    python: str = "3.12"
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """One build of an agent, which is a directory.
 
     Attributes:
         name: Name of the agent, as in `agent=NAME`.
-        version: Version of the agent.
+        version: Version of the agent; empty for a package that a user packed, whose version is in its manifest.
         machine: Architecture, `"x64"` or `"arm64"`.
         libc: Required C library.
         python: Required minor version of Python, such as `"3.12"`; `None` if the build needs no Python.
-        parts: Tarballs and wheels of the build.
+        parts: Tarballs, wheels and packs of the build.
     """
 
     name: str
     version: str
     machine: str
     libc: Libc
-    parts: tuple[NpmTarball | Wheels, ...]
+    parts: tuple[NpmTarball | Wheels | Pack, ...]
     python: str | None = None
 
     @property
@@ -89,6 +111,8 @@ class Build:
     @property
     def key(self) -> str:
         """Name of the build in the cache."""
+        if not self.version:
+            return f"{self.name}{USERS_PACK}"
         return f"{self.name}-{self.version}-linux-{self.machine}-{self.variant}"
 
     @property
@@ -126,6 +150,11 @@ class AgentPackage:
     floors: Mapping[Libc, str] = field(default_factory=dict)
     shells: tuple[str, ...] = ()
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether npm and uv install the package."""
+        return any(isinstance(part, Pack) for build in self.builds for part in build.parts)
+
     def for_machine(self, machine: str | None = None) -> tuple[Build, ...]:
         """Returns the builds for a machine. Default: this machine."""
         wanted = machine or this_machine()
@@ -143,6 +172,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 _CLAUDE_CODE, _CODEX, _OPENCODE, _QWEN_CODE, _MINI = "2.1.330", "0.169.0", "1.18.33", "0.24.4", "2.4.6"
 _MB = 1_000_000
+_ALL_WIRES = ("chat_completions", "responses", "messages")
 
 
 def _claude_code(machine: str, libc: Libc, size: int, digest: str) -> Build:
@@ -199,6 +229,22 @@ def _qwen_code(machine: str, libc: Libc, size: int, node: str) -> Build:
 def _mini_swe_agent(machine: str, libc: Libc, python: str) -> Build:
     wheels = Wheels("mini_swe_agent.lock", 45 * _MB, "site", left_out=("bin",))
     return Build("mini_swe_agent", _MINI, machine, libc, (wheels,), python=python)
+
+
+def _packed(
+    name: str, title: str, licence: str, wires: tuple[str, ...], *specs: str, node: str = "22", python: str = "3.12"
+) -> AgentPackage:
+    """Returns a package that is packed from exact versions. The first one has the version of the agent."""
+    version = re.split("==|@", specs[0])[-1]
+    pack = Pack(specs, node=node, python=python)
+    builds = tuple(Build(name, version, machine, "glibc", (pack,)) for machine in ("x64", "arm64"))
+    return AgentPackage(name, title, version, licence, wires, builds, {"glibc": "glibc 2.28"})
+
+
+def user_package(name: str, *packs: Pack) -> AgentPackage:
+    """Returns the package of a user's pack, whose version is in its manifest."""
+    build = Build(name, "", this_machine(), "glibc", packs)
+    return AgentPackage(name, name, "", "", (), (build,), {"glibc": "glibc 2.28"})
 
 
 PACKAGES = {
@@ -312,6 +358,13 @@ PACKAGES = {
             ),
             {"glibc": "glibc 2.28", "musl": "musl 1.2"},
         ),
+        _packed("pi", "pi", "MIT", ("chat_completions",), "npm:@earendil-works/pi-coding-agent@0.74.2"),
+        _packed("copilot", "Copilot CLI", "proprietary", _ALL_WIRES, "npm:@github/copilot@1.0.102"),
+        _packed("gemini_cli", "gemini-cli", "Apache-2.0", ("generate_content",), "npm:@google/gemini-cli@0.61.0"),
+        _packed("kimi_code", "Kimi Code", "MIT", ("chat_completions",), "npm:@moonshot-ai/kimi-code@2.1.0"),
+        _packed("aider", "aider", "Apache-2.0", ("chat_completions",), "pip:aider-chat==0.86.2"),
+        _packed("openhands", "OpenHands", "MIT", ("chat_completions",), "pip:openhands==1.16.0"),
+        _packed("claude_agent_sdk", "Claude Agent SDK", "MIT", ("messages",), "pip:claude-agent-sdk==0.2.1"),
     )
 }
 """Pinned packages by name."""

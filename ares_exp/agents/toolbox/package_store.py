@@ -1,6 +1,6 @@
 """The cache of installed agents. Builds are added and removed atomically.
 
-A build is in `<folder>/<key>/`, with a list of its files in `ares_exp.json`. The installing process creates it in a
+A build is in `<folder>/<key>/`, with its manifest in `ares_exp.json`. The installing process creates it in a
 temporary directory and then renames it. Two processes that install the same build wait for each other. Builds in use by
 a running process are not removed.
 """
@@ -11,15 +11,15 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ares_exp.agents.toolbox.package import Build
+from ares_exp.agents.toolbox.package import USERS_PACK, Build, user_package
 from ares_exp.containers.container import Mount
 from ares_exp.containers.ownership import OwnedDirectory, delete, find_directories, name_prefix
 from ares_exp.containers.user_cache import hold, user_cache_dir
@@ -28,7 +28,6 @@ from ares_exp.errors import ToolboxError
 MANIFEST = "ares_exp.json"
 _PURPOSE = "agent"
 _POLL_SEC = 0.2
-_CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,22 @@ class Installed:
     Attributes:
         build: Build that is installed.
         path: Directory of the build.
-        digest: Digest of its files.
+        version: Version of the agent.
+        digest: Digest of its files, computed when it was installed.
         size: Total size of its files in bytes.
+        packages: Installed packages with their versions.
+        programs: Names of the programs in `bin/` of a packed build.
+        last_used: Time of the last use by a run, or of the installation, in seconds since the epoch.
     """
 
     build: Build
     path: Path
+    version: str
     digest: str
     size: int
+    packages: tuple[str, ...]
+    programs: tuple[str, ...]
+    last_used: float = field(compare=False)
 
     @property
     def mount(self) -> Mount:
@@ -69,38 +76,56 @@ class AgentStore:
         return self.folder / build.key
 
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:
-        """Returns a build if it exists and is complete, otherwise `None`.
+        """Returns a build if it exists and has the expected parts, otherwise `None`.
 
         Args:
             build: Build to find.
-            thoroughly: Whether to compare the digests of the files in addition to their sizes.
+            thoroughly: Whether to compare the digest of the files.
         """
         place = self.place(build)
-        if not place.is_dir():
-            return None
         try:
             manifest = json.loads((place / MANIFEST).read_bytes())
-            files: dict[str, list[object]] = manifest["files"]
-            for name, (size, mode, digest) in files.items():
-                status = (place / name).lstat()
-                if (status.st_size, f"{stat.S_IMODE(status.st_mode):o}") != (size, mode):
-                    return None
-                if thoroughly and _digest(place / name) != digest:
-                    return None
-            return Installed(build, place, _digest_of(files), sum(entry[0] for entry in files.values()))  # type: ignore[misc]
+            if build.parts and manifest["parts"] != repr(build.parts):
+                return None
+            if thoroughly and _digest_and_size(place)[0] != manifest["digest"]:
+                return None
+            return Installed(
+                build=build,
+                path=place,
+                version=manifest["version"],
+                digest=manifest["digest"],
+                size=manifest["size"],
+                packages=tuple(manifest["packages"]),
+                programs=tuple(manifest["programs"]),
+                last_used=(place / MANIFEST).stat().st_mtime,
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def packed(self) -> list[Installed]:
+        """Returns the packages that the user packed."""
+        names = [path.name.removesuffix(USERS_PACK) for path in sorted(self.folder.glob(f"*{USERS_PACK}"))]
+        found = [self.find(user_package(name).builds[0]) for name in names]
+        return [one for one in found if one is not None]
+
     def keep(
-        self, build: Build, make: Callable[[Path], None], *, stop: threading.Event, timeout_sec: float
+        self,
+        build: Build,
+        make: Callable[[Path], dict[str, Any]],
+        *,
+        stop: threading.Event,
+        timeout_sec: float,
+        anew: bool = False,
     ) -> Installed:
         """Returns a build. If it is missing or incomplete, creates it first.
 
         Args:
             build: Build to return.
-            make: Function that fills the given directory. It is called at most once, and by one process at a time.
+            make: Function that fills the given directory and returns facts for the manifest. It is called at most once,
+                and by one process at a time.
             stop: Event that ends the wait for another process.
             timeout_sec: Upper bound on that wait in seconds.
+            anew: Whether to replace the build if it exists.
 
         Raises:
             ToolboxError: The build cannot be created or stored.
@@ -109,14 +134,14 @@ class AgentStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             hold(self.folder)
             with self._locked(build, stop, timeout_sec):
-                if (found := self.find(build)) is not None:
+                if not anew and (found := self.find(build)) is not None:
                     return found
                 with self._workspace() as workspace:
                     made = workspace / build.key
                     made.mkdir()
-                    make(made)
-                    _seal(made, build)
-                    self._put(made, build)
+                    _seal(made, build, make(made))
+                    self.remove(build)
+                    made.rename(self.place(build))
         except OSError as error:
             raise ToolboxError(
                 f"{build.name} cannot be installed in {self.folder}: {error.strerror or error}. Free some space there, "
@@ -130,11 +155,13 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns a build like `find`, and prevents its removal while this process lives."""
+        """Returns a build like `find`, prevents its removal while this process lives, and records the time."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)
         hold(self.place(build))
+        with suppress(OSError):
+            os.utime(self.place(build) / MANIFEST)
         return self.find(build)  # another process may just have removed it
 
     def remove(self, build: Build) -> bool:
@@ -159,13 +186,6 @@ class AgentStore:
         finally:
             os.close(descriptor)
         return True
-
-    def _put(self, made: Path, build: Build) -> None:
-        """Renames a created build to its final path, after moving an incomplete build out of the way."""
-        place = self.place(build)
-        if place.exists():
-            place.rename(made.with_name("replaced"))
-        made.rename(place)
 
     @contextmanager
     def _locked(self, build: Build, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
@@ -209,31 +229,29 @@ def _taken(descriptor: int) -> bool:
     return True
 
 
-def _seal(made: Path, build: Build) -> None:
-    """Makes all files readable for everyone and read-only, and writes the list of files."""
-    files: dict[str, list[object]] = {}
-    for path in sorted(made.rglob("*")):
+def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
+    """Makes all files readable for everyone and read-only, and writes the manifest."""
+    for path in made.rglob("*"):
         if path.is_symlink():
             raise ToolboxError(f"The package of {build.name} has a link where a file was expected: {path.name!r}.")
         if path.is_dir():
             path.chmod(0o755)
-            continue
-        path.chmod(0o555 if path.stat().st_mode & 0o100 else 0o444)
-        status = path.stat()
-        mode = f"{stat.S_IMODE(status.st_mode):o}"
-        files[path.relative_to(made).as_posix()] = [status.st_size, mode, _digest(path)]
+        else:
+            path.chmod(0o555 if path.stat().st_mode & 0o100 else 0o444)
     made.chmod(0o755)
-    manifest = {"name": build.name, "version": build.version, "build": build.key, "files": files}
+    digest, size = _digest_and_size(made)
+    manifest = {"name": build.name, **facts, "digest": digest, "size": size, "parts": repr(build.parts)}
     (made / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _digest_of(files: dict[str, list[object]]) -> str:
-    return f"sha256:{hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()}"
+def _digest_and_size(folder: Path) -> tuple[str, int]:
+    """Returns a digest of the names, modes and contents of all files except the manifest, and their total size."""
+    digest, size = hashlib.sha256(), 0
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MANIFEST:
+            status = path.stat()
+            size += status.st_size
+            digest.update(f"{path.relative_to(folder)}\0{status.st_mode:o}\0".encode(errors="surrogateescape"))
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"sha256:{digest.hexdigest()}", size

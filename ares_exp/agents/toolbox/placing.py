@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.toolbox.installing import ensure
-from ares_exp.agents.toolbox.package import PYTHONS, AgentPackage, Build, this_machine
+from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, this_machine, user_package
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
+from ares_exp.agents.toolbox.packing import NODE, PYTHON
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import AgentInstallError, ToolboxError
+from ares_exp.containers.container import Mount
+from ares_exp.errors import AgentInstallError, ConfigError, ToolboxError, close_matches
 
 GLIBC_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 _LOOK_SEC = 60.0
@@ -40,6 +42,27 @@ class Placed:
     def path(self, *names: str) -> str:
         """Returns a path in the container below the build's directory."""
         return "/".join((self.build.target, *names))
+
+
+def package_for(name: str) -> AgentPackage:
+    """Returns the user's pack with a name, or else the pinned package.
+
+    Raises:
+        ConfigError: Neither exists.
+    """
+    store = AgentStore()
+    users = user_package(name)
+    if store.find(users.builds[0]) is not None:
+        return users
+    if name in PACKAGES and PACKAGES[name].is_packed:
+        return PACKAGES[name]
+    names = sorted(
+        {*(one.name for one in PACKAGES.values() if one.is_packed), *(one.build.name for one in store.packed())}
+    )
+    raise ConfigError(
+        f"Expected agent.package to be one of {', '.join(names)}, got {name!r}.{close_matches(name, names)} To pack a "
+        f"program of npm or PyPI, use `ares-exp agents pack npm:PACKAGE --name {name}`."
+    )
 
 
 def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()) -> list[Build]:
@@ -95,6 +118,11 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
     """
     libc = "any" if any(build.libc == "any" for build in builds) else await _libc(container)
     chosen = [build for build in builds if build.libc == libc]
+    if not chosen and package.is_packed:
+        raise AgentInstallError(
+            f"This container has {_described(libc)}, and the package {package.name} needs glibc. Choose an image with "
+            "glibc, or another agent."
+        )
     if not chosen:
         raise AgentInstallError(
             f"This container has {_described(libc)}, and the build of {package.title} for {libc} is not installed: "
@@ -118,7 +146,7 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
             "of them. Choose an image with one of them, or another agent."
         )
     result = await container.exec(command, cwd="/", timeout_sec=_CHECK_SEC)
-    if result.exit_code == 0 and build.version in result.output:
+    if result.exit_code == 0 and (package.is_packed or build.version in result.output):
         return
     floor = package.floors.get(build.libc)
     found = await container.exec(_SHOW_LIBC, cwd="/", timeout_sec=_LOOK_SEC)
@@ -180,3 +208,46 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
 def _our_python() -> str:
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     return ours if ours in PYTHONS else PYTHONS[-1]
+
+
+class PackageMount:
+    """A packed package for one agent: `agent.package`. It is installed by `preflight`, and mounted into containers.
+
+    Attributes:
+        name: Name of the package.
+        version: Version and digest of the package for records. Known after `preflight`.
+        mounts: Mount of the package. Known after `preflight`.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Stores the name without accessing any file."""
+        self.name = name
+        self.version: str | None = None
+        self.mounts: tuple[Mount, ...] = ()
+        self._package = user_package(name)
+        self._found: Installed | None = None
+
+    async def preflight(self) -> None:
+        """Packs the package if it is missing.
+
+        Raises:
+            ConfigError: No package has this name.
+            ToolboxError: The package cannot be packed.
+        """
+        self._package = await in_thread(lambda: package_for(self.name))
+        (found,) = await ready_builds(self._package)
+        self._found, self.mounts = found, (found.mount,)
+        self.version = f"{self.name} {found.version} {found.digest}"
+
+    async def find(self, container: AgentContainer) -> str:
+        """Returns the path of the package in a container.
+
+        Raises:
+            AgentInstallError: The container has no glibc, or the runtime of the package does not run in it.
+        """
+        assert self._found is not None, "preflight was not called"
+        placed = await fitting_build(container, self._package, [self._found.build])
+        runtimes = [name for name in (NODE, PYTHON) if name in self._found.programs]
+        checks = " && ".join(f"{placed.path('bin', name)} --version" for name in runtimes)
+        await check_runs(container, self._package, placed.build, checks)
+        return placed.path()

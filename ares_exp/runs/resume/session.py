@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError
 from ares_exp.records.environment_responses import recorded_usage
 from ares_exp.records.record_files import read_json_object, read_record
-from ares_exp.records.recorded_results import read_results
+from ares_exp.records.recorded_results import read_object, read_results
 from ares_exp.records.results import (
     RESPONSES_USED_UP,
     UNFINISHED,
@@ -218,6 +219,8 @@ KEYS_THAT_MAY_CHANGE = (
 )
 """Keys that may change when a run is resumed, because they do not change results."""
 
+_PACKAGE_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
 logger = logging.getLogger(__name__)
 
 
@@ -263,7 +266,7 @@ def open_session(
             recorded = read_json_object(run_dir.provenance)
         except OSError as error:
             raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
-        _check_same(run_dir, config, recorded, tasks)
+        _check_same(run_dir, config, recorded, tasks, provenance)
         run_id = str(recorded.get("run_id", run_id))
         earlier = load_previous_sessions(run_dir)
         earlier = replace(earlier, wall_sec=_wall_sec(run_dir, earlier.results))
@@ -302,11 +305,12 @@ def _check_same(
     config: Mapping[str, Any],
     recorded: Mapping[str, Any],
     tasks: Mapping[str, str | None],
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Checks that the config and the tasks are the recorded ones, or that the user allows different ones.
+    """Checks that the config, the tasks and the agent's version are as recorded, or that the user allows changes.
 
     Raises:
-        ConfigError: The config or the tasks differ from the record.
+        ConfigError: The config, the tasks or the agent differ from the record.
     """
     from ares_exp.runs.resume.recorded_run import recorded_config
 
@@ -319,6 +323,9 @@ def _check_same(
         ),
         *_task_differences(recorded.get("tasks"), tasks),
     ]
+    agent, now = recorded.get("agent_version"), provenance.get("agent_version")
+    if None not in (agent, now) and agent != now:
+        differing.append(f"the agent was {agent!r:.200} and is {now!r:.200}")
     if not differing:
         return
     shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
@@ -329,6 +336,25 @@ def _check_same(
         f"Expected the experiment that {run_dir.path} was started with, but it has changed: {shown}. The results "
         "would be mixed. Undo the changes, start another run, or use `resume_force=true` to mix the results."
     )
+
+
+def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: bool) -> None:
+    """Checks that a replay or branch uses the package of the agent (`agent.package`) that the recorded run used.
+
+    Raises:
+        ConfigError: The package has another digest, and the user does not allow it with `resume_force=true`.
+    """
+    was = str(read_object(RunDir(recorded_run).provenance).get("agent_version"))
+    now = str(provenance.get("agent_version"))
+    before, after = _PACKAGE_DIGEST.search(was), _PACKAGE_DIGEST.search(now)
+    if before is not None and after is not None and before[0] != after[0]:
+        problem = f"Expected the package of the agent that {recorded_run} used, {was:.200}, got {now:.200}."
+        if not forced:
+            raise ConfigError(
+                f"{problem} The agent may send other requests. Pack the recorded version again (`ares-exp agents "
+                "pack`), start another run, or use `resume_force=true` to use the package anyway."
+            )
+        logger.warning("%s", problem)
 
 
 def names_recorded_run(overrides: Sequence[str]) -> bool:

@@ -18,7 +18,8 @@ import pytest
 from ares_exp.agents.toolbox import installing as fetching
 from ares_exp.agents.toolbox import package as catalogue
 from ares_exp.agents.toolbox.installing import ensure, install, requirement_lines
-from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, Wheels, this_machine
+from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, Pack, Wheels, this_machine
+from ares_exp.agents.toolbox.packing import parse_spec
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.commands.cli.commands import COMMANDS
@@ -147,14 +148,10 @@ def test_changed_cache_entries_are_not_used(registry: NpmRegistry) -> None:
     found = install(BUILD, say=print)
     program = found.path / "bin/tiny"
     program.chmod(0o755)
-    assert AgentStore().find(BUILD) is None
-    install(BUILD, say=print)
-    assert len(registry.requests) == 2
-    program.chmod(0o755)
-    program.write_bytes(PROGRAM.replace(b"tiny", b"evil"))
-    program.chmod(0o555)
-    assert AgentStore().find(BUILD) is not None, "sizes and modes alone are looked at before every run"
+    assert AgentStore().find(BUILD) is not None, "the files are not read before every run"
     assert AgentStore().find(BUILD, thoroughly=True) is None
+    assert AgentStore().find(replace(BUILD, parts=())) is not None
+    assert AgentStore().find(replace(BUILD, parts=(pinned(DATA),))) is None, "another pin of the same version"
 
 
 async def test_package_in_use_is_not_removed(registry: NpmRegistry) -> None:
@@ -209,6 +206,8 @@ def test_all_packages_are_fully_pinned() -> None:
                 for python in PYTHONS:
                     lines = requirement_lines(part, python).splitlines()
                     assert all("==" in line and "--hash=sha256:" in line and ";" not in line for line in lines)
+            elif isinstance(part, Pack):
+                assert all(parse_spec(spec)[2] for spec in part.specs)
             else:
                 assert len(part.integrity) == len("sha512-") + 88
 

@@ -1,0 +1,308 @@
+"""Packing of npm and Python packages into one directory, together with Node.js and Python.
+
+npm and uv install the packages. The scripts of npm packages are not run, because they would run code from the network
+on this machine. Programs in `bin/` start with the Node.js or Python of the directory, whatever the container has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+
+from ares_exp.agents.toolbox.package import Build, Pack
+from ares_exp.containers.archive import remove
+from ares_exp.containers.parent_death_guard import while_we_live
+from ares_exp.errors import ToolboxError
+
+NODE, PYTHON = "agent-node", "agent-python"
+"""Programs in `bin/` of a package that has npm or Python packages."""
+_TIMEOUT_SEC = 1800.0
+_POLL_SEC = 0.2
+_SHOWN_BYTES = 2000
+_NODE_FILES_LEFT_OUT = ("include", "share", "CHANGELOG.md", "README.md")
+_PYTHON_LEFT_OUT = (
+    *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "config-*"),
+    *("__pycache__", "_tkinter*.so", "EXTERNALLY-MANAGED", "terminfo", "man", "pkgconfig", "include", "*.a"),
+)
+_OF_GLIBC = re.compile(r"(ld-linux.*|lib(c|m|dl|pthread|rt|util|resolv|anl|mvec))\.so\.\d+")
+_NPM = re.compile(r"(?P<name>(@[\w.~-]+/)?[\w.~-]+)(@(?P<version>.+))?")
+_PIP = re.compile(r"(?P<name>[\w.-]+)(\[[\w,.-]*\])?\s*(==(?P<version>[\w.+!-]+)|[<>=!~].*)?")
+_FACTS = """\
+import json, os, sys, sysconfig
+paths = {name: sysconfig.get_path(name) for name in ("stdlib", "purelib", "scripts")}
+print(json.dumps({"minor": "%d.%d" % sys.version_info[:2], "program": os.path.realpath(sys.executable), **paths}))
+"""
+_LOADER = """\
+#!/bin/sh
+# Starts Python with its own libraries, and without a variable that the programs it starts would also see.
+self=$(readlink -f "$0")
+root=${{self%/bin/*}}
+exec {loader} --argv0 "$self" --library-path "$root/lib" "$root/lib/python.bin" "$@"
+"""
+_LAUNCHER = """\
+#!/bin/sh
+self=$(readlink -f "$0")
+root=${{self%/bin/*}}
+exec {words} "$@"
+"""
+
+
+def parse_spec(spec: str) -> tuple[str, str, str]:
+    """Returns the kind (`npm` or `pip`), the name and the exact version (or an empty string) of a requested package.
+
+    Raises:
+        ToolboxError: `spec` is not a package of npm or PyPI.
+    """
+    kind, _, text = spec.partition(":")
+    found = {"npm": _NPM, "pip": _PIP}[kind].fullmatch(text) if kind in ("npm", "pip") else None
+    if found is None:
+        raise ToolboxError(f"Expected a package such as npm:@github/copilot or pip:aider-chat==0.86.2, got {spec!r}.")
+    return kind, found["name"], found["version"] or ""
+
+
+def default_name(spec: str) -> str:
+    """Returns the name of a package without its scope: `copilot` for `npm:@github/copilot`."""
+    return re.sub(r"[^a-z0-9_]+", "-", parse_spec(spec)[1].rpartition("/")[2].lower()).strip("-_")
+
+
+def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
+    """Installs the packages and their runtimes into a directory.
+
+    Args:
+        pack: Requested packages and runtimes.
+        build: Build that contains the packages.
+        target: Empty directory.
+        stop: Event that kills npm and uv.
+
+    Returns:
+        Facts for the manifest: `version` (of the first package), `packages` and `programs`.
+
+    Raises:
+        ToolboxError: A package cannot be installed, or npm or uv is missing.
+    """
+    (target / "bin").mkdir()
+    requested = [(spec, *parse_spec(spec)) for spec in pack.specs]
+    installed: list[str] = []
+    if npm := [spec.partition(":")[2] for spec, kind, *_ in requested if kind == "npm"]:
+        installed += _add_npm(npm, pack, build, target, stop)
+    if pip := [spec.partition(":")[2] for spec, kind, *_ in requested if kind == "pip"]:
+        installed += _add_python(pip, pack, build, target, stop)
+    _, kind, name, _ = requested[0]
+    names = [one.rpartition("==" if kind == "pip" else "@") for one in installed]
+    version = next(version for one, _, version in names if one == f"{kind}:{_canonical(kind, name)}")
+    return {"version": version, "packages": installed, "programs": sorted(one.name for one in target.glob("bin/*"))}
+
+
+def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
+    """Installs npm packages and Node.js, and writes their programs. Returns the installed packages."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ToolboxError(
+            f"Expected the program npm, which installs {', '.join(specs)}, found none on PATH. Install Node.js, which "
+            "includes npm."
+        )
+    node = f"node-linux-{build.machine}"
+    options = ["--ignore-scripts", "--no-bin-links", "--no-audit", "--no-fund", "--loglevel=error", "--save-exact"]
+    platform = ["--os=linux", f"--cpu={build.machine}", "--libc=glibc"]
+    command = [npm, "install", "--prefix", str(target), *options, *platform]
+    modules = target / "node_modules"
+    for packages in ([f"{node}@{pack.node}"], specs):
+        # npm chooses versions for the Node.js that runs it, which is the one of the package as soon as it is there.
+        path = f"{modules / node / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        run_program([*command, *packages], f"{', '.join(packages)} with npm", stop, cwd=target, env={"PATH": path})
+        (modules / node / "bin" / "node").chmod(0o755)
+    for name in _NODE_FILES_LEFT_OUT:
+        remove(modules / node / name)
+    program = f'"$root/node_modules/{node}/bin/node"'
+    _write_launcher(target / "bin" / NODE, program)
+    for name in json.loads((target / "package.json").read_bytes())["dependencies"]:
+        facts = json.loads((modules / name / "package.json").read_bytes())
+        listed = facts.get("bin") or {}
+        for script, path in ({name.rpartition("/")[2]: listed} if isinstance(listed, str) else listed).items():
+            if name != node:
+                _add_program(target, script, (modules / name / path).resolve(), program)
+    locked = json.loads((target / "package-lock.json").read_bytes())["packages"]
+    found = {
+        f"npm:{path.rpartition('node_modules/')[2]}@{one['version']}"
+        for path, one in locked.items()
+        if path and (target / path).is_dir()
+    }
+    return sorted(found)
+
+
+def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
+    """Copies a Python, installs packages into it, and writes their programs. Returns the installed packages."""
+    what = ", ".join(specs)
+    uv = _uv(what)
+    root = target / "python"
+    minor = _copy_python(uv, pack.python, root, stop)
+    python = root / "bin" / f"python{minor}"
+    # An index of the user that is set for pip does not apply, because uv reads only its own settings.
+    run_program([*uv, "pip", "install", "--python", str(python), "--link-mode=copy", *specs], f"{what} with uv", stop)
+    frozen = run_program([*uv, "pip", "freeze", "--python", str(python)], what, stop)
+    (target / "requirements.txt").write_text(frozen)
+    facts = _facts(python, stop)
+    scripts = Path(facts["scripts"])
+    for script in scripts.iterdir():
+        with suppress(UnicodeDecodeError):
+            text = script.read_text("utf-8")
+            if text.startswith("#!"):
+                script.write_text(text.replace(str(target), build.target), "utf-8")
+    wanted = {_canonical("pip", parse_spec(f"pip:{spec}")[1]) for spec in specs}
+    words = f'"$root/python/bin/python{minor}" -I'
+    _write_launcher(target / "bin" / PYTHON, f'"$root/python/bin/python{minor}"')
+    for found in distributions(path=[facts["purelib"]]):
+        if _canonical("pip", found.metadata["Name"]) in wanted:
+            for script in _scripts_of(found, scripts):
+                _add_program(target, script.name, script, words)
+    # Containers cannot write to the directory, and would compile its modules in every episode.
+    options = ["-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
+    with suppress(ToolboxError):  # a package may contain files for another Python
+        run_program([str(python), "-I", "-m", "compileall", *options, str(root / "lib")], what, stop)
+    return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
+
+
+def _uv(what: str) -> list[str]:
+    if importlib.util.find_spec("uv") is not None:
+        return [sys.executable, "-m", "uv"]
+    if (program := shutil.which("uv")) is not None:
+        return [program]
+    raise ToolboxError(f"Expected the program uv, which installs {what}, found none on PATH. Run `pip install uv`.")
+
+
+def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
+    """Copies a Python that uv manages, or else one of this machine. Returns its minor version.
+
+    Raises:
+        ToolboxError: Neither exists.
+    """
+    what = f"Python {version}"
+    find, managed = [*uv, "python", "find", "--no-project"], "/" not in version
+    pyenv = ":".join(str(path) for path in Path.home().glob(f".pyenv/versions/{version}*/bin")) if managed else ""
+    local = {"PATH": f"{os.environ.get('PATH', '')}:{pyenv}", "UV_PYTHON_DOWNLOADS": "never"}
+    if managed:
+        with suppress(ToolboxError):
+            run_program([*uv, "python", "install", version], what, stop, env={"UV_HTTP_RETRIES": "0"})
+    for options, env in ((["--managed-python"], {}), ([], local)):
+        try:
+            found = run_program([*find, *options, version], what, stop, env=env).strip()
+        except ToolboxError:
+            continue
+        return _copy_of(Path(found), root, stop, is_relocatable=bool(options))
+    raise ToolboxError(
+        f"Expected {what}, found none on this machine, and uv could not download it. Install it, or pass the path of "
+        "an interpreter: `--python PATH`."
+    )
+
+
+def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable: bool) -> str:
+    """Copies an interpreter, its standard library, and the libraries that both need."""
+    facts = _facts(python, stop)
+    minor, program = facts["minor"], Path(facts["program"])
+    library, start = root / "lib" / f"python{minor}", root / "bin" / f"python{minor}"
+    shutil.copytree(facts["stdlib"], library, ignore=shutil.ignore_patterns(*_PYTHON_LEFT_OUT))
+    (library / "site-packages").mkdir(exist_ok=True)
+    start.parent.mkdir()
+    listed = run_program(["ldd", str(program), *map(str, library.glob("lib-dynload/*.so"))], str(python), stop)
+    for name, path in re.findall(r"^\s+(\S+) => (/\S+)", listed, re.MULTILINE):
+        if not _OF_GLIBC.fullmatch(name):
+            shutil.copy2(path, root / "lib" / name)
+    if is_relocatable:
+        shutil.copy2(program, start)
+        return minor
+    loader = re.search(r"^\s+(/\S*/ld-linux\S+)", listed, re.MULTILINE)
+    if loader is None:
+        raise ToolboxError(f"Expected a Python for glibc, got {python}. Pack the package on a machine with glibc.")
+    shutil.copy2(program, root / "lib" / "python.bin")
+    start.write_text(_LOADER.format(loader=loader[1]))
+    start.chmod(0o755)
+    return minor
+
+
+def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
+    facts: dict[str, str] = json.loads(run_program([str(python), "-I", "-c", _FACTS], str(python), stop))
+    return facts
+
+
+def _scripts_of(found: Distribution, scripts: Path) -> list[Path]:
+    places = [Path(str(file.locate())).resolve() for file in found.files or ()]
+    return [place for place in places if place.parent == scripts.resolve() and place.is_file()]
+
+
+def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:
+    """Writes `bin/<name>`, which starts a file of the directory, with the interpreter if it is a script."""
+    if not file.is_relative_to(target.resolve()) or "/" in name:
+        raise ToolboxError(f"Expected the program {name!r} to be a file of its package, got {file}.")
+    with file.open("rb") as stream:
+        is_script = stream.read(2) == b"#!" or file.suffix in (".js", ".mjs", ".cjs")
+    file.chmod(0o755)
+    own = f'"$root/{file.relative_to(target.resolve())}"'
+    _write_launcher(target / "bin" / name, f"{interpreter} {own}" if is_script else own)
+
+
+def _write_launcher(path: Path, words: str) -> None:
+    path.write_text(_LAUNCHER.format(words=words))
+    path.chmod(0o755)
+
+
+def _canonical(kind: str, name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower() if kind == "pip" else name
+
+
+def run_program(
+    command: Sequence[str],
+    what: str,
+    stop: threading.Event,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Runs a program that is killed when this process ends for any reason. Returns its output.
+
+    Raises:
+        ToolboxError: The program failed or was stopped. The message has the end of its output.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            while_we_live(command),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            cwd=cwd,
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0", **(env or {})},
+        )
+        deadline = time.monotonic() + _TIMEOUT_SEC
+        try:
+            while process.poll() is None and time.monotonic() < deadline and not stop.wait(_POLL_SEC):
+                pass
+            code = process.poll()
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+        output.seek(0)
+        printed = output.read().decode("utf-8", "replace")
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        problem = errors.read().decode("utf-8", "replace").strip() or printed[-_SHOWN_BYTES:].strip()
+    if code != 0:
+        why = "it was stopped" if code is None else f"exit code {code}"
+        raise ToolboxError(f"{what} cannot be installed ({why}). Nothing was kept.\n{problem}")
+    return printed
