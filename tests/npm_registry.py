@@ -1,12 +1,14 @@
-"""A real npm registry on 127.0.0.1 with tarballs of the test's own; it misbehaves on demand."""
+"""A registry for npm and uv on 127.0.0.1 with packages of the test's own; it misbehaves on demand."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
+import json
 import tarfile
 import threading
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,10 +44,11 @@ def tiny_package(tarball: NpmTarball, *, name: str = "tiny") -> AgentPackage:
 
 
 class NpmRegistry:
-    """Serves `data` at every path; a context manager.
+    """Serves `pages` at their paths and `data` at every other path; a context manager.
 
     Attributes:
         data: What is served.
+        pages: What is served at some paths.
         cut: So many responses are cut in the middle.
         hold: While it is set, a response stops in the middle, when `reached` is set, until it is cleared.
         requests: Path of each request.
@@ -53,6 +56,7 @@ class NpmRegistry:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.pages: dict[str, bytes] = {}
         self.cut = 0
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
@@ -63,14 +67,19 @@ class NpmRegistry:
             def log_message(self, *_: object) -> None:
                 pass
 
-            def do_GET(self) -> None:
-                registry.requests.append(self.path)
-                data, half = registry.data, len(registry.data) // 2
+            def do_HEAD(self) -> bytes:
+                data = registry.pages.get(self.path, registry.data)
                 self.send_response(200)
+                self.send_header("Content-Type", "text/html" if data.startswith(b"<") else "application/json")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
+                return data
+
+            def do_GET(self) -> None:
+                registry.requests.append(self.path)
+                data = self.do_HEAD()
                 with suppress(OSError):  # whoever is refused bytes hangs up
-                    self._write(data, half)
+                    self._write(data, len(data) // 2)
 
             def _write(self, data: bytes, half: int) -> None:
                 self.wfile.write(data[:half])
@@ -88,6 +97,30 @@ class NpmRegistry:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
+
+    def publish(self, name: str, version: str, files: Mapping[str, bytes], **facts: Any) -> None:
+        """Publishes one version of an npm package."""
+        facts |= {"name": name, "version": version}
+        data = tgz({"package.json": json.dumps(facts).encode(), **files})
+        place, pin = f"/{name}-{version}.tgz", pinned(data)
+        dist = {"tarball": f"{self.url}{place}", "integrity": pin.integrity}
+        page = {"name": name, "dist-tags": {"latest": version}, "versions": {version: {**facts, "dist": dist}}}
+        self.pages |= {place: data, f"/{name.replace('/', '%2f')}": json.dumps(page).encode()}
+
+    def publish_wheel(self, name: str, version: str, files: Mapping[str, bytes], entry_points: str) -> None:
+        """Publishes the wheel of one version of a Python package."""
+        info, buffer = f"{name}-{version}.dist-info", io.BytesIO()
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+        wheel = b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        members = {**files, f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
+        members |= {f"{info}/entry_points.txt": entry_points.encode()}
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for path, content in members.items():
+                archive.writestr(path, content)
+            archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in (*members, f"{info}/RECORD")))
+        file = f"{name}-{version}-py3-none-any.whl"
+        page = f"<html><body><a href='{self.url}/{file}'>{file}</a></body></html>".encode()
+        self.pages |= {f"/{file}": buffer.getvalue(), f"/simple/{name}/": page}
 
     def __enter__(self) -> NpmRegistry:
         self._thread.start()

@@ -133,7 +133,7 @@ class AgentPackage:
     Attributes:
         name: Name as in `agent=NAME`.
         title: Name used by the vendor.
-        version: Pinned version.
+        version: Pinned version; empty for a package that a user packed.
         licence: Licence of the agent.
         wires: Supported wire formats.
         floors: Minimum version of the C library in a container, by the kind of build.
@@ -153,7 +153,7 @@ class AgentPackage:
     @property
     def is_packed(self) -> bool:
         """Whether npm and uv install the package."""
-        return any(isinstance(part, Pack) for build in self.builds for part in build.parts)
+        return not self.version or any(isinstance(part, Pack) for build in self.builds for part in build.parts)
 
     def for_machine(self, machine: str | None = None) -> tuple[Build, ...]:
         """Returns the builds for a machine. Default: this machine."""
@@ -364,7 +364,7 @@ PACKAGES = {
         _packed("kimi_code", "Kimi Code", "MIT", ("chat_completions",), "npm:@moonshot-ai/kimi-code@2.1.0"),
         _packed("aider", "aider", "Apache-2.0", ("chat_completions",), "pip:aider-chat==0.86.2"),
         _packed("openhands", "OpenHands", "MIT", ("chat_completions",), "pip:openhands==1.16.0"),
-        _packed("claude_agent_sdk", "Claude Agent SDK", "MIT", ("messages",), "pip:claude-agent-sdk==0.2.1"),
+        _packed("claude_agent_sdk", "Claude Agent SDK", "MIT", ("messages",), "pip:claude-agent-sdk==0.2.189"),
     )
 }
 """Pinned packages by name."""

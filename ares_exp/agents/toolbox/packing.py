@@ -172,7 +172,7 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
     # Containers cannot write to the directory, and would compile its modules in every episode.
     options = ["-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
     with suppress(ToolboxError):  # a package may contain files for another Python
-        run_program([str(python), "-I", "-m", "compileall", *options, str(root / "lib")], what, stop)
+        run_program([str(python), "-I", "-m", "compileall", *options, str(root)], what, stop)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
 
 
