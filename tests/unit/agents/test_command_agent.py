@@ -403,8 +403,9 @@ def test_inline_files_have_values_mode_and_context(tmp_path: Path) -> None:
     assert '"command": "python3"' in shown
     assert "greets-in-verse" in shown
     assert not any(b"ares-key-" in path.read_bytes() for path in Path("run").rglob("*") if path.is_file())
+    Path("run").rename("done")
     with pytest.raises(UserError, match=r"\$ARES_MCP_FILE and \$ARES_SKILLS"):
-        execute(*words[:2], *replies("DONE"), "hydra.run.dir=other")
+        execute(*words[:2], *replies("DONE"))
 
 
 @pytest.mark.parametrize(
