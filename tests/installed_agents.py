@@ -25,6 +25,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 DONE = "All done."
+EDIT = "/app/greeting.txt\n```\n<<<<<<< SEARCH\n{}=======\nHello, harbor!\n>>>>>>> REPLACE\n```\n"
 SCRIPTS: dict[str, list[Any]] = {
     "claude_code": [call("Bash", command=SOLVE, description="writes"), DONE],
     "codex": [call("exec_command", cmd=SOLVE), DONE],
@@ -33,7 +34,8 @@ SCRIPTS: dict[str, list[Any]] = {
     "pi": [call("bash", command=SOLVE), DONE],
     "copilot": [call("bash", command=SOLVE, description="writes"), DONE],
     "kimi_code": [call("Bash", command=SOLVE), DONE],
-    "gemini_cli": [call("run_shell_command", command=SOLVE), DONE],
+    "claude_agent_sdk": [call("Bash", command=SOLVE, description="writes"), DONE],
+    "aider": [EDIT.format("Something that is missing.\n"), EDIT.format("")],
     "mini_swe_agent": [
         call("bash", command=f"bash -c {json.dumps(SOLVE)}"),
         call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),

@@ -34,6 +34,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("opencode", "docker", marks=[DOCKER, pytest.mark.npm("opencode"), pytest.mark.nightly]),
         pytest.param("qwen_code", "local", marks=[LOCAL, pytest.mark.npm("qwen_code"), pytest.mark.nightly]),
         pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
+        *(
+            pytest.param(name, "docker", marks=[DOCKER, pytest.mark.npm(name), pytest.mark.nightly])
+            for name in ("pi", "copilot", "kimi_code", "claude_agent_sdk")
+        ),
     ],
 )
 def test_agent_solves_a_task_without_a_network(agent: str, container: str) -> None:
