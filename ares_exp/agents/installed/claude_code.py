@@ -45,6 +45,13 @@ class ClaudeCodeRecipe(PackagedRecipe):
         """Returns the path of the executable."""
         return placed.path("claude")
 
+    def check(self, placed: Placed) -> str:
+        """Returns a command that prints the version without the 0.3 seconds of `--version`.
+
+        If the program does not run in the container, the error of the episode has its output.
+        """
+        return f"[ -x {self.program(placed)} ] && echo {self.version}"
+
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode. The instruction is passed via stdin."""
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else _SUBAGENTS))

@@ -301,6 +301,17 @@ def test_failed_program_is_scored() -> None:
     assert stored.load().error == row.error
 
 
+def test_large_files_of_the_program_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    large = "mkdir $ARES_AGENT_DIR/d; { echo first; head -c 20000000 /dev/zero; echo last; } >$ARES_AGENT_DIR/d/large"
+    row = execute(*replies(large, GREET, "DONE"))
+    assert row.reward == 1.0
+    [path] = Path("run/files").glob("*/agent/d/large")
+    content = path.read_bytes()
+    assert (content[:6], content[-5:], len(content)) == (b"first\n", b"last\n", 2**23 + len("\n[cut by ares_exp]\n"))
+    assert "DONE" in kept("output.txt")
+    assert "above 16 MiB were cut in the copy: ./d/large" in caplog.text
+
+
 def test_accepted_exit_codes_count_as_success() -> None:
     row = execute("agent.ok_exit_codes=[0,3]", *replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
