@@ -13,7 +13,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 SOLVE = (
     "echo 'Hello, harbor!' > /app/greeting.txt; cat /app/greeting.txt;"
-    " echo routes: $(tail -n +2 /proc/net/route | wc -l);"
+    " printf 'routes: '; tail -n +2 /proc/net/route | wc -l;"
     " (exec 3<>/dev/tcp/1.1.1.1/443) 2>/dev/null || echo nobody outside"
 )
 """Solves the task write-greeting, and tells of the network."""
@@ -34,6 +34,7 @@ SCRIPTS: dict[str, list[Any]] = {
     "pi": [call("bash", command=SOLVE), DONE],
     "copilot": [call("bash", command=SOLVE, description="writes"), DONE],
     "kimi_code": [call("Bash", command=SOLVE), DONE],
+    "gemini_cli": [call("run_shell_command", command=SOLVE, description="writes"), DONE],
     "claude_agent_sdk": [call("Bash", command=SOLVE, description="writes"), DONE],
     "aider": [EDIT.format("Something that is missing.\n"), EDIT.format("")],
     "mini_swe_agent": [

@@ -68,11 +68,11 @@ class Port:
             async with session.post(self.url + path, data=data, headers=given) as response:
                 return response.status, await response.read()
 
-    async def raw(self, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def raw(self, body: Any, path: str = CHAT) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Sends one request, and leaves the connection to the caller."""
         data = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self.line.key}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self.line.key}\r\n"
         writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         return reader, writer

@@ -60,7 +60,7 @@ class WireServer:
         wire = wire_at(http.path)
         if wire is None:
             raise web.HTTPNotFound
-        self.keys.append(next(iter(client_keys(http.headers)), None))
+        self.keys.append(next(iter(client_keys(http.headers, http.query)), None))
         try:
             body = parse_body(await http.read())
             if http.path == wire.count_path:

@@ -26,18 +26,18 @@ Not supported: `cache_control`, `citations`, `is_error`, the engine options `thi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.chat_messages import (
-    arguments_object,
+    arguments_of_input,
     assistant_message,
     content_of,
     data_url,
     function_tool,
     image_part,
+    input_of_arguments,
     split_data_url,
     text_part,
     tool_name,
@@ -60,9 +60,6 @@ from ares_exp.llms.wire import (
     shorten,
     typed,
 )
-
-INVALID_ARGUMENTS = "invalid_arguments"
-"""Only key of an `input` that represents arguments that are not a JSON object."""
 
 _NUMBER = (int, float)
 _REQUEST_KEYS = {
@@ -379,7 +376,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
     blocks += _wire_blocks([part for part in parts if part.get("type") != "thinking"] or content, lose)
     for call in message.get("tool_calls") or ():
         function = required(call, "function", Mapping)
-        given = _wire_input(required(function, "arguments", str))
+        given = input_of_arguments(required(function, "arguments", str))
         name, call_id = required(function, "name", str), required(call, "id", str)
         blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
     return blocks
@@ -442,9 +439,7 @@ def _piece_of_block(block: Mapping[str, Any], lose: Report) -> Piece | None:
         return TextData(required(block, "text", str))
     if kind == "tool_use":
         check_keys(block, {"type", "id", "name", "input", "caller"}, "tool use", lose)
-        given = required(block, "input", Mapping)
-        text = given.get(INVALID_ARGUMENTS) if set(given) == {INVALID_ARGUMENTS} else None
-        arguments = text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)
+        arguments = arguments_of_input(required(block, "input", Mapping))
         return ToolCallData(required(block, "id", str), required(block, "name", str), arguments)
     if kind == "thinking":
         text, signature = required(block, "thinking", str), optional(block, "signature", str) or None
@@ -461,18 +456,13 @@ def _block_of_piece(piece: Piece) -> dict[str, Any] | None:
         return text_part(piece.content)
     if isinstance(piece, ThinkingData):
         return _thinking_block(piece) if piece.content or piece.signature else None
-    return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _wire_input(piece.arguments)}
+    return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": input_of_arguments(piece.arguments)}
 
 
 def _thinking_block(piece: ThinkingData) -> dict[str, Any]:
     if piece.redacted:
         return {"type": "redacted_thinking", "data": seal(piece) if piece.signature else piece.content}
     return {"type": "thinking", "thinking": piece.content, "signature": piece.signature or seal(piece)}
-
-
-def _wire_input(arguments: str) -> dict[str, Any]:
-    given = arguments_object(arguments)
-    return {INVALID_ARGUMENTS: arguments} if given is None else given
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
@@ -555,4 +545,4 @@ class _Block:
         block = {**self._start, **self._others}
         for field, text in joined.items():
             block[field] = f"{self._start.get(field) or ''}{text}"
-        return {**block, "input": _wire_input(given)} if given else block
+        return {**block, "input": input_of_arguments(given)} if given else block

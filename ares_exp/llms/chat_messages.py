@@ -139,3 +139,19 @@ def arguments_object(arguments: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+_INVALID_ARGUMENTS = "invalid_arguments"
+"""Only key of an object that represents arguments that are not a JSON object."""
+
+
+def input_of_arguments(arguments: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object, for wires that have no other form."""
+    given = arguments_object(arguments)
+    return {_INVALID_ARGUMENTS: arguments} if given is None else given
+
+
+def arguments_of_input(given: Mapping[str, Any]) -> str:
+    """Returns the arguments that `input_of_arguments` converted."""
+    text = given.get(_INVALID_ARGUMENTS) if set(given) == {_INVALID_ARGUMENTS} else None
+    return text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)

@@ -67,7 +67,7 @@ class Origin:
     """The origin of a third-party agent's request, and its parts that an `LLMRequest` cannot represent.
 
     Attributes:
-        wire: Wire format of the request: `"chat_completions"`, `"responses"` or `"messages"`.
+        wire: Wire format of the request: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
         conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background request's
             conversation.
         model: Requested model name.

@@ -58,7 +58,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     "memory_addresses": (r"\b0x[0-9a-fA-F]{8,16}\b", "<address>"),
     # pid 4711, PID=4711, line 1: 4711 Killed
     "pids": (
-        r"(?i:\b(pid)(s?[ =:#]{1,3}))\d+\b|(?<=: )\s*\d+(?= (?:Killed|Terminated|Aborted|Segmentation fault)\b)",
+        r"(?i:\b(pg?id)(s?[ =:#]{1,3}))\d+\b|(?<=: )\s*\d+(?= (?:Killed|Terminated|Aborted|Segmentation fault)\b)",
         r"\1\2<pid>",
     ),
     # names from mktemp and Python's tempfile: /tmp/tmp.Xa81bQz0Lw, /tmp/tmpab12_xyz

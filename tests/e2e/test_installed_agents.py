@@ -64,6 +64,15 @@ def test_mcp_servers_and_skills_reach_the_agent(agent: str) -> None:
     assert "7 units" in json.dumps(second)
 
 
+@pytest.mark.nightly
+@pytest.mark.npm("gemini_cli")
+@pytest.mark.parametrize("container", [pytest.param("local", marks=LOCAL), pytest.param("docker", marks=DOCKER)])
+def test_gemini_cli_solves_a_task(container: str) -> None:
+    results = execute("run", "gemini_cli", container, "agent.keepalive_sec=0.5", delay_sec=2.0)
+    episode = check_solved("run", results)
+    assert {step.observation["origin"]["wire"] for step in episode.steps if step.observation} == {"generate_content"}
+
+
 @DOCKER
 @pytest.mark.npm("mini_swe_agent")
 def test_image_without_python_is_refused_by_name() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from aiohttp import web
 from ares_exp.agents.interception.line import Line, LineClosedError, Turn
 from ares_exp.agents.interception.request_reading import parse_body
 from ares_exp.agents.interception.served_chat import ChatCompletionsWire
+from ares_exp.agents.interception.served_generate_content import GenerateContentWire, split_path
 from ares_exp.agents.interception.served_messages import MessagesWire
 from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Asked, Wire
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from ares_exp.agents.interception.line import Line, Turn
 
 
-WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire())
+WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(), GenerateContentWire())
 """All supported wire formats."""
 
 
@@ -60,6 +62,8 @@ class Connection(web.RequestHandler):
 
     Attributes:
         line: Line of the agent.
+        request: Request that is being handled.
+        is_half_closed: Whether the client has closed its side and may still read the response.
         served: Call whose response was the last one written completely to the connection.
         waits_for: Call whose response the client waits for.
     """
@@ -75,6 +79,8 @@ class Connection(web.RequestHandler):
             max_headers=MAX_HEADERS,
         )
         self.line = line
+        self.request: web.BaseRequest | None = None
+        self.is_half_closed = False
         self.served: Turn | None = None
         self.waits_for: Turn | None = None
 
@@ -83,6 +89,8 @@ class Connection(web.RequestHandler):
         """Counts the client as waiting for a response, until the context exits or the connection is lost."""
         self.waits_for = turn
         turn.waiting += 1
+        if self.is_half_closed:
+            self._wait_no_more()
         try:
             yield
         finally:
@@ -103,12 +111,23 @@ class Connection(web.RequestHandler):
         """Rejects a malformed HTTP request in the format of a wire, without a traceback in the log."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
-        found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***")
+        found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***").partition(". Please")[0]
         reason = f"Expected a valid HTTP request, got an invalid one ({found:.200})."
         self.line.refuse(f"{status}, {reason}")
         response = _json(WIRES[0].error(status, reason), status=status)
         response.force_close()
         return response
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection open for the response if the client has sent its request completely.
+
+        A client that has gone looks the same as a client that only closed its side. It does not count as waiting, and
+        its response does not count as delivered.
+        """
+        self.is_half_closed = self.request is not None and self.request.content.is_eof()
+        if self.is_half_closed:
+            self._wait_no_more()
+        return self.is_half_closed
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stops counting the client as waiting. If the connection was cut, marks the last response as not delivered."""
@@ -123,6 +142,7 @@ WHOLE_STARTS_SEC = 30.0
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
+_MODELS = re.compile(r"/v1(?:beta)?/models(?:/(.+))?")
 
 _logger = logging.getLogger(__name__)
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
@@ -175,16 +195,29 @@ class Endpoint:
         await asyncio.gather(*(connection.shutdown(UNWIND_SEC) for connection in open_ones))
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=MAX_BODY_BYTES)
+        made = web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=MAX_BODY_BYTES)
+        protocol.request = made
+        return made
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Responds to one HTTP request."""
+        """Responds to one HTTP request. Closes the connection if it cannot have another one."""
         connection = request.protocol
         assert isinstance(connection, Connection)
+        response = await self._answer(request, connection)
+        connection.request = None
+        is_broken = request.content.exception() is not None
+        if is_broken:
+            request.content.feed_eof()  # otherwise, aiohttp reads the rest and logs a traceback
+        if is_broken or connection.is_half_closed:
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
         connection.served = None
-        path, wire = _route(request.path)
+        path, fields = _route(request)
+        wire = wire_at(path)
         try:
-            return await self._respond(request, connection, path, wire)
+            return await self._respond(request, connection, path, fields, wire)
         except _RefusedError as refused:
             if refused.status != 426 and request.method != "HEAD":  # clients expect these to fail
                 connection.line.refuse(f"{request.method:.20} {request.path:.100}: {refused.status}, {refused!s:.300}")
@@ -194,16 +227,21 @@ class Endpoint:
             return _cut(request)
 
     async def _respond(
-        self, request: web.BaseRequest, connection: Connection, path: str, wire: Wire | None
+        self,
+        request: web.BaseRequest,
+        connection: Connection,
+        path: str,
+        fields: Mapping[str, Any],
+        wire: Wire | None,
     ) -> web.StreamResponse:
         line = connection.line
         if path == "/" and request.method in ("HEAD", "GET"):
             return web.Response()
-        lists_models = request.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/"))
-        if wire is None and not lists_models:
+        listed = _MODELS.fullmatch(path) if request.method == "GET" else None
+        if wire is None and listed is None:
             paths = ", ".join(wire.path for wire in WIRES)
             raise _RefusedError(404, f"{request.method:.20} {request.path:.200} is not supported. Use one of {paths}.")
-        keys = client_keys(request.headers)
+        keys = client_keys(request.headers, request.query)
         if not any(line.opens_for(key) for key in keys):
             got = "another key" if keys else "no key"
             raise _RefusedError(
@@ -212,13 +250,13 @@ class Endpoint:
         if request.method == "GET" and "upgrade" in request.headers:
             raise _RefusedError(426, "Websockets are not supported: send a POST.")
         if wire is None:
-            return _json(_models(path.removeprefix("/v1/models").strip("/")))
+            return _json(_models(listed[1] if listed else None))
         if request.method != "POST":
             raise _RefusedError(405, f"Expected a POST to {path}, got {request.method:.20}.")
         body = await _body(request)
         if path == wire.count_path and (counted := wire.count(body)) is not None:
             return _json(counted)
-        asked = _read(wire, body, request.headers)
+        asked = _read(wire, {**body, **fields} if isinstance(body, dict) else body, request.headers)
         turn = line.ask(asked.request, request.headers)
         exchange = _Exchange(request, connection, wire, asked, turn)
         with connection.waiting_for(turn):
@@ -298,7 +336,7 @@ class _Exchange:
     async def _end(self, out: web.StreamResponse) -> None:
         """Ends the HTTP response. It then counts as delivered, unless the client cuts the connection."""
         await out.write_eof()
-        if self._request.transport is not None:
+        if self._request.transport is not None and not self._connection.is_half_closed:
             self._turn.is_delivered = True
             self._connection.served = self._turn
 
@@ -317,18 +355,19 @@ def _joined(events: list[bytes]) -> Iterator[bytes]:
         yield b"".join(chunk)
 
 
-def client_keys(headers: Mapping[str, str]) -> list[str]:
-    """Returns the keys in all headers that clients of LLM providers use for keys."""
-    keys = [bearer(headers), *(headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key"))]
+def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
+    """Returns the keys in all headers that clients of LLM providers use for keys, and in `?key=`."""
+    named = [headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key")]
+    keys = [bearer(headers), *named, query.get("key")]
     return [key for key in keys if key]
 
 
-def _route(path: str) -> tuple[str, Wire | None]:
-    """Returns the path with `/v1`, which clients may omit, and its wire."""
-    path = path.rstrip("/") or "/"
-    if path != "/" and not path.startswith("/v1/"):
+def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
+    """Returns the path with `/v1`, which clients may omit, and the fields of the body that are in the path."""
+    path = request.path.rstrip("/") or "/"
+    if path != "/" and not path.startswith("/v1"):
         path = f"/v1{path}"
-    return path, wire_at(path)
+    return split_path(path, request.query.get("alt", "json"))
 
 
 async def _body(request: web.BaseRequest) -> Any:
@@ -369,7 +408,7 @@ def _json(body: bytes, *, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _models(name: str) -> bytes:
+def _models(name: str | None) -> bytes:
     """Returns a list with one model, under the requested name, in a format that the clients of all wires accept."""
     created = int(time.time())
     model = {
@@ -382,8 +421,13 @@ def _models(name: str) -> bytes:
         "owned_by": "ares_exp",
         "max_input_tokens": _LONGEST_CONTEXT,
         "max_tokens": _LONGEST_CONTEXT,
+        "name": f"models/{name or 'policy'}",
+        "inputTokenLimit": _LONGEST_CONTEXT,
+        "outputTokenLimit": _LONGEST_CONTEXT,
+        "supportedGenerationMethods": ["generateContent", "countTokens"],
     }
     listed = {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
+    listed["models"] = [model]
     return json.dumps(model if name else listed).encode()
 
 

@@ -169,9 +169,12 @@ _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "max_output_tokens": "max_output_tokens",
+    "maxOutputTokens": "max_output_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
+    "topP": "top_p",
     "top_k": "top_k",
+    "topK": "top_k",
 }
 """Names of sampling parameters on the wires → field of an `LLMRequest`."""
 

@@ -24,6 +24,7 @@ class Asked:
         response_id: Id of the response, created when the request was read.
         created: Time at which the request was read, in epoch seconds.
         wants_usage: Whether a stream ends with token counts, if the wire leaves the choice to the client.
+        is_list: Whether a whole response is a list with one response.
         forms: Wire formats for calls of special tools, by the tool names that the policy sees.
     """
 
@@ -33,6 +34,7 @@ class Asked:
     response_id: str
     created: int
     wants_usage: bool = True
+    is_list: bool = False
     forms: Mapping[str, ToolForm] = field(default_factory=dict)
 
 
@@ -40,7 +42,7 @@ class Wire(Protocol):
     """One wire format. Wires are stateless: `Asked` contains everything about the request that a response needs.
 
     Attributes:
-        name: `"chat_completions"`, `"responses"` or `"messages"`.
+        name: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
         path: Path of its requests below the endpoint, such as `/v1/messages`.
         count_path: Path of requests for token counts; `None` if the wire has none.
         content_type: Content type of a stream.

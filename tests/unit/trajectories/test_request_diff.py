@@ -35,7 +35,7 @@ def test_equal_requests_are_exact(comparison: RequestComparison) -> None:
 
 
 def test_requests_equal_after_normalising_match(comparison: RequestComparison) -> None:
-    step = comparison.compare(0, request("3 ms, pid 1"), request("4 ms, pid 2"))
+    step = comparison.compare(0, request("3 ms, pid 1, PGID: 1"), request("4 ms, pid 2, PGID: 2"))
     assert (step.match, step.where, step.normalisers) == (Match.NORMALISED, "message 0 (user)", ("durations", "pids"))
     assert step.to_dict() == {
         "step": 0,

@@ -11,10 +11,12 @@ import pytest
 from ares_exp.agents.interception import agent_endpoint as endpoint
 from ares_exp.agents.interception.agent_endpoint import Endpoint
 from ares_exp.agents.interception.line import Line
+from ares_exp.containers.filesystem.zstd import zstd
 from tests.fault_proxy import CUTS, Cut, FaultProxy, reset
-from tests.served_line import Port, Recorder, chat, served, text_of
+from tests.served_line import CHAT, Port, Recorder, chat, served, text_of
 
 LIMIT_SEC = 30.0
+GOOGLE = "/v1beta/models/m"
 
 
 @pytest.fixture
@@ -54,13 +56,20 @@ async def test_request_is_a_call(port: Port, llm: Recorder, stream: bool) -> Non
     assert port.line.report.requests == 1
 
 
-async def test_sampling_is_forwarded_on_demand(llm: Recorder) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat("do it", temperature=0.5, max_tokens=7)),
+        (f"{GOOGLE}:generateContent", {"contents": [], "generationConfig": {"temperature": 0.5, "maxOutputTokens": 7}}),
+    ],
+)
+async def test_sampling_is_forwarded_on_demand(llm: Recorder, path: str, body: object) -> None:
     async with served(Line(llm, forward_sampling=True)) as port:
-        await port.post(chat("do it", temperature=0.5, max_tokens=7))
+        await port.post(body, path=path)
     assert (llm.calls[0].temperature, llm.calls[0].max_output_tokens) == (0.5, 7)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions", "/v1/messages", f"{GOOGLE}:generateContent"])
 async def test_wrong_key_is_refused(port: Port, llm: Recorder, path: str) -> None:
     status, body = await port.post(chat("do it"), path=path, key="ares-key-wrong")
     assert status == 401
@@ -82,6 +91,7 @@ async def test_key_is_accepted_in_every_header(port: Port, name: str) -> None:
     [
         ("/v1/chat/completions", b"{no json", 400, "JSON"),
         ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
+        (f"{GOOGLE}:generateContent", [], 400, "the request"),
         ("/v1/nothing", {}, 404, "Use one of /v1/chat/completions"),
     ],
 )
@@ -93,7 +103,9 @@ async def test_unreadable_body_is_explained(
     assert (llm.calls, says in str(port.line.report.last_refusal)) == ([], True)
 
 
-@pytest.mark.parametrize("start", ["NOT HTTP", "POST /v1/messages HTTP/1.1\r\nbad header"])
+@pytest.mark.parametrize(
+    "start", ["NOT HTTP", "POST /v1/messages HTTP/1.1\r\nbad header", "POST /v1beta/models/m:x?key=AIza-secret HTP"]
+)
 async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCaptureFixture, start: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
     writer.write(f"{start}\r\n\r\n".encode())
@@ -101,11 +113,33 @@ async def test_malformed_http_gets_a_json_error(port: Port, caplog: pytest.LogCa
     writer.close()
     assert "a valid HTTP request" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
     assert (port.line.report.refused, "Traceback" in caplog.text) == (1, False)
+    assert "AIza-secret" not in f"{answer!r}{port.line.report}{caplog.text}"
 
 
-async def test_body_that_cannot_be_decoded_is_refused(port: Port) -> None:
-    status, body = await port.post(b"{}", **{"Content-Encoding": "gzip"})
-    assert (status, "content encoding gzip" in json.loads(body)["error"]["message"]) == (400, True)
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_body_that_cannot_be_decoded_is_refused(
+    port: Port, encoding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, body = await port.post(b"{}", **{"Content-Encoding": encoding})
+    assert (status, f"content encoding {encoding}" in json.loads(body)["error"]["message"]) == (400, True)
+    assert (await port.post(zstd.compress(json.dumps(chat("do it")).encode()), **{"Content-Encoding": "zstd"}))[
+        0
+    ] == 200
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_closed_client_gets_its_response(port: Port, llm: Recorder, stream: bool) -> None:
+    llm.gate.clear()
+    reader, writer = await port.raw(chat("do it", stream=stream))
+    writer.write_eof()
+    await settled(llm, 1)
+    llm.gate.set()
+    assert b"answer 1" in await reader.read()
+    writer.close()
+    # A client that has gone looks the same, so the same request gets the same response.
+    assert text_of((await port.post(chat("do it")))[1]).startswith("answer 1")
+    assert text_of((await port.post(chat("do it")))[1]).startswith("answer 2")
 
 
 async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +161,8 @@ async def test_models_are_listed_and_other_methods_refused(port: Port) -> None:
             assert (await response.json())["data"][0]["id"] == "policy"
         async with session.get("/v1/models/gpt-9") as response:
             assert (await response.json())["id"] == "gpt-9"
+        async with session.get(f"{GOOGLE}?key={port.line.key}", headers={"Authorization": ""}) as response:
+            assert (await response.json())["name"] == "models/m"
         async with session.get("/v1/responses", headers={"Upgrade": "websocket", "Connection": "upgrade"}) as response:
             assert response.status == 426
         async with session.get("/v1/chat/completions") as response:
@@ -198,11 +234,14 @@ async def test_missed_response_is_sent_on_retry(port: Port, llm: Recorder) -> No
     assert port.line.report.retries == 2
 
 
-async def test_different_request_cancels_the_abandoned_call(port: Port, llm: Recorder) -> None:
+@pytest.mark.parametrize("leave", [reset, asyncio.StreamWriter.close])
+async def test_different_request_cancels_the_abandoned_call(
+    port: Port, llm: Recorder, leave: Callable[[asyncio.StreamWriter], None]
+) -> None:
     llm.gate.clear()
     _, writer = await port.raw(chat("do it"))
     await settled(llm, 1)
-    reset(writer)
+    leave(writer)
     other = asyncio.create_task(port.post(chat("do it", "", "why do you not answer?")))
     await settled(llm, 2)
     assert llm.given_up == 1

@@ -113,13 +113,70 @@ WHOLE: dict[str, dict[str, Any]] = {
             {"type": "compaction", "encrypted_content": "x"},
         ],
     },
+    "generate_content": {
+        "model": "m",
+        "stream": True,
+        "alt": "sse",
+        "systemInstruction": {"parts": [{"text": "s"}]},
+        "tools": [
+            {
+                "functionDeclarations": [
+                    {
+                        "name": "f",
+                        "description": "d",
+                        "parameters": {
+                            "type": "OBJECT",
+                            "properties": {"type": {"type": "STRING", "nullable": True, "minLength": "1"}},
+                            "anyOf": [{"type": "OBJECT"}],
+                        },
+                    },
+                    {"name": "g", "parametersJsonSchema": {"type": "object"}},
+                ]
+            },
+            {"googleSearch": {}},
+        ],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+        "generationConfig": {
+            "maxOutputTokens": 1,
+            "topK": 64.0,
+            "candidateCount": 1,
+            "stopSequences": ["x"],
+            "thinkingConfig": {"includeThoughts": True},
+            "responseMimeType": "application/json",
+            "responseSchema": {"type": "OBJECT"},
+        },
+        "contents": [
+            {"role": "user", "parts": [{"text": "t"}, {"inlineData": {"mimeType": "image/png", "data": "AA=="}}]},
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "r", "thought": True},
+                    {"text": "t", "thoughtSignature": "WyJhcmVzLWV4cCIsIHsidGhpbmtpbmciOiAiciJ9XQ=="},
+                    {"functionCall": {"id": "c", "name": "f", "args": {"a": 1}}, "thoughtSignature": "skip"},
+                ],
+            },
+            {
+                "role": "user",
+                "parts": [
+                    {
+                        "functionResponse": {
+                            "name": "f",
+                            "response": {"output": "x"},
+                            "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA=="}}],
+                        }
+                    },
+                    {"executableCode": {"code": "x"}},
+                ],
+            },
+        ],
+    },
 }
 RESPONSE = LLMResponse(
     [ThinkingData("r"), TextData("t"), *(ToolCallData("c", name, "{}") for name in ("f", "p", "n__f", "local_shell"))]
 )
 WORDS = [
     *("role", "type", "text", "content", "function", "custom", "tool", "thinking", "namespace", "base64", "", "id"),
-    "file",
+    *("file", "parts", "functionResponse", "thought_signature"),
 ]
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3),
@@ -210,12 +267,13 @@ AGENTS = {
     "claude_code_betas": ("messages", (*CLAUDE, "context_management", "defer_loading")),
     "codex": ("responses", (*CODEX, "tools[tool_search]")),
     "codex_code_mode": ("responses", CODEX),
+    "gemini_cli": ("generate_content", ("thoughtSignature",)),
     "opencode": ("chat_completions", ()),
     "qwen_code": ("chat_completions", ()),
 }
 """By the name of the file: the wire, and what cannot be carried, all of it."""
 
-CODEX_TIMES = re.compile(r"Chunk ID: \w+|Wall time:? [\d.]+ seconds")
+VARYING = re.compile(r"Chunk ID: \w+|Wall time:? [\d.]+ seconds|PGID: \d+")
 
 
 @cache
@@ -225,12 +283,12 @@ def runs(agent: str) -> list[list[Asked]]:
     return [[wire.read({**recorded["common"], **body}, {}) for body in run] for run in recorded["runs"]]
 
 
-def timeless(value: Any) -> Any:
+def unvarying(value: Any) -> Any:
     if isinstance(value, str):
-        return CODEX_TIMES.sub("", value)
+        return VARYING.sub("", value)
     if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items()}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
+        return {key: unvarying(item) for key, item in value.items()}
+    return [unvarying(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -251,7 +309,11 @@ def test_each_request_continues_its_predecessor(agent: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "normalise"), [("claude_code", None), ("codex", timeless), ("opencode", None), ("qwen_code", None)]
+    ("agent", "normalise"),
+    [
+        *[("claude_code", None), ("codex", unvarying), ("gemini_cli", unvarying)],
+        *[("opencode", None), ("qwen_code", None)],
+    ],
 )
 def test_two_runs_send_the_same_requests(agent: str, normalise: Any) -> None:
     one, other = ([fingerprint(asked.request, normalise) for asked in run] for run in runs(agent))
@@ -270,7 +332,7 @@ def test_reasoning_in_text_round_trips(agent: str) -> None:
     assert [message["reasoning_content"] for message in said] == ["I think é", "again"]
 
 
-@pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex"])
+@pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex", "gemini_cli"])
 def test_reasoning_round_trips(agent: str) -> None:
     (*_, last), *_ = runs(agent)
     said = [message for message in last.request.messages if message["role"] == "assistant"]
@@ -280,7 +342,7 @@ def test_reasoning_round_trips(agent: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex", "opencode"])
+@pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex", "gemini_cli", "opencode"])
 def test_images_of_tools_are_included(agent: str) -> None:
     (*_, last), *_ = runs(agent)
     *_, part = last.request.messages[-1]["content"]
