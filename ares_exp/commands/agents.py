@@ -222,7 +222,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             f"Expected a name of lower-case letters, digits, `-` and `_`, got {name!r}. Use `--name NAME`."
         )
     (build,) = user_package(name, Pack(specs, node=arguments.node, python=arguments.python)).builds
-    found = install(build, say=_say, anew=True)
+    found = install(build, say=_say, replace=True)
     sys.stdout.write(
         f"{name} {found.version}  {found.path}  {format_size(found.size)}\n"
         f"programs: {', '.join(found.programs)}\n"
@@ -248,7 +248,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
-    """Returns the packages that the arguments name: pinned packages, and those of `packed`.
+    """Returns the named packages: pinned packages, and packages in `packed`.
 
     Raises:
         ConfigError: No package is named, or a named package does not exist.

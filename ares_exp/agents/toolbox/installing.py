@@ -214,7 +214,7 @@ def install(
     say: Callable[[str], None],
     store: AgentStore | None = None,
     stop: threading.Event | None = None,
-    anew: bool = False,
+    replace: bool = False,
 ) -> Installed:
     """Returns an installed build. If it is missing, installs it, which blocks for minutes.
 
@@ -223,7 +223,7 @@ def install(
         say: Function that receives a message before a download.
         store: Store for the build; defaults to the store in the user's cache.
         stop: Event that stops the installation.
-        anew: Whether to replace the build if it is installed.
+        replace: Whether to replace the build if it is installed.
 
     Raises:
         ToolboxError: The build cannot be installed. The message suggests a fix.
@@ -237,7 +237,7 @@ def install(
         say(f"{how} ({details}), once, to {store.folder}.")
         return _make(build, target, stop)
 
-    return store.keep(build, make, stop=stop, timeout_sec=_WAIT_SEC, anew=anew)
+    return store.keep(build, make, stop=stop, timeout_sec=_WAIT_SEC, replace=replace)
 
 
 async def ensure(builds: Sequence[Build]) -> list[Installed]:

@@ -115,7 +115,7 @@ class AgentStore:
         *,
         stop: threading.Event,
         timeout_sec: float,
-        anew: bool = False,
+        replace: bool = False,
     ) -> Installed:
         """Returns a build. If it is missing or incomplete, creates it first.
 
@@ -125,7 +125,7 @@ class AgentStore:
                 and by one process at a time.
             stop: Event that ends the wait for another process.
             timeout_sec: Upper bound on that wait in seconds.
-            anew: Whether to replace the build if it exists.
+            replace: Whether to replace the build if it exists.
 
         Raises:
             ToolboxError: The build cannot be created or stored.
@@ -134,7 +134,7 @@ class AgentStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             hold(self.folder)
             with self._locked(build, stop, timeout_sec):
-                if not anew and (found := self.find(build)) is not None:
+                if not replace and (found := self.find(build)) is not None:
                     return found
                 with self._workspace() as workspace:
                     made = workspace / build.key

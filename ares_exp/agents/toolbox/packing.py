@@ -51,7 +51,7 @@ _LOADER = """\
 # Starts Python with its own libraries, and without a variable that the programs it starts would also see.
 self=$(readlink -f "$0")
 root=${{self%/bin/*}}
-exec {loader} --argv0 "$self" --library-path "$root/lib" "$root/lib/python.bin" "$@"
+exec {loader} --argv0 "$0" --library-path "$root/lib" "$root/lib/python.bin" "$@"
 """
 _LAUNCHER = """\
 #!/bin/sh
@@ -118,10 +118,12 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     node = f"node-linux-{build.machine}"
     options = ["--ignore-scripts", "--no-bin-links", "--no-audit", "--no-fund", "--loglevel=error", "--save-exact"]
     platform = ["--os=linux", f"--cpu={build.machine}", "--libc=glibc"]
+    if all(parse_spec(f"npm:{spec}")[2] for spec in specs):
+        options.append("--prefer-offline")  # exact versions do not change, so that npm may trust its cache
     command = [npm, "install", "--prefix", str(target), *options, *platform]
     modules = target / "node_modules"
     for packages in ([f"{node}@{pack.node}"], specs):
-        # npm chooses versions for the Node.js that runs it, which is the one of the package as soon as it is there.
+        # npm chooses versions for the Node.js that runs it, which is the packed one in the second step.
         path = f"{modules / node / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         run_program([*command, *packages], f"{', '.join(packages)} with npm", stop, cwd=target, env={"PATH": path})
         (modules / node / "bin" / "node").chmod(0o755)
@@ -162,6 +164,8 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
             text = script.read_text("utf-8")
             if text.startswith("#!"):
                 script.write_text(text.replace(str(target), build.target), "utf-8")
+    for record in root.rglob("*.dist-info/RECORD"):  # has digests of the scripts as uv wrote them
+        record.write_text(re.sub(r"(?m)^(\S*/bin/[^,]+),.*$", r"\1,,", record.read_text("utf-8")), "utf-8")
     wanted = {_canonical("pip", parse_spec(f"pip:{spec}")[1]) for spec in specs}
     words = f'"$root/python/bin/python{minor}" -I'
     _write_launcher(target / "bin" / PYTHON, f'"$root/python/bin/python{minor}"')
@@ -170,9 +174,21 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
             for script in _scripts_of(found, scripts):
                 _add_program(target, script.name, script, words)
     # Containers cannot write to the directory, and would compile its modules in every episode.
-    options = ["-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
+    options = [
+        "-f",
+        "-q",
+        "-q",
+        "-j",
+        "0",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        str(target),
+        "-p",
+        build.target,
+    ]
     with suppress(ToolboxError):  # a package may contain files for another Python
-        run_program([str(python), "-I", "-m", "compileall", *options, str(root)], what, stop)
+        run_program([str(python), "-s", "-m", "compileall", *options, str(root)], what, stop, cwd=root)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
 
 
@@ -185,7 +201,7 @@ def _uv(what: str) -> list[str]:
 
 
 def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
-    """Copies a Python that uv manages, or else one of this machine. Returns its minor version.
+    """Copies a Python that uv manages, otherwise one of this machine. Returns its minor version.
 
     Raises:
         ToolboxError: Neither exists.
