@@ -25,11 +25,18 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 DONE = "All done."
+EDIT = "/app/greeting.txt\n```\n<<<<<<< SEARCH\n{}=======\nHello, harbor!\n>>>>>>> REPLACE\n```\n"
 SCRIPTS: dict[str, list[Any]] = {
     "claude_code": [call("Bash", command=SOLVE, description="writes"), DONE],
     "codex": [call("exec_command", cmd=SOLVE), DONE],
     "opencode": [call("bash", command=SOLVE, description="writes"), DONE],
     "qwen_code": [call("run_shell_command", command=f"{SOLVE}; sleep 1", is_background=False), DONE],
+    "pi": [call("bash", command=SOLVE), DONE],
+    "copilot": [call("bash", command=SOLVE, description="writes"), DONE],
+    "kimi_code": [call("Bash", command=SOLVE), DONE],
+    "gemini_cli": [call("run_shell_command", command=SOLVE, description="writes"), DONE],
+    "claude_agent_sdk": [call("Bash", command=SOLVE, description="writes"), DONE],
+    "aider": [EDIT.format("Something that is missing.\n"), EDIT.format("")],
     "mini_swe_agent": [
         call("bash", command=f"bash -c {json.dumps(SOLVE)}"),
         call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
@@ -45,6 +52,21 @@ def local_python() -> str:
     program = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or shutil.which("python3") or "python3"
     show = "import sys; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([program, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def equipped_task(folder: Path) -> list[str]:
+    """Makes write-greeting with an MCP server and a skill, and returns the overrides for it."""
+    task = folder / "write-greeting"
+    shutil.copytree(Path(ares_exp.__file__).parent / "tasks/samples/write-greeting", task)
+    shutil.copy(Path(__file__).parent / "data/agents/mcp_server.py", task / "environment/srv.py")
+    (task / "environment/SKILL.md").write_text("---\nname: greets-in-verse\ndescription: Rhymes.\n---\nRhyme.\n")
+    with (task / "environment/Dockerfile").open("a") as dockerfile:
+        dockerfile.write("COPY srv.py /srv.py\nCOPY SKILL.md /skills/greets-in-verse/SKILL.md\n")
+    toml = (task / "task.toml").read_text() + 'skills_dir = "/skills"\n[[environment.mcp_servers]]\n'
+    (task / "task.toml").write_text(
+        toml + 'name = "counter"\ntransport = "stdio"\ncommand = "python3"\nargs = ["/srv.py", "plain"]\n'
+    )
+    return ["env=harbor", f"env.path={folder.absolute()}"]
 
 
 def execute(

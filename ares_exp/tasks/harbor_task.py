@@ -175,8 +175,8 @@ class HarborTask:
         if supported is not None and (missing := sorted(self.context.needs - supported)):
             raise UnsupportedTaskError(
                 f"{self.path}: task {self.name!r} needs features that this agent does not support: "
-                f"{', '.join(missing)}. Choose another agent, or leave the task out with "
-                f"env.exclude=[{self.name}]."
+                f"{', '.join(missing)}. Choose another agent (the options of agent=command must "
+                f"contain $ARES_MCP_FILE and $ARES_SKILLS), or leave the task out with env.exclude=[{self.name}]."
             )
         self._resolved("environment", self.config.environment.env)
         for stage in self.stages:

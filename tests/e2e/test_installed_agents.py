@@ -4,21 +4,20 @@ Each is run once, on one backend; `tests/soak/installed_agents.py` has all of bo
 """
 
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from ares_exp.agents.toolbox.package import PACKAGES
 from ares_exp.agents.toolbox.package_store import AgentStore
-from tests.installed_agents import DONE, SOLVE, call, check_solved, execute, local_python
+from ares_exp.trajectories import load
+from tests.installed_agents import SCRIPTS, call, check_solved, equipped_task, execute, local_python
 
 pytestmark = pytest.mark.once
 
 LOCAL = pytest.mark.local
 DOCKER = pytest.mark.docker
+OTHERS = ("codex", "opencode", "qwen_code")
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +34,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("opencode", "docker", marks=[DOCKER, pytest.mark.npm("opencode"), pytest.mark.nightly]),
         pytest.param("qwen_code", "local", marks=[LOCAL, pytest.mark.npm("qwen_code"), pytest.mark.nightly]),
         pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
+        *(
+            pytest.param(name, "docker", marks=[DOCKER, pytest.mark.npm(name), pytest.mark.nightly])
+            for name in ("pi", "copilot", "kimi_code", "claude_agent_sdk")
+        ),
     ],
 )
 def test_agent_solves_a_task_without_a_network(agent: str, container: str) -> None:
@@ -42,54 +45,31 @@ def test_agent_solves_a_task_without_a_network(agent: str, container: str) -> No
     check_solved("run", execute("run", agent, container, *more))
 
 
-GEMINI_SETTINGS = {
-    "security": {"auth": {"selectedType": "gemini-api-key"}},
-    "privacy": {"usageStatisticsEnabled": False},
-    "general": {"enableAutoUpdate": False},
-    "tools": {"exclude": ["google_web_search", "web_fetch"]},
-}
-GEMINI_COMMAND = f"""
-export PATH=$ARES_AGENT_MOUNT/node_modules/.bin:$PATH
-mkdir -p $GEMINI_CLI_HOME/.gemini
-echo '{json.dumps(GEMINI_SETTINGS)}' > $GEMINI_CLI_HOME/.gemini/settings.json
-gemini --yolo --skip-trust -m $ARES_MODEL -p "$(cat)"
-"""
-
-
-@pytest.fixture
-def gemini_package() -> Path:
-    """The folder of gemini-cli and Node, which npm installs once into the cache."""
-    folder = AgentStore().folder.parent / "test_packages" / "gemini-cli-0.61.0"
-    if not folder.exists():
-        if (npm := shutil.which("npm")) is None:
-            pytest.skip("npm is not installed")
-        made = folder.with_name(f"{folder.name}.{os.getpid()}")
-        packages = ["@google/gemini-cli@0.61.0", "node@22"]
-        subprocess.run([npm, "install", "--prefix", made, *packages], check=True, capture_output=True, timeout=280)
-        made.rename(folder)
-    return folder
+@LOCAL
+@pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param("claude_code", marks=pytest.mark.npm("claude_code")),
+        *(pytest.param(name, marks=[pytest.mark.npm(name), pytest.mark.nightly]) for name in OTHERS),
+    ],
+)
+def test_mcp_servers_and_skills_reach_the_agent(agent: str) -> None:
+    task = equipped_task(Path("tasks"))
+    name = "counter_add" if agent == "opencode" else "mcp__counter__add"
+    execute("run", agent, "local", *task, replies=[call(name, by=7), *SCRIPTS[agent]])
+    [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+    assert (row["reward"], row["num_steps"]) == (1.0, 3), row
+    first, second = (step.observation for step in load(Path("run"))[0].load().steps[:2])
+    assert "greets-in-verse" in json.dumps(first)
+    assert "7 units" in json.dumps(second)
 
 
 @pytest.mark.nightly
+@pytest.mark.npm("gemini_cli")
 @pytest.mark.parametrize("container", [pytest.param("local", marks=LOCAL), pytest.param("docker", marks=DOCKER)])
-def test_gemini_cli_solves_a_task(container: str, gemini_package: Path) -> None:
-    option = {
-        "_target_": "ares_exp.agents.installed.command.CommandAgentFactory",
-        "name": "gemini_cli",
-        "mount": str(gemini_package),
-        "command": GEMINI_COMMAND,
-        "env": {
-            "GOOGLE_GEMINI_BASE_URL": "$ARES_LLM_URL",
-            "GEMINI_API_KEY": "$ARES_LLM_KEY",
-            "GEMINI_CLI_HOME": "$ARES_AGENT_DIR",
-        },
-    }
-    Path("options/agent").mkdir(parents=True)
-    Path("options/agent/gemini.yaml").write_text(json.dumps(option))
-    replies = [call("run_shell_command", command=SOLVE, description="writes"), DONE]
-    episode = check_solved(
-        "run", execute("run", "gemini", container, "agent.keepalive_sec=0.5", replies=replies, delay_sec=2.0)
-    )
+def test_gemini_cli_solves_a_task(container: str) -> None:
+    results = execute("run", "gemini_cli", container, "agent.keepalive_sec=0.5", delay_sec=2.0)
+    episode = check_solved("run", results)
     assert {step.observation["origin"]["wire"] for step in episode.steps if step.observation} == {"generate_content"}
 
 

@@ -46,6 +46,7 @@ SCRIPTS: dict[str, list[Any]] = {
 }
 AGENT_OPTIONS = {
     "command": ["agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {PROGRAM}}}"],
+    "aider": ["+agent.env.AIDER_EDIT_FORMAT=diff"],  # it asks again if an edit does not fit
     "mini_swe_agent": [f"agent.pythons=['{local_python()}']"],
 }
 
@@ -167,10 +168,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     "agent": {
         **{name: agent(name) for name in ("shell", "command")},
         **{name: agent(name, NIGHTLY) for name in ("tools", "terminal")},
-        **{
-            name: agent(name, pytest.mark.npm(name), NIGHTLY)
-            for name in ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code")
-        },
+        **{name: agent(name, pytest.mark.npm(name), NIGHTLY) for name in (*INSTALLED_SCRIPTS,)},
     },
     "policy": {
         "anthropic": endpoint("anthropic"),

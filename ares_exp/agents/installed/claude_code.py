@@ -6,7 +6,7 @@ import shlex
 import uuid
 
 from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory, PackagedRecipe
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.recipe import MCP_FILE, Launch, LaunchedCommand
 from ares_exp.agents.toolbox.placing import Placed
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))
@@ -39,18 +39,29 @@ class ClaudeCodeRecipe(PackagedRecipe):
     package_name = "claude_code"
     conversation_headers = ("x-claude-code-agent-id",)
     variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
+    supports = frozenset({"mcp_servers", "skills_dir"})
 
     def program(self, placed: Placed) -> str:
         """Returns the path of the executable."""
         return placed.path("claude")
+
+    def check(self, placed: Placed) -> str:
+        """Returns a command that prints the version without the 0.3 seconds of `--version`.
+
+        If the program does not run in the container, the error of the episode has its output.
+        """
+        return f"[ -x {self.program(placed)} ] && echo {self.version}"
 
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode. The instruction is passed via stdin."""
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else _SUBAGENTS))
         arguments = [
             *("--print", "--verbose", "--output-format=stream-json", "--permission-mode=bypassPermissions"),
-            *("--session-id", _SESSION, "--disallowedTools", ",".join(refused), *self.extra_args),
+            *("--session-id", _SESSION, "--disallowedTools", ",".join(refused)),
+            *(("--mcp-config", MCP_FILE) if launch.context.mcp_servers else ()),
+            *self.extra_args,
         ]
+        home = f"{launch.directory}/claude"
         env = {
             "ANTHROPIC_BASE_URL": launch.url,
             "ANTHROPIC_API_KEY": launch.key,
@@ -59,10 +70,11 @@ class ClaudeCodeRecipe(PackagedRecipe):
             "IS_SANDBOX": "1",  # required to bypass permissions as root
             "MCP_CONNECTION_NONBLOCKING": "false",
             "API_TIMEOUT_MS": str(LONGEST_WAIT_MS),
-            "CLAUDE_CONFIG_DIR": f"{launch.directory}/claude",
+            "CLAUDE_CONFIG_DIR": home,
             **self.env,
         }
-        return LaunchedCommand(f"{launch.program} {shlex.join(arguments)}", env=env)
+        skills = launch.copy_skills(f"{home}/skills")
+        return LaunchedCommand(f"{skills}{launch.program} {shlex.join(arguments)}", env=env)
 
 
 class ClaudeCodeFactory(PackagedAgentFactory):

@@ -11,10 +11,12 @@ from pydantic import Field, validate_call
 
 from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
 from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedRecipe
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand, mcp_entry
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.placing import Placed
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
+from ares_exp.errors import AgentError
+from ares_exp.tasks.environment_section import McpServer
 
 _CONFIG = """\
 model = {model}
@@ -59,6 +61,7 @@ class CodexRecipe(PackagedRecipe):
         "codex_chunks": (r"Chunk ID: [0-9a-f]+", "Chunk ID: <id>"),
         "codex_wall_times": (r"Wall time: [0-9.]+ seconds", "Wall time: <time>"),
     }
+    supports = frozenset({"mcp_servers", "skills_dir"})
     subagents = False
     idle_timeout_ms = LONGEST_WAIT_MS
 
@@ -88,11 +91,39 @@ class CodexRecipe(PackagedRecipe):
             idle_ms=self.idle_timeout_ms,
             subagents=str(self.subagents).lower(),
         )
+        config += "".join(_mcp_table(server) for server in launch.context.mcp_servers)
+        skills = launch.copy_skills(f"{home}/skills")
         return LaunchedCommand(
-            f'{launch.program} {shlex.join(arguments)}; code=$?; rm -rf "$CODEX_HOME/tmp"; exit $code',
+            f'{skills}{launch.program} {shlex.join(arguments)}; code=$?; rm -rf "$CODEX_HOME/tmp"; exit $code',
             env={"CODEX_HOME": home, "CODEX_SQLITE_HOME": _STATE, **self.env},
-            files={f"{home}/config.toml": config, f"{_STATE}/README": "State of Codex.\n"},
+            files={
+                f"{home}/config.toml": AgentFile(config),
+                f"{_STATE}/README": AgentFile("State of Codex.\n"),
+            },
         )
+
+
+def _mcp_table(server: McpServer) -> str:
+    """Returns the table of an MCP server in the configuration.
+
+    Raises:
+        AgentError: The server uses the transport `sse`.
+    """
+    if server.transport == "sse":
+        raise AgentError(
+            f"The MCP server {server.name!r} of the task uses the transport sse, which Codex does not support. "
+            "Choose another agent, such as agent=claude_code."
+        )
+    entry = mcp_entry(server)
+    lines = [f"{key} = {_toml(entry[key])}" for key in ("command", "args", "url") if key in entry]
+    headers = "".join(f"\n{_toml(name)} = {_toml(value)}" for name, value in server.headers.items())
+    table = f"mcp_servers.{_toml(server.name)}"
+    return "\n".join(["", f"[{table}]", *lines, ""]) + (f"[{table}.http_headers]{headers}\n" if headers else "")
+
+
+def _toml(value: object) -> str:
+    """Returns a string or a list of strings in TOML, which has the escapes of JSON."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 class CodexFactory(InstalledAgentFactory):

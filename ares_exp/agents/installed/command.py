@@ -6,13 +6,13 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, validate_call
+from pydantic import BaseModel, Field, model_validator, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory, last_lines
+from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
 from ares_exp.agents.toolbox.placing import PackageMount
@@ -24,7 +24,33 @@ from ares_exp.trajectories.request_diff import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"
 """Path of the `agent.mount` directory in the container."""
+MAX_FILLED_BYTES = 100_000
+"""Maximum size of a file in which variables are replaced, because it reaches the container as a variable."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_CONTEXT_VARIABLES = {"mcp_servers": "ARES_MCP_FILE", "skills_dir": "ARES_SKILLS"}
+"""Variables for the parts of a task, by part. A program supports a part if its options contain the variable."""
+
+
+class FileOption(BaseModel, extra="forbid", frozen=True):
+    """A file of `agent.files`, given by a path on the host or by its text.
+
+    Attributes:
+        text: Contents of the file.
+        path: Path on the host of a text file with the contents.
+        fill: Whether `$ARES_LLM_URL` and the other variables in the contents are replaced by their values.
+        mode: Octal mode of the file, such as `"600"`.
+    """
+
+    text: str | None = None
+    path: Path | None = None
+    fill: bool = False
+    mode: Annotated[str, Field(pattern=r"^[0-7]{3,4}$")] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.text is None) == (self.path is None):
+            raise ValueError("expected either `text` or `path`")
+        return self
 
 
 class CommandRecipe:
@@ -33,10 +59,10 @@ class CommandRecipe:
     Attributes:
         version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
             there are none.
+        supports: Parts of a task whose variable occurs in the options.
     """
 
     version: str | None = None
-    supports: frozenset[str] = frozenset()
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
 
     def __init__(
@@ -45,7 +71,7 @@ class CommandRecipe:
         name: str,
         command: str,
         env: Mapping[str, str],
-        files: Mapping[str, Path],
+        files: Mapping[str, FileOption],
         mount: Path | None,
         package: str | None,
         conversation_headers: tuple[str, ...],
@@ -61,6 +87,9 @@ class CommandRecipe:
         self._mount = mount
         self._package = PackageMount(package) if package is not None else None
         self._ok_exit_codes = ok_exit_codes
+        options = [command, *env.values(), *(file.text or "" for file in files.values() if file.fill)]
+        names = {found[1] or found[2] for text in options for found in _VARIABLE.finditer(text)}
+        self.supports = frozenset(part for part, name in _CONTEXT_VARIABLES.items() if name in names)
         self._texts: dict[str, str] = {}
         self._mounts: tuple[Mount, ...] = ()
 
@@ -73,8 +102,8 @@ class CommandRecipe:
         """Reads the files, and packs the package if it is missing.
 
         Raises:
-            PreflightError: A file is missing or is not text, `agent.mount` is not a directory, or the package cannot be
-                packed.
+            PreflightError: A file is missing, is not text or is too large, `agent.mount` is not a directory, or the
+                package cannot be packed.
             ConfigError: No package has the name in `agent.package`.
         """
         await in_thread(self._read)
@@ -83,17 +112,23 @@ class CommandRecipe:
             self.version = " ".join(filter(None, (self._package.version, self.version)))
 
     def _read(self) -> None:
-        for target, source in self._files.items():
+        for target, file in self._files.items():
             try:
-                self._texts[target] = source.read_text("utf-8")
+                self._texts[target] = file.path.read_text("utf-8") if file.path is not None else file.text or ""
             except (OSError, UnicodeError) as error:
-                raise PreflightError(f"Expected `agent.files` to name text files, got {source}: {error}") from None
+                raise PreflightError(f"Expected `agent.files` to name text files, got {file.path}: {error}") from None
+            if file.fill and (size := len(self._texts[target].encode())) > MAX_FILLED_BYTES:
+                raise PreflightError(
+                    f"Expected a file with `fill: true` to have at most {MAX_FILLED_BYTES} bytes, got {size} in "
+                    f"{target}. Leave out `fill`."
+                )
         if self._mount is not None:
             if not self._mount.is_dir():
                 raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
             source = self._mount.resolve()
             self._mounts = (Mount(source, MOUNT_TARGET, _digest(source)),)
-        parts = [f"{path}\0{text}" for path, text in sorted(self._texts.items())] + [one.digest for one in self._mounts]
+        parts = [f"{path}\0{text}\0{self._files[path].mode}" for path, text in sorted(self._texts.items())]
+        parts += [one.digest for one in self._mounts]
         if parts:
             whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
             self.version = f"sha256:{whole.hexdigest()[:16]}"
@@ -107,14 +142,17 @@ class CommandRecipe:
         return await self._package.find(container) if self._package is not None else ""
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command, with the episode's values substituted in the environment variables."""
+        """Returns the command, with the episode's values substituted in the environment variables and the files."""
         known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mounts else {})
         path = f'PATH="{launch.program}/bin:$PATH"\n' if launch.program else ""
         return LaunchedCommand(
             f"{path}{self._command}",
             env={name: _filled(text, known) for name, text in self._env.items()}
             | {name: value for name, value in known.items() if name == "ARES_AGENT_MOUNT"},
-            files=self._texts,
+            files={
+                path: AgentFile(_filled(text, known) if file.fill else text, file.mode, is_secret=file.fill)
+                for (path, file), text in zip(self._files.items(), self._texts.values(), strict=True)
+            },
         )
 
     def ended(self, result: ExecResult) -> None:
@@ -134,11 +172,11 @@ class CommandAgentFactory(InstalledAgentFactory):
         *,
         command: Annotated[str, Field(min_length=1)],
         env: dict[str, str] | None = None,
-        files: dict[str, Path] | None = None,
+        files: dict[str, Path | FileOption] | None = None,
         mount: Path | None = None,
         package: Annotated[str, Field(pattern=PACKAGE_NAME)] | None = None,
         name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = "command",
-        model_name: str = "policy",
+        model_name: str | None = None,
         conversation_headers: list[str] | None = None,
         ok_exit_codes: list[int] | None = None,
         normalise: Annotated[list[UserNormaliser], Field(max_length=50)] | None = None,
@@ -152,14 +190,17 @@ class CommandAgentFactory(InstalledAgentFactory):
         Args:
             command: Shell source, run in the container as the agent's user. Its standard input is the instruction. Its
                 variables are `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`, `ARES_AGENT_DIR`
-                (saved as `files/<episode>/agent/`) and, with `mount`, `ARES_AGENT_MOUNT`.
+                (saved as `files/<episode>/agent/`), `ARES_MCP_FILE` (a JSON file with the task's MCP servers),
+                `ARES_SKILLS` (the directory of the task's skills) and, with `mount`, `ARES_AGENT_MOUNT`.
             env: Additional environment variables. `$ARES_LLM_URL` and the other variables are replaced by their values.
-            files: Text files to copy into the container: path in the container → path on the host.
+            files: Text files to create in the container: path in the container → path on the host, or
+                `{text, path, fill, mode}`. `text` is the content, or `path` a file on the host. With `fill: true`,
+                `$ARES_LLM_URL` and the other variables in the content are replaced. `mode: "600"` sets the mode.
             mount: Host directory to mount read-only at `$ARES_AGENT_MOUNT`.
             package: Name of a package (`ares-exp agents list`). It is mounted read-only, and its programs are the first
                 on `PATH`. A missing package of ares_exp is packed at the start of the run.
             name: Name of the agent in records.
-            model_name: Model name that the agent sends in its requests.
+            model_name: Model name that the agent sends in its requests. `None`: `policy`.
             conversation_headers: Names of request headers whose values identify the conversation.
             ok_exit_codes: Exit codes that count as success. Default: only 0.
             normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones
@@ -171,14 +212,20 @@ class CommandAgentFactory(InstalledAgentFactory):
                 makes each call an ordinary observation. `answer` sends it to the policy without a step. Use `observe`
                 for a program that never offers tools.
         """
-        wrong = [path for path in files or {} if not path.startswith("/")]
+        wrong = [path for path in files or {} if not path.startswith(("/", "~/"))]
         if wrong:
-            raise ConfigError(f"Expected the keys of `agent.files` to be absolute paths in the container, got {wrong}.")
+            raise ConfigError(
+                "Expected the keys of `agent.files` to be paths in the container that start with `/` or `~/`, "
+                f"got {wrong}."
+            )
         recipe = CommandRecipe(
             name=name,
             command=command,
             env=env or {},
-            files=files or {},
+            files={
+                target: file if isinstance(file, FileOption) else FileOption(path=file)
+                for target, file in (files or {}).items()
+            },
             mount=mount,
             package=package,
             conversation_headers=tuple(header.lower() for header in conversation_headers or ()),
@@ -186,7 +233,7 @@ class CommandAgentFactory(InstalledAgentFactory):
             normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
         )
         super().__init__(
-            recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
+            recipe, EndpointOptions(model_name or POLICY, port, keepalive_sec, forward_sampling, background_requests)
         )
 
 

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
-from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, LaunchedCommand
+from ares_exp.agents.installed.recipe import (
+    AGENT_DIR,
+    MCP_FILE,
+    NO_SKILLS,
+    AgentFile,
+    AgentRecipe,
+    Launch,
+    LaunchedCommand,
+    mcp_json,
+)
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line, LineReport
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
@@ -172,7 +181,10 @@ class InstalledAgent:
                 context=self._context,
             )
             launched = self._recipe.command(launch)
-            await self._make_files({INSTRUCTION_FILE: task, **launched.files})
+            files = {INSTRUCTION_FILE: AgentFile(task), **launched.files}
+            if "mcp_servers" in self._recipe.supports:
+                files[MCP_FILE] = AgentFile(mcp_json(self._context.mcp_servers))
+            await self._make_files(files)
             result = await self._execute(launched, launch.variables, forwarded_port)
         self._judge(result)
 
@@ -201,22 +213,28 @@ class InstalledAgent:
         finally:
             await finish(_close(forwarded_port, endpoint, line))
 
-    async def _make_files(self, files: Mapping[str, str]) -> None:
+    async def _make_files(self, files: Mapping[str, AgentFile]) -> None:
         """Creates files in the container that belong to the agent's user. Their contents are not recorded."""
         staging = f"{AGENT_DIR}/.files"
-        await self._succeed(f"mkdir -p {AGENT_DIR} && chmod 777 {AGENT_DIR}", user="root")
+        folders = f"{AGENT_DIR} {NO_SKILLS}" if "skills_dir" in self._recipe.supports else AGENT_DIR
+        await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
         with tempfile.TemporaryDirectory(prefix="ares_exp-agent-") as folder:
-            await in_thread(lambda: _write_numbered(Path(folder), list(files.values())))
+            shown = ["" if file.is_secret else file.text for file in files.values()]
+            await in_thread(lambda: _write_numbered(Path(folder), shown))
             await self._container.upload(folder, staging)
-        moves = [
-            f"mkdir -p {shlex.quote(str(Path(path).parent))} && cp {staging}/{number} {shlex.quote(path)}"
-            for number, path in enumerate(files)
-        ]
-        await self._succeed(" && ".join(moves))
+        steps: list[str] = []
+        env: dict[str, str] = {}
+        for number, (path, file) in enumerate(files.items()):
+            target, source = _in_shell(path), f"cat {staging}/{number}"
+            if file.is_secret:  # through the environment, because an upload passes through a disk of this machine
+                env[f"ARES_FILE_{number}"], source = file.text, f'printf %s "$ARES_FILE_{number}"'
+            steps.append(f"mkdir -p {_in_shell(str(Path(path).parent))} && {source} >{target}")
+            steps += [f"chmod {file.mode} {target}"] if file.mode else []
+        await self._succeed(" && ".join(steps), env=env)
         await self._succeed(f"rm -rf {staging}", user="root")
 
-    async def _succeed(self, command: str, *, user: str | None = None) -> None:
-        result = await self._container.exec(command, user=user, cwd="/", timeout_sec=_SETUP_SEC)
+    async def _succeed(self, command: str, *, user: str | None = None, env: Mapping[str, str] | None = None) -> None:
+        result = await self._container.exec(command, user=user, env=env, cwd="/", timeout_sec=_SETUP_SEC)
         if result.exit_code != 0:
             raise AgentError(f"Expected `{command:.200}` to succeed before the agent is started: {result.output:.500}")
 
@@ -271,6 +289,11 @@ async def _close(forwarded_port: ForwardedPort, endpoint: Endpoint, line: Line) 
         await forwarded_port.close()
     finally:
         await endpoint.close(line)
+
+
+def _in_shell(path: str) -> str:
+    """Quotes a path for the shell. `~/` at its start remains the home directory of the agent's user."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 def _write_numbered(folder: Path, texts: list[str]) -> None:

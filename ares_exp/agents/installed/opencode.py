@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from ares_exp.agents.installed.packaged import PackagedAgentFactory, PackagedRecipe
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.recipe import Launch, LaunchedCommand, mcp_entry
 from ares_exp.agents.toolbox.placing import Placed
 
 _SWITCHED_OFF = (
@@ -25,6 +27,7 @@ class OpencodeRecipe(PackagedRecipe):
     package_name = "opencode"
     conversation_headers = ("x-session-id",)
     variables = ("provider.ares.options.baseURL in OPENCODE_CONFIG_CONTENT",)
+    supports = frozenset({"mcp_servers", "skills_dir"})
 
     def program(self, placed: Placed) -> str:
         """Returns the path of the executable."""
@@ -46,7 +49,8 @@ class OpencodeRecipe(PackagedRecipe):
             **{name: f"{home}/{name.split('_')[1].lower()}" for name in _XDG},
             **self.env,
         }
-        return LaunchedCommand(f"{launch.program} {shlex.join(arguments)}", env=env)
+        skills = launch.copy_skills(f"{home}/config/opencode/skills")
+        return LaunchedCommand(f"{skills}{launch.program} {shlex.join(arguments)}", env=env)
 
     def _config(self, launch: Launch) -> dict[str, object]:
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else ("task",)))
@@ -66,7 +70,14 @@ class OpencodeRecipe(PackagedRecipe):
             "agent": {"title": {"disable": True}},
             "tools": dict.fromkeys(refused, False),
             "provider": {"ares": provider},
+            "mcp": {server.name: _mcp(mcp_entry(server)) for server in launch.context.mcp_servers},
         }
+
+
+def _mcp(entry: Mapping[str, Any]) -> dict[str, object]:
+    if "command" in entry:
+        return {"type": "local", "command": [entry["command"], *entry["args"]]}
+    return {"type": "remote", "url": entry["url"], "headers": entry["headers"], "oauth": False}
 
 
 _HOME_OF_CHECK = "/tmp/ares_exp-opencode"

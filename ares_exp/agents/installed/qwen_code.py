@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from ares_exp.agents.installed.packaged import PackagedAgentFactory, PackagedRecipe
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand, mcp_entry
 from ares_exp.agents.toolbox.placing import Placed
 
 _SETTINGS = {
@@ -25,6 +26,7 @@ class QwenCodeRecipe(PackagedRecipe):
 
     package_name = "qwen_code"
     variables = ("--openai-base-url", "OPENAI_API_KEY")
+    supports = frozenset({"mcp_servers", "skills_dir"})
 
     def program(self, placed: Placed) -> str:
         """Returns the shell words that start the program with its Node.js."""
@@ -38,20 +40,34 @@ class QwenCodeRecipe(PackagedRecipe):
             *("--openai-base-url", f"{launch.url}/v1", *self.extra_args),
         ]
         refused = [*_OF_THE_PROVIDER, *(() if self.subagents else _SUBAGENTS)]
-        settings = _SETTINGS | {"tools": {"exclude": refused}, "permissions": {"deny": refused}}
+        settings = _SETTINGS | {
+            # With MCP servers, qwen-code would otherwise defer their tools until the LLM searches for them.
+            "tools": {"exclude": refused, "toolSearch": {"enabled": not launch.context.mcp_servers}},
+            "permissions": {"deny": refused},
+            "mcpServers": {server.name: _mcp(mcp_entry(server)) for server in launch.context.mcp_servers},
+        }
+        skills = launch.copy_skills(f"{home}/skills")
         env = {
             "OPENAI_API_KEY": launch.key,
             "QWEN_HOME": home,
+            "QWEN_CODE_LEGACY_MCP_BLOCKING": "1",  # the first request waits for the MCP servers
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
             "QWEN_DISABLE_AUTO_TITLE": "1",
             "QWEN_USAGE_STATISTICS_ENABLED": "false",
             **self.env,
         }
         return LaunchedCommand(
-            f"{launch.program} {shlex.join(arguments)}",
+            f"{skills}{launch.program} {shlex.join(arguments)}",
             env=env,
-            files={f"{home}/settings.json": json.dumps(settings, indent=1)},
+            files={f"{home}/settings.json": AgentFile(json.dumps(settings, indent=1))},
         )
+
+
+def _mcp(entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entry of an MCP server, whose transport is given by the name of its URL."""
+    if entry.pop("type") == "http":
+        entry["httpUrl"] = entry.pop("url")
+    return entry
 
 
 class QwenCodeFactory(PackagedAgentFactory):

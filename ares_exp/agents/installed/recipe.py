@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.containers.container import ExecResult, Mount
+from ares_exp.errors import AgentError
+from ares_exp.tasks.environment_section import McpServer
 from ares_exp.tasks.task_contract import AgentContext
 
 AGENT_DIR = "/logs/agent"
 """Directory in the container that is saved as `files/<episode>/agent/`. The agent's user can write to it."""
+MCP_FILE = f"{AGENT_DIR}/mcp.json"
+"""Path of the file with the task's MCP servers, in the format of `mcp_json`."""
+NO_SKILLS = f"{AGENT_DIR}/skills"
+"""Empty directory of skills, for tasks that have no skills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,31 @@ class Launch:
             "ARES_MODEL": self.model,
             "ARES_INSTRUCTION_FILE": self.instruction_file,
             "ARES_AGENT_DIR": self.directory,
+            "ARES_MCP_FILE": MCP_FILE,
+            "ARES_SKILLS": self.context.skills_dir or NO_SKILLS,
         }
+
+    def copy_skills(self, target: str) -> str:
+        """Returns shell source that copies the task's skills to a directory; empty if there are none."""
+        if self.context.skills_dir is None:
+            return ""
+        source, folder = shlex.quote(self.context.skills_dir), shlex.quote(target)
+        return f"if [ -d {source} ]; then mkdir -p {folder} && cp -r {source}/. {folder}; fi\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFile:
+    """A text file of an agent in the container.
+
+    Attributes:
+        text: Contents of the file.
+        mode: Octal mode; `None` for the default mode of new files.
+        is_secret: Whether the text contains the key. The text is then never written to a disk of this machine.
+    """
+
+    text: str
+    mode: str | None = None
+    is_secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +88,39 @@ class LaunchedCommand:
         command: Shell source, run as the agent's user in the container's working directory. Its standard input is the
             instruction, and its environment includes `Launch.variables`.
         env: Additional environment variables. Put the key here and not into `command`, which is recorded.
-        files: Text files to create before the start, as the agent's user: absolute path → contents.
+        files: Text files to create before the start, as the agent's user, by path. A path is absolute or starts with
+            `~/`.
     """
 
     command: str
     env: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, AgentFile] = field(default_factory=dict)
+
+
+def mcp_json(servers: Sequence[McpServer]) -> str:
+    """Returns MCP servers in the JSON format that most agents read: `{"mcpServers": {NAME: …}}`.
+
+    Raises:
+        AgentError: The headers of a server refer to variables of the host.
+    """
+    return json.dumps({"mcpServers": {server.name: mcp_entry(server) for server in servers}}, indent=1)
+
+
+def mcp_entry(server: McpServer) -> dict[str, Any]:
+    """Returns the entry of an MCP server in `mcp_json`.
+
+    Raises:
+        AgentError: The headers of the server refer to variables of the host.
+    """
+    if any("${" in value for value in server.headers.values()):
+        raise AgentError(
+            f"The MCP server {server.name!r} of the task has headers with host variables, which third-party agents do "
+            "not get, because they could print them. Leave the task out with env.exclude=[TASK]."
+        )
+    if server.transport == "stdio":
+        return {"type": "stdio", "command": server.command, "args": list(server.args)}
+    kind = "sse" if server.transport == "sse" else "http"
+    return {"type": kind, "url": server.url, "headers": server.headers}
 
 
 class AgentRecipe(Protocol):

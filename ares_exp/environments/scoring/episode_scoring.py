@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,6 +33,8 @@ STEPS_FOLDER = "steps"
 AGENT_FOLDER = "agent"
 AGENT_FILES_SEC = 120.0
 """Time limit in seconds for copying the agent's files."""
+MAX_AGENT_FILE_KB = 16 * 1024
+"""Size in KiB above which only the start and the end of an agent's file are kept, each a quarter of it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -49,6 +52,8 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
     """Copies the agent's own files, such as its logs, to the host. A failure is only logged.
 
+    Files above `MAX_AGENT_FILE_KB` are cut in the copy.
+
     Args:
         container: The agent's container.
         files_dir: Directory of the files in the container; `None` copies nothing.
@@ -62,11 +67,37 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
     folder = target / AGENT_FOLDER
     try:
         async with asyncio.timeout(AGENT_FILES_SEC), redacted(folder, ()):
+            cut = await container.exec(_cut_script(files_dir), user="root", timeout_sec=None, shell=PLAIN_SHELL)
+            if cut.exit_code == 0 and cut.output:
+                _logger.warning(
+                    "Files of the agent above %d MiB were cut in the copy: %.500s",
+                    *(MAX_AGENT_FILE_KB // 1024, cut.output.strip()),
+                )
+                files_dir = _cut_dir(files_dir)
             await container.download(files_dir, folder)
     except (TransferError, TimeoutError) as error:
         _logger.warning(
             "The files that the agent left in %s were not saved: %s", files_dir, error or "it took too long"
         )
+
+
+def _cut_dir(files_dir: str) -> str:
+    return f"{files_dir.rstrip('/')}.ares_exp-cut"
+
+
+def _cut_script(files_dir: str) -> str:
+    """Returns a script that links the files in a second directory, cuts large files there, and prints their names.
+
+    It prints nothing and makes no directory if there are no large files.
+    """
+    source, cut, part = shlex.quote(files_dir), shlex.quote(_cut_dir(files_dir)), MAX_AGENT_FILE_KB * 256
+    copy = f'{{ head -c {part} "$0"; printf "\n[cut by ares_exp]\n"; tail -c {part} "$0"; }} >{cut}/"$0"; echo "$0"'
+    return (
+        f'cd {source} && rm -rf {cut} && [ -n "$(find . -type f -size +{MAX_AGENT_FILE_KB}k | head -n 1)" ] && '
+        f"find . -type d -exec mkdir -p {cut}/{{}} \\; && "
+        f"find . -type f ! -size +{MAX_AGENT_FILE_KB}k -exec ln {{}} {cut}/{{}} \\; && "
+        f"find . -type f -size +{MAX_AGENT_FILE_KB}k -exec sh -c {shlex.quote(copy)} {{}} \\;"
+    )
 
 
 class Scoring:

@@ -1,10 +1,14 @@
-"""A small MCP server over stdin and stdout, or with a port over HTTP; its count tells it from another one."""
+"""A small MCP server over stdin and stdout, or with a port over HTTP; its count tells it from another one.
+
+With the argument `plain`, it offers one valid tool and keeps to the specification.
+"""
 
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 count = 0
+PLAIN = sys.argv[1:] == ["plain"]
 SCHEMA = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
 
 
@@ -12,7 +16,14 @@ def answered(message):
     global count
     method, params = message["method"], message.get("params", {})
     if method == "initialize":
-        return {"protocolVersion": params["protocolVersion"], "capabilities": {}, "serverInfo": {"name": "c"}}
+        return {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "c", "version": "1"},
+        }
+    if method.endswith("/list") and PLAIN:
+        tool = {"name": "add", "description": "Adds.", "inputSchema": SCHEMA}
+        return {"tools": [tool], "prompts": [], "resources": []}
     if method == "tools/list":
         if "cursor" in params:
             return {"tools": [{"name": "die", "inputSchema": {"type": "object"}}]}
@@ -24,6 +35,8 @@ def answered(message):
     if not isinstance(params["arguments"].get("by"), int):
         return {"isError": True, "content": [{"type": "text", "text": "by is no number"}]}
     count += params["arguments"]["by"]
+    if PLAIN:
+        return {"content": [{"type": "text", "text": f"{count} units"}]}
     return {"content": [{"type": "text", "text": f"{count} ünits"}, {"type": "image", "mimeType": "image/png"}]}
 
 
@@ -52,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-if len(sys.argv) > 1:
+if sys.argv[1:] and not PLAIN:
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 for line in sys.stdin:
     said = json.loads(line)

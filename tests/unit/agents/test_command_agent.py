@@ -33,6 +33,7 @@ from ares_exp.trajectories.records import serialize_llm_response
 from ares_exp.trajectories.request_diff import request_change
 from ares_exp.trajectories.response_log import logged_episodes
 from tests.conftest import SECRET_FREE
+from tests.installed_agents import equipped_task
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 
@@ -300,6 +301,17 @@ def test_failed_program_is_scored() -> None:
     assert stored.load().error == row.error
 
 
+def test_large_files_of_the_program_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    large = "mkdir $ARES_AGENT_DIR/d; { echo first; head -c 20000000 /dev/zero; echo last; } >$ARES_AGENT_DIR/d/large"
+    row = execute(*replies(large, GREET, "DONE"))
+    assert row.reward == 1.0
+    [path] = Path("run/files").glob("*/agent/d/large")
+    content = path.read_bytes()
+    assert (content[:6], content[-5:], len(content)) == (b"first\n", b"last\n", 2**23 + len("\n[cut by ares_exp]\n"))
+    assert "DONE" in kept("output.txt")
+    assert "above 16 MiB were cut in the copy: ./d/large" in caplog.text
+
+
 def test_accepted_exit_codes_count_as_success() -> None:
     row = execute("agent.ok_exit_codes=[0,3]", *replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
@@ -373,11 +385,47 @@ def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
     assert "Read-only file system" in shown
 
 
+def test_inline_files_have_values_mode_and_context(tmp_path: Path) -> None:
+    (tmp_path / "url.txt").write_text("$ARES_LLM_URL")
+    files = {
+        "/opt/agent.py": str(AGENT),
+        "~/models.json": {"text": "$ARES_LLM_KEY $ARES_MODEL $HOME", "fill": True, "mode": "600"},
+        "/opt/plain.txt": {"text": "$ARES_LLM_KEY"},
+        "/opt/url.txt": {"path": "url.txt", "fill": True},
+    }
+    option = {
+        "_target_": "ares_exp.agents.installed.command.CommandAgentFactory",
+        "command": "python3 /opt/agent.py",
+        "files": files,
+        "env": {"SERVERS": "$ARES_MCP_FILE", "SKILLS": "$ARES_SKILLS"},
+        "model_name": "m",
+    }
+    (tmp_path / "options/agent").mkdir(parents=True)
+    (tmp_path / "options/agent/mine.yaml").write_text(json.dumps(option))
+    show = "grep -F \"$ARES_LLM_KEY m \" ~/models.json | grep -qF 'm $HOME' && stat -c %a ~/models.json"
+    look = f"{show}; cat /opt/plain.txt /opt/url.txt $SERVERS; ls $SKILLS; true"
+    words = [*equipped_task(tmp_path / "tasks"), *TASK[1:], "container=local", "hydra.run.dir=run"]
+    [row] = ares_exp.run(
+        [*words, "agent=mine", *replies(look, GREET, "DONE")], config_dirs=["options"], quiet=True
+    ).rows
+    assert row.reward == 1.0
+    shown = asked()[1]["messages"][2]["content"]
+    assert shown.startswith("exit code 0\n600\n$ARES_LLM_KEYhttp://127.0.0.1:61081{"), shown
+    assert '"command": "python3"' in shown
+    assert "greets-in-verse" in shown
+    assert not any(b"ares-key-" in path.read_bytes() for path in Path("run").rglob("*") if path.is_file())
+    Path("run").rename("done")
+    with pytest.raises(UserError, match=r"\$ARES_MCP_FILE and \$ARES_SKILLS"):
+        execute(*words[:2], *replies("DONE"))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["agent.files={/x: {text: a, path: b}}"], "either `text` or `path`"),
+        ([f"agent.files={{/x: {{text: {'a' * 100_001}, fill: true}}}}"], "at most 100000 bytes, got 100001 in /x"),
         (["agent.files={/x: missing.py}"], "missing.py"),
-        (["agent.files={x: missing.py}"], "absolute"),
+        (["agent.files={x: missing.py}"], "start with `/` or `~/`"),
         (["agent.mount=nowhere"], "nowhere"),
         (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a variable of the shell"),
         (["agent.keepalive_sec=0"], "keepalive_sec"),
