@@ -429,7 +429,7 @@ class EnvironmentBase:
     @property
     def _cannot_be_captured(self) -> SnapshotUnsupportedError:
         kind = type(self.unwrapped).__name__
-        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`: its episodes cannot be captured.")
+        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`, so its episodes cannot be saved.")
 
     # Several requests at once
 
@@ -609,9 +609,10 @@ class _Completed(StandIn, EnvironmentBase):
         if options:
             if not _takes(env.reset, "options"):
                 raise TypeError(
-                    f"Expected an environment that can be reset with options, but {type(env).__name__}.reset() does "
-                    f"not take them, got {dict(options)!r:.200}. Call reset() without, or give the environment's "
-                    "reset() the keyword argument `options=None`."
+                    "Expected an environment that can be reset with options, but "
+                    f"{type(env).__name__}.reset() does not take them, got {dict(options)!r:.200}. Call "
+                    "reset() without options, or give the environment's reset() the keyword argument "
+                    "`options=None`."
                 )
             given["options"] = options
         time_step: TimeStep[Any] = await env.reset(**given)
@@ -682,7 +683,7 @@ class OneCallAtATime:
     def during(self, what: str) -> Self:
         """Returns a context manager for the call `what`. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
-            raise EpisodeStateError(f"{what} while {self.in_progress} is running: await that one first.")
+            raise EpisodeStateError(f"{what} while {self.in_progress} is running. Await that call first.")
         self.in_progress = what
         return self
 

@@ -290,8 +290,8 @@ class Endpoint:
             )
         if not (key.isascii() and key.isprintable()):
             raise PreflightError(
-                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}has characters that are "
-                "not allowed in an HTTP header."
+                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}contains characters "
+                "that are not allowed in an HTTP header."
             )
         return key
 

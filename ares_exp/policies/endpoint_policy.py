@@ -85,7 +85,7 @@ def _check_url(url: str) -> str:
     parts = urlsplit(url)
     _ = parts.port  # raises ValueError if the port is out of range
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("expected a URL such as https://api.openai.com/v1, up to and with the version")
+        raise ValueError("expected a URL such as https://api.openai.com/v1, including the version")
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected no user or password in the URL: keys come from the environment (api_key_env)")
     return url
@@ -94,7 +94,8 @@ def _check_url(url: str) -> str:
 def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
     if own := sorted({"messages", "input", "model", "n", "stream", "stream_options"}.intersection(extra_body)):
         raise ValueError(
-            f"cannot set {', '.join(own)}: one response of policy.model to the agent's messages (policy.stream)"
+            f"cannot set {', '.join(own)}, because these fields come from the agent's request, "
+            "policy.model and policy.stream"
         )
     return extra_body
 

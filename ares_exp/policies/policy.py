@@ -223,7 +223,8 @@ async def checked_response(client: LLMClient, request: LLMRequest) -> LLMRespons
         )
     if not is_countable(response):
         raise MalformedResponseError(
-            f"Expected the policy's response to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
-            f"0 or more tokens, below {MAX_COUNT:,}, got cost={response.cost!r:.80}, usage={response.usage!r:.200}."
+            f"Expected the policy's response to have a cost from 0 to below {MAX_NUMBER:g} US dollars, and "
+            f"token counts from 0 to below {MAX_COUNT:,}, got cost={response.cost!r:.80}, "
+            f"usage={response.usage!r:.200}."
         )
     return response

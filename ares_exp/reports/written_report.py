@@ -267,7 +267,7 @@ class _Choice:
         wanted = set() if which == "none" else failed(run.summary, recorded) if which == "failed" else set(recorded)
         for episode_id in ids:
             if episode_id not in wanted:
-                self._leave_out(number, run, episode_id, f"not asked for (--episodes {which})")
+                self._leave_out(number, run, episode_id, f"not included (--episodes {which})")
         return [episode_id for episode_id in ids if episode_id in wanted]
 
     def _block(self, number: int, run: ShownRun, episode_id: str) -> str | None:

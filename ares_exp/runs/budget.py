@@ -433,4 +433,4 @@ class Spending:
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:
-            self._warn(f"The spending of the other jobs of the sweep cannot be read, and is not counted: {error}")
+            self._warn(f"Cannot read the spending of the sweep's other jobs, so it is not counted: {error}")

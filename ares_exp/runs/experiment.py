@@ -296,8 +296,8 @@ class Experiment:
                 changes.append(parts.policy.adjust(name, value))
             elif key != "concurrency":
                 raise ConfigError(
-                    f"`{key}` cannot change in a running run. Use one of {', '.join(LIVE_KEYS)}. Other keys that "
-                    "do not change results can be set with `resume=`. All others need a new run."
+                    f"`{key}` cannot change during a run. Use one of {', '.join(LIVE_KEYS)}. Other keys "
+                    "that do not change results can be set with `resume=`. All others need a new run."
                 )
             elif type(value) is not int or value < 1:
                 raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
@@ -358,7 +358,7 @@ class Experiment:
     def request_snapshots(self) -> None:
         """Requests a snapshot of each running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
-            logger.warning("This run takes no snapshots. To take snapshots on request, set snapshot=manual.")
+            logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 
         for episode in self._running.values():

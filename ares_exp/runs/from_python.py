@@ -285,7 +285,7 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     for one in overrides:
         if one in ("-m", "--multirun"):
             raise ConfigError(
-                "A sweep (`-m`) is run by the command. In Python, loop over runs: "
+                "Sweeps (`-m`) only work on the command line. In Python, loop over runs: "
                 '`[ares_exp.run([f"seed={seed}"]) for seed in range(3)]`.'
             )
         if one.startswith("-") or not (one.startswith("~") or "=" in one):

@@ -187,7 +187,7 @@ class WandbTracker(TrackerBase):
             sync = f"W&B, offline; upload: ares-exp wandb sync {shlex.quote(str(shown_path(info.run_dir)))}"
             self._run, self._place = run, sync if run.offline else f"W&B: {run.url}"
         except Exception as error:
-            self._numbers.report(f"could not be started, this run is not tracked: {error_line(error)}")
+            self._numbers.report(f"could not be started, so this run is not tracked: {error_line(error)}")
         finally:
             self._opened.set()
 
@@ -232,6 +232,6 @@ class WandbTracker(TrackerBase):
         try:
             close_run(run, exit_code=0 if summary.complete else 1)
         except Exception as error:
-            self._numbers.report(f"could not finish the run, what was recorded is on disk: {error_line(error)}")
+            self._numbers.report(f"could not finish the run, but the recorded data is on disk: {error_line(error)}")
         if not (run.offline or self.failures):
             uploaded_mark(session / f"run-{run.id}.wandb").touch()

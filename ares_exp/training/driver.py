@@ -269,7 +269,7 @@ class EpisodeDriver:
                 "`policy=transformers`."
             )
         if version in self._age:
-            raise ConfigError(f"Expected a new name for new weights, got {version!r}, which others of them had.")
+            raise ConfigError(f"Expected a new name for new weights, got {version!r}, which other weights already had.")
         await policy.update(version, weights)
         self._age[version] = len(self._age)
         self.version = version
@@ -320,7 +320,7 @@ class EpisodeDriver:
 
     def _submitted(self, planned: Sequence[PlannedEpisode]) -> Submission:
         if self._closed:
-            raise UserError("The training has ended, or was interrupted: nothing more is run. Resume its run.")
+            raise UserError("The training has ended or was interrupted, so no more episodes run. Resume its run.")
         self._open = {one for one in self._open if one.pending}
         submission = Submission(self, planned)
         self._open.add(submission)

@@ -70,7 +70,7 @@ def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Conc
             said = "; ".join(problems)
             end = "" if said.endswith(("?", ".")) else "."
             preset = kwargs.get("preset", "PresetGym")
-            raise ConfigError(f"{preset} cannot be made: {said}{end}") from None
+            raise ConfigError(f"{preset} cannot be created: {said}{end}") from None
 
     return checked
 

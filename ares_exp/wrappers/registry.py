@@ -220,9 +220,10 @@ class ConfiguredPreset:
             needed = " ".join(f"{key}=…" for key in missing)
             given = ", ".join(f'"{key}=…"' for key in missing)
             raise PresetError(
-                f"The preset `{self.name}` needs a value for {' and '.join(f'`{key}`' for key in missing)}. "
-                f"Run `ares-exp env={self.env} {needed}`, or register a preset that says it: "
-                f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
+                f"The preset `{self.name}` needs a value for "
+                f"{' and '.join(f'`{key}`' for key in missing)}. Run `ares-exp env={self.env} {needed}`, "
+                'or register a preset with this value: `register_preset("NAME", '
+                f'ConfiguredPreset("{self.env}", overrides=({given},)))`.'
             )
         if not self.options:
             return make_scored_source(config)

@@ -69,9 +69,9 @@ class Order:
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if (self.what is not None) != (self.verb == "cancel"):
-            raise ValueError("expected `what` with `cancel`, and only with it")
+            raise ValueError("expected `what` for `cancel`, and not for other commands")
         if bool(self.values) != (self.verb == "set"):
-            raise ValueError("expected `values` with `set`, and only with it")
+            raise ValueError("expected `values` for `set`, and not for other commands")
         if (self.now or self.for_sec is not None) and self.verb != "pause":
             raise ValueError("expected `now` and `for_sec` only with `pause`")
         return self

@@ -160,7 +160,7 @@ class RunControl:
                 return f"In force: {', '.join(shown)}."
             case "stop":
                 self.interrupt()
-                return "Running episodes are ended as cancelled; the run can be resumed."
+                return "Running episodes end as cancelled. You can resume the run."
 
     def _pause(self, order: Order) -> str:
         now = time.time()

@@ -148,8 +148,8 @@ class LoopLag:
     def _report(self, late: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         self._warn(
-            f"The event loop has been blocked for {late:.0f} s by {_calls(frame)}. "
-            "No episode continues meanwhile. Use `asyncio.to_thread` for blocking calls."
+            f"The event loop has been blocked for {late:.0f} s by {_calls(frame)}. Episodes cannot "
+            "continue during this time. Use `asyncio.to_thread` for blocking calls."
         )
 
 

@@ -155,7 +155,7 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
         seed=log.seed,
         outcome=Outcome.LOST,
         reward=None,
-        error=ErrorInfo("lost", f"its process died after {usage.num_steps} answers"),
+        error=ErrorInfo("lost", f"its process died after {usage.num_steps} responses"),
         num_steps=usage.num_steps,
         prompt_tokens=usage.prompt_tokens,
         generated_tokens=usage.generated_tokens,

@@ -336,7 +336,7 @@ class ServedRollouts:
             for one in list(self.submissions.values()):
                 if one.lease_until < now and (left := [each for each in one.rollouts if each.cursor is None]):
                     logger.warning(
-                        "The trainer of submission %s made no call for %g s. Its rollouts are cancelled.",
+                        "The trainer of submission %s sent no call for %g s. Its rollouts are cancelled.",
                         one.submission_id,
                         one.body.lease_sec or self._lease_sec,
                     )
@@ -649,7 +649,7 @@ class ServedRollouts:
 
 _WHY = {
     CANCELLED: "The rollout was cancelled.",
-    LEASE_EXPIRED: "The trainer made no call until its lease expired.",
+    LEASE_EXPIRED: "The trainer sent no call before its lease expired.",
 }
 
 

@@ -243,9 +243,7 @@ class _Sampler:
             versions |= {version: None} if version is not None and part.ids else {}
             stop = part.stop
         if not ids:
-            raise ContextOverflowError(
-                f"The sampler has no room for a response: the prompt has {len(asked.prompt)} tokens."
-            )
+            raise ContextOverflowError(f"The prompt has {len(asked.prompt)} tokens and leaves no room for a response.")
         template = await self.relay.template(self.model)
         return LLMResponse.from_text(
             sampled_text(template, ids, template.ends, sampling["stop"]),

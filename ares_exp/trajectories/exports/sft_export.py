@@ -73,7 +73,7 @@ def _rows(
             }
             digest = hashlib.sha256(dump_json(row).encode()).digest()
             if digest in seen:
-                report.left_out["conversations that another episode has too"] += 1
+                report.left_out["conversations that another episode also has"] += 1
                 continue
             seen.add(digest)
             report.rows += 1
