@@ -1,4 +1,4 @@
-"""The command `ctl`: shows the state of a running run or sweep, and sends orders to it."""
+"""The command `ctl`: shows the state of a run or sweep in progress, and sends orders to it."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class _Composed:
     Attributes:
         config: The pickled config. Unpickling takes less than a hundredth of the time of composing, and a tenth of the
             time of copying.
-        files: Every file that the config depends on, with its stamp.
+        files: Every file that the config depends on, with its `file_stamp`.
     """
 
     config: bytes

@@ -1,6 +1,6 @@
 """Base class of policies for HTTP endpoints: sampling, retries, limits, usage, cost, refusals and reasoning.
 
-Subclasses convert the bodies of one wire.
+Subclasses convert the bodies of one API.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class EndpointPolicy(Policy):
     value applies, and then the engine's default. `extra_body` takes precedence over all of them. The policy (`stream`)
     and not the agent's request decides whether a response is streamed, and streaming does not change the response. A
     response field that an `LLMResponse` cannot represent causes only a warning, also with `strict`, because the
-    response is already paid for.
+    response was already paid for.
 
     The first request reads the key.
 

@@ -107,7 +107,7 @@ class Policy(LLMClient):
     def seed_of(self, task_name: str, attempt: int) -> int | None:
         """Returns the required seed of an episode, for a policy that replays episodes.
 
-        `None`, the default: any seed.
+        `None`, the default, allows any seed.
         """
         return None
 

@@ -28,7 +28,7 @@ class RecordedResults:
     """Content of `episodes.jsonl`.
 
     Attributes:
-        results: Results of all tries of all attempts, in the order in which they ended.
+        results: Results of all episodes of all attempts, in the order in which they ended.
         torn: Whether the last line is incomplete, because of a crash. Its result is not in `results`.
         whole_bytes: Number of bytes of the complete lines.
     """

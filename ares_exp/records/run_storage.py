@@ -1,4 +1,4 @@
-"""The storage of a run: disk space that is allocated in advance, and the first failed write, which ends the run."""
+"""The storage of a run: it allocates disk space in advance, and ends the run at the first failed write."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one try of an attempt when a place is available. Returns the next retry of the attempt, if any."""
+        """Runs one episode of an attempt when a place is available. Returns the next retry of the attempt, if any."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
@@ -398,7 +398,7 @@ class Experiment:
             await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
-        """Returns the retry that follows this try; `None` for no retry."""
+        """Returns the retry that follows this episode; `None` for no retry."""
         planned = episode.planned
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
@@ -418,7 +418,7 @@ class Experiment:
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
 
     def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
-        """Plans a try that continues a lost try with its responses. Without responses, the try starts again."""
+        """Plans an episode that continues a lost episode with its responses, or starts again if there are none."""
         planned = episode.planned
         earlier = episode.log.read() if episode.log is not None else planned.earlier
         if earlier is None:

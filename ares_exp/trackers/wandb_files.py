@@ -74,7 +74,7 @@ class WandbFiles:
     def link_inputs(self) -> list[Path]:
         """Links an online W&B run to its inputs; returns the parents whose trajectories are not as recorded.
 
-        The record of a parent may come from a stranger, but only an owner of its files knows the digest.
+        An untrusted person may have written the record of a parent, but only an owner of its files knows the digest.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)

@@ -67,7 +67,7 @@ class Episode(bodies.Episode):
 
     @property
     def report(self) -> SequenceReport:
-        """The rows as a report, for `ares_exp.training.verl` and `skyrl`. Its rows have no reward if not trainable."""
+        """The rows as a report, for `ares_exp.training.verl` and `skyrl`. Untrainable rows have no reward."""
         rows = tuple(self._sequence(row) for row in self.rows or ())
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 

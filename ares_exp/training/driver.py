@@ -1,7 +1,7 @@
-"""The driver of a training: a trainer submits tasks to it, and receives the episodes as they finish.
+"""The episode driver: a trainer submits tasks to it, and receives the episodes as they finish.
 
-All episodes of a training are in one run directory, as for other runs. Each attempt at a task has its own number.
-Containers belong to episodes and not to versions of weights, so that an `update` restarts no container.
+All episodes of a trainer are in one run directory, as for other runs. Each attempt at a task has its own number.
+Containers belong to episodes and not to versions of weights, so that an `update` does not restart containers.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class EpisodeDriver:
         """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
 
         Args:
-            version: Name of the weights, which must be new in this training.
+            version: Name of the weights, which was not used before in this run.
             weights: The new weights, as for `UpdatablePolicy.update`.
 
         Raises:

@@ -275,7 +275,7 @@ class RunnerMonitor:
             warn: Function that receives warnings, on the event loop or (if the loop is blocked) in a thread.
             interval_sec: Interval between two samples, and between two checks of the episodes, in seconds.
             stall_warn_sec: Time without progress after which an episode is reported, in seconds.
-            queued: Function that returns the number of tries that wait for a slot or for their delay.
+            queued: Function that returns the number of episodes that wait for a slot or for their delay.
             figures: Function that returns additional metrics by name.
         """
         self.failures = 0

@@ -52,7 +52,7 @@ class Row:
         objective: Metric by which the jobs are compared; `None` if it cannot be computed.
         low, high: Bounds of the metric's interval; `None` without an interval.
         mean_reward: Mean reward, with errors counted as zero.
-        tokens, cost: Sums over all tries, with the cost in US dollars.
+        tokens, cost: Sums over all episodes, with the cost in US dollars.
         message: Reason why the job failed.
     """
 

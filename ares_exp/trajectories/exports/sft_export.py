@@ -39,7 +39,7 @@ def sft_rows(
     tool_arguments: ToolArguments = "text",
     reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Makes rows for supervised training.
+    """Creates rows for supervised training.
 
     Args:
         trajectories: The episodes, which are read one at a time. Episodes without a reward are left out.
