@@ -83,8 +83,8 @@ def files_page() -> str:
     return "".join(
         (
             GENERATED,
-            "# Files of a run\n\nThis page lists the files in a run directory and in the folder of a sweep. By default, "
-            "the run directory is `outputs/<name>/<date>_<time>/`. To choose another, set `hydra.run.dir=…`. "
+            "# Files of a run\n\nThis page lists the files in a run directory and in the folder of a sweep. By "
+            "default, the run directory is `outputs/<name>/<date>_<time>/`. To choose another, set `hydra.run.dir=…`. "
             "[Architecture](../architecture.md#files-of-a-run) names the code that writes each file.\n\n"
             "## Run directory\n\n",
             table(("file", "content"), [*rows, *((f"`{name}`", said) for name, said in OTHERS.items())]),
@@ -101,8 +101,8 @@ def files_page() -> str:
             "\nEach of `stages`:\n\n",
             _fields(StageResult),
             "\n## Versions of formats\n\nTrajectories and snapshots of another version are rejected, and the error "
-            "names both versions. [Trajectories](../trajectories.md#the-json-file-field-by-field) describes the fields of a "
-            "trajectory.\n\n",
+            "names both versions. [Trajectories](../trajectories.md#the-json-file-field-by-field) describes "
+            "the fields of a trajectory.\n\n",
             table(("format", "version"), versions().items()),
         )
     )
