@@ -325,7 +325,6 @@ def _moment(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _task_name(snapshot: EnvironmentSnapshot) -> str:
-    """Returns the task name that a snapshot records."""
     return one_line(str(snapshot.task_data.get("name", "–")))
 
 

@@ -228,7 +228,7 @@ class Endpoint:
         return text.replace(self._secret, MASK) if len(self._secret) >= LEAST_CHARS else text
 
     async def close(self) -> None:
-        """Closes the connections. Idempotent. A later request opens new ones."""
+        """Closes the connections. Idempotent. A later request opens new connections."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.client.close()

@@ -141,7 +141,7 @@ class AdvancingClient(LLMClient, Protocol):
     """A client of one episode, from `Policy.for_episode`, with a position in a script or a recording."""
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a request that another source (a log) has answered, as if the client had responded. Never raises.
+        """Skips a request whose response came from another source (a log). Never raises.
 
         It is called in order when an episode is resumed.
 

@@ -234,7 +234,7 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a response that another source (a log) has given."""
+        """Skips a response that came from another source (a log)."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)

@@ -53,10 +53,10 @@ class RunInfo:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives the events of a run: `start`, any number of `log_episode`, `finish`.
+    """Receives the events of a run: first `start`, then a `log_episode` for each episode, then `finish`.
 
-    These members are required. `TrackerBase` has the optional members with their defaults. To use them, inherit from
-    it or define some of its members.
+    These members are required. To use optional members, inherit from `TrackerBase`, which has defaults for them, or
+    define only some of them.
     """
 
     def start(self, run: RunInfo) -> None:

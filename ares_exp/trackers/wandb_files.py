@@ -143,7 +143,6 @@ class WandbFiles:
         self._run.log_code(str(package), f"run-{self._run.id}-code", lambda name: name.endswith(kinds))
 
     def _task_sets(self) -> list[wandb.Artifact]:
-        """Returns the artifact of the task set, if there is one."""
         folder, name = self._run_dir / "wandb" / "task-set", self._record.task_set
         return [] if name is None else [_artifact(plain(name), "task-set", _files(folder, hidden=True), folder)]
 

@@ -84,7 +84,7 @@ class EpisodeAgentLoop:
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
     """Returns the fields of the single output of an episode whose history was not rewritten.
 
-    The arguments are those of `agent_loop_outputs`.
+    Takes the same arguments as `agent_loop_outputs`.
 
     Raises:
         UntrainableError: The episode has several rows. Use `agent_loop_outputs` for several rows.

@@ -20,7 +20,7 @@ from ares_exp.records.terminal_text import print_error
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
 RUN_WORDS = ("run", "start", "play", "execute", "eval", "evaluate", "rollout", "exec")
-"""Words for runs in other programs. Here, a run does not need a word."""
+"""Words that start a run in other programs. In ares_exp, a run does not need a word."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
     "upload": "wandb sync", "cleanup": "clean", "prune": "clean", "gc": "snapshots gc", "sweep": "-m",

@@ -165,7 +165,7 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective, or else the best incomplete job; `None` without jobs."""
+        """The complete job with the best objective, otherwise the best incomplete job; `None` without jobs."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 

@@ -274,7 +274,6 @@ class ServedRollouts:
             self._fill(submission)
 
     def _apply(self, line: Mapping[str, Any]) -> None:
-        """Applies a line of the record."""
         if "submission" in line and "body" in line:
             body = SubmissionBody.model_validate(line["body"])
             submission = ServedSubmission(str(line["submission"]), body)
