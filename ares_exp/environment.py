@@ -90,22 +90,22 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
 
 
 def restart(observation: T) -> TimeStep[T]:
-    """Makes the FIRST step of an episode."""
+    """Creates the FIRST step of an episode."""
     return TimeStep("FIRST", None, None, observation)
 
 
 def transition(observation: T, reward: float = 0.0) -> TimeStep[T]:
-    """Makes a MID step, after which the episode continues."""
+    """Creates a MID step, after which the episode continues."""
     return TimeStep("MID", reward, 1.0, observation)
 
 
 def termination(reward: float) -> TimeStep[Any]:
-    """Makes the LAST step of an episode that terminated by itself."""
+    """Creates the LAST step of an episode that terminated by itself."""
     return TimeStep("LAST", reward, 0.0, None)
 
 
 def truncation(reward: float | None) -> TimeStep[Any]:
-    """Makes the LAST step of an episode that a limit ended."""
+    """Creates the LAST step of an episode that a limit ended."""
     return TimeStep("LAST", reward, 1.0, None)
 
 
@@ -141,7 +141,7 @@ class MinimalEnvironment(Protocol):
     """
 
     async def reset(self) -> TimeStep[Any, Any, Any]:
-        """Starts an episode (abandoning one in progress) and returns its FIRST step."""
+        """Starts an episode and returns its FIRST step. Abandons an episode in progress."""
         ...
 
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
@@ -167,7 +167,7 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     """
 
     async def reset(self) -> TimeStep[ObservationT, RewardT, DiscountT]:
-        """Starts an episode (abandoning one in progress) and returns its FIRST step."""
+        """Starts an episode and returns its FIRST step. Abandons an episode in progress."""
         ...
 
     async def step(self, action: ActionT) -> TimeStep[ObservationT, RewardT, DiscountT]:
@@ -196,7 +196,7 @@ class EpisodeReport:
         seed: Seed of the episode; `None` if the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` if the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
-            if no limit did, or while the episode is running.
+            if no limit was reached, or while the episode is running.
         limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
         format_errors: Number of replies that the agents could not use, if the agents count them.
         rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
@@ -288,7 +288,7 @@ class EnvironmentBase:
     """
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode (abandoning a running one) and returns its FIRST step.
+        """Starts an episode and returns its FIRST step. Abandons an episode in progress.
 
         Args:
             seed: Seed for choosing tasks.
@@ -415,7 +415,7 @@ class EnvironmentBase:
         raise self._cannot_be_captured
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Makes `n` independent environments that continue from the current state.
+        """Creates `n` independent environments that continue from the current state.
 
         Args:
             n: Number of environments.
@@ -429,23 +429,23 @@ class EnvironmentBase:
     @property
     def _cannot_be_captured(self) -> SnapshotUnsupportedError:
         kind = type(self.unwrapped).__name__
-        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`: its episodes cannot be captured.")
+        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`, so its episodes cannot be saved.")
 
     # Several requests at once
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the requests that have no response yet. `step(action)` answers the first one, the observation.
+        """Returns the requests without a response. `step(action)` responds to the first one, which is the observation.
 
         A caller can use this to ask the policy for several responses at once. New requests are appended, and the order
-        never changes. During `step()`, the request that it answers is not included. Empty without an episode.
+        never changes. During `step()`, the request to which it responds is not included. Empty without an episode.
         """
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until the calls in `pending_requests()` differ from `known`, and returns the pending requests.
 
-        May be awaited at any time, also during `step()`, and may be cancelled. Does not return while nothing changes.
-        The request that a `step()` answers or returns need not be reported, because the caller of `step()` knows it.
+        May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It does not
+        have to report the request that a `step()` responds to or returns, because the caller of `step()` knows it.
         Default: never returns.
         """
         await asyncio.Event().wait()
@@ -609,9 +609,10 @@ class _Completed(StandIn, EnvironmentBase):
         if options:
             if not _takes(env.reset, "options"):
                 raise TypeError(
-                    f"Expected an environment that can be reset with options, but {type(env).__name__}.reset() does "
-                    f"not take them, got {dict(options)!r:.200}. Call reset() without, or give the environment's "
-                    "reset() the keyword argument `options=None`."
+                    "Expected an environment that can be reset with options, but "
+                    f"{type(env).__name__}.reset() does not take them, got {dict(options)!r:.200}. Call "
+                    "reset() without options, or give the environment's reset() the keyword argument "
+                    "`options=None`."
                 )
             given["options"] = options
         time_step: TimeStep[Any] = await env.reset(**given)
@@ -682,7 +683,7 @@ class OneCallAtATime:
     def during(self, what: str) -> Self:
         """Returns a context manager for the call `what`. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
-            raise EpisodeStateError(f"{what} while {self.in_progress} is running: await that one first.")
+            raise EpisodeStateError(f"{what} while {self.in_progress} is running. Await that call first.")
         self.in_progress = what
         return self
 
@@ -695,6 +696,6 @@ class OneCallAtATime:
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:
-    """Returns the error for a `step()` without a running episode. `ended`: an episode has ended, none has started."""
+    """Returns the error for a `step()` without a running episode. `ended` is whether an earlier episode has ended."""
     state = "has ended its episode" if ended else "has not been reset"
     return EpisodeStateError(f"step() on an environment that {state}: call reset() first.")

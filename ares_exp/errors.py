@@ -108,7 +108,7 @@ class AresExpError(Exception):
 
 
 class UserError(AresExpError):
-    """The command line, the config or the preflight is at fault; nothing has been started."""
+    """The command line or the config is wrong, or a preflight check failed. Nothing was started."""
 
 
 class ConfigError(UserError):

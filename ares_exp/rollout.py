@@ -25,8 +25,8 @@ async def run_episode(
 ) -> TimeStep[Any]:
     """Runs one episode and returns its LAST time step. Closes the environment in any case.
 
-    If the environment's own time limit passes before the policy answers, the environment receives `None` and ends
-    the episode, or the current stage of its task.
+    If the environment's own time limit passes before the policy responds, the environment receives `None` and ends the
+    episode, or the current stage of its task.
 
     If a request is longer than the model's context, the episode is truncated, if the environment supports it.
 
@@ -36,7 +36,7 @@ async def run_episode(
     Args:
         environment: Environment to enter, reset, step and close.
         policy: Client that answers the observations.
-        events: Receiver of the events of the episode. It keeps the usage, also if an exception ends the episode.
+        events: Receiver of the events of the episode. It contains the usage, even if an exception ends the episode.
         policy_timeout_sec: Time limit of one response in seconds, from the time when its turn comes.
 
     Raises:
@@ -92,7 +92,7 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests, or none if a wrapper has changed the observation: it may edit the others too."""
+    """Returns the pending requests, or none if a wrapper has changed the observation and may also edit the others."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 

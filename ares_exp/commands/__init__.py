@@ -1,4 +1,4 @@
 """Commands of `ares-exp`, one file each.
 
-Imports every other folder; imported only by `ares_exp.__main__`.
+Imports every other folder. Only `ares_exp.__main__` imports it.
 """

@@ -21,8 +21,8 @@ EXIT_OK, EXIT_REMAINS = 0, 1
 DESCRIPTION = """\
 Removes leftovers of killed runs from this machine: containers, networks, volumes and images on the Docker engine, the
 directories and cgroups of local containers, and temporary directories of builds, verifiers and W&B uploads. If
-DAYTONA_API_KEY is set, it also removes sandboxes of the Daytona service. It keeps everything that belongs to a running
-run, to another machine or to another user. Every run does the same when it starts.
+DAYTONA_API_KEY is set, it also removes sandboxes of the Daytona service. It keeps everything that belongs to a run in
+progress, to another machine or to another user. Every run does the same when it starts.
 """
 EPILOG = """\
 Examples:
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshots",
         action="store_true",
-        help="also remove the sandbox snapshots that the Daytona service keeps for runs of this machine, including "
-        "running ones; recorded snapshots that need them can then no longer be restored",
+        help="also remove the sandbox snapshots that the Daytona service keeps for runs of this machine, also "
+        "for runs in progress; you can then no longer restore recorded snapshots that need them",
     )
     parser.add_argument(
         "--config-dir",
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(f"kept       {_things(count)} of {whose}: it still runs, or cannot be looked at from here")
+        _say(f"kept       {_things(count)} of {whose}: it is still running, or cannot be checked from here")
     _say(_total(stale, remaining, dry_run=dry_run))
     return EXIT_REMAINS if remaining or failed else EXIT_OK
 
@@ -98,7 +98,7 @@ def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tup
                 for leftover in backend.find_leftovers(images=images, snapshots=snapshots):
                     found.append(leftover)  # one by one, to keep the leftovers found before an error
         except (PreflightError, ConfigError) as error:
-            _say(f"{name.capitalize()} was left out. {error}")
+            _say(f"{name.capitalize()} was not checked. {error}")
         except ContainerServiceError as error:
             _say(str(error))
             failed = True

@@ -39,10 +39,10 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
 DESCRIPTION = """\
 Compares two or more runs on the tasks that they have in common. It shows the difference of the mean rewards with an
 interval and a p-value, the tasks that pass in only one of the runs, and the number of attempts or tasks that would make
-the difference significant. The first run is the baseline. The result of an attempt is its last try. An attempt without
-a reward counts as zero, and a second row leaves these attempts out.
+the difference significant. The first run is the baseline. The result of an attempt is its last episode. Attempts
+without a reward count as zero, and a second row excludes them.
 
-One sweep: prints a table of its jobs, even while it runs or after it was killed. If several jobs differ only in
+One sweep: prints a table of its jobs, even if it is still running or was killed. If several jobs differ only in
 their seed, a second table has one row per setting, with the mean and an interval over tasks and seeds. `--over KEY`
 prints this table for another key.
 
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not episodes and len(paths) == 1 and not is_run(paths[0]) and not arguments.all_pairs:
         return _print_sweep(paths[0], arguments)
     if arguments.over is not None:
-        raise ConfigError("Expected one sweep for `--over`. Name the folder of a sweep, without `--all-pairs`.")
+        raise ConfigError("`--over` requires one sweep. Name the folder of a sweep, without `--all-pairs`.")
     if not episodes:
         return _compare_runs(paths, arguments)
     if len(episodes) != 2 or len(paths) != 2:
@@ -122,7 +122,9 @@ def run(arguments: argparse.Namespace) -> int:
             "RUN/TASK RUN2/TASK, and runs by their directories."
         )
     if arguments.json:
-        raise ConfigError("Expected no `--json` for two episodes. Use `ares-exp export` to read their steps as JSON.")
+        raise ConfigError(
+            "`--json` is not supported for two episodes. Use `ares-exp export` to read their steps as JSON."
+        )
     return _compare_episodes(episodes[0], episodes[1], arguments)
 
 
@@ -135,8 +137,8 @@ def _print_sweep(path: Path, arguments: argparse.Namespace) -> int:
     report = SweepReport.read(path, over=arguments.over)
     if arguments.over is not None and not report.settings:
         raise ConfigError(
-            f"No two jobs of {path} differ only in `{arguments.over}`, so that no setting is repeated. Run the sweep "
-            f"with several values of a key, such as `{REPEATED_BY}=1,2,3,4`."
+            f"No jobs of {path} differ only in `{arguments.over}`, so there are no jobs to average. Run "
+            f"the sweep with several values of a key, such as `{REPEATED_BY}=1,2,3,4`."
         )
     if arguments.json:
         sys.stdout.write(dump_json(report.to_dict(), indent=2) + "\n")
@@ -149,7 +151,9 @@ def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> int:
     runs = choose_runs(paths, threshold=arguments.threshold, level=1 - arguments.alpha)
     chosen = list(combinations(runs, 2)) if arguments.all_pairs else [(runs[0], run) for run in runs[1:]]
     if len(chosen) > MOST_PAIRS:
-        raise ConfigError(f"{len(runs)} runs are {len(chosen):,} pairs, more than {MOST_PAIRS:,}: name fewer runs.")
+        raise ConfigError(
+            f"{len(runs)} runs are {len(chosen):,} pairs, but at most {MOST_PAIRS:,} are supported. Name fewer runs."
+        )
     pairs = compare_pairs(chosen, alpha=arguments.alpha)
     if arguments.json:
         document = {

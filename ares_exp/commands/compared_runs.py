@@ -113,7 +113,7 @@ def _runs_in(path: Path) -> list[Path]:
     jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
     started = [job for job in jobs if RunDir(job).episodes.stat().st_size]
     if left_out := ", ".join(job.name for job in jobs if job not in started):
-        said = f"No episode has ended in these jobs of {path}, they are left out: {left_out}"
+        said = f"These jobs of {path} are left out, because none of their episodes has ended: {left_out}"
         sys.stderr.write(f"warning: {one_line(said, 500)}\n")
     return started
 
@@ -122,7 +122,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     place, notes = RunDir(path), []
     recorded = read_results(place.episodes)
     if not recorded.results:
-        raise ConfigError(f"Expected results in {place.episodes}, found none: no episode of that run has ended.")
+        raise ConfigError(f"There are no results in {place.episodes}, because no episode of this run has ended.")
     if recorded.torn:
         notes.append("the last line of its episodes.jsonl is incomplete, and is ignored")
     planned = _record(place.summary).get("planned")

@@ -107,7 +107,7 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
         if names:
             yield f"left out, only {letter} has: {_named(names)}"
     if pair.changed_tasks:
-        yield f"compared, but not the same task in both runs: {_named(pair.changed_tasks)}"
+        yield f"compared, although the task changed between the runs: {_named(pair.changed_tasks)}"
     every, scored = comparison.errors_as_zero, comparison.scored_only
     if every is not None:
         yield f"mean reward {_difference(every)}"

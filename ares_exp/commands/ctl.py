@@ -1,4 +1,4 @@
-"""The command `ctl`: shows the state of a running run or sweep, and sends orders to it."""
+"""The command `ctl`: shows the state of a run or sweep in progress, and sends orders to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ terminal, from a script, and from another machine with the same disk. Users with
 control the run.
 
   status               show the state: why episodes wait, and how much was spent
-  pause                start no new episodes; running episodes continue to their end
+  pause                stop starting episodes; running episodes continue to their end
   pause --now          also hold requests to the policy; time limits of episodes are suspended
   resume               end a pause
   stop                 same as Ctrl-C once: end episodes as cancelled; `resume=` continues them
@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     path, is_sweep = arguments.path, (arguments.path / SWEEP_RECORD).is_file()
     if not is_sweep and not _is_run(path):
         raise ConfigError(
-            f"Expected the directory of a run, or the folder of a sweep, got {path}. A run that is still checking its "
-            "tasks has written nothing yet."
+            f"Expected the directory of a run, or the folder of a sweep, got {path}. If the run is still "
+            "checking its tasks, wait until it has started."
         )
     if arguments.order == "status":
         if arguments.what:
@@ -192,13 +192,13 @@ def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
     """
     if (state := _state(run)) != "running":
         remedy = f" Use `ares-exp resume={run}` with the new values." if order.verb == "set" else ""
-        raise ConfigError(f"Expected a running run, but {run} is {state}.{remedy}")
+        raise ConfigError(f"Expected a run in progress, but {run} is {state}.{remedy}")
     records = _Records(run)
     path = write_order(RunDir(run).control, order)
     outcome = records.outcome(order, wait_sec)
     if outcome.outcome == "not taken" and _state(run) != "running":
         path.unlink(missing_ok=True)
-        return Outcome(run, "not taken", "The run ended before.")
+        return Outcome(run, "not taken", "The run ended before it received the command.")
     return outcome
 
 
@@ -213,15 +213,15 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
         named = ", ".join(map(str, jobs)) or "none now"
         raise ConfigError(f"Expected one job for `cancel`, got the sweep {sweep}. Running jobs: {named}.")
     if not _sweep_is_running(sweep):
-        raise ConfigError(f"Expected a running sweep, but no process runs {sweep}.")
+        raise ConfigError(f"Expected a sweep in progress, but no process runs {sweep}.")
     folder, records = RunDir(sweep), [_Records(job) for job in jobs]
     if order.verb == "stop":
         (sweep / STOP).touch()  # has the effect of one Ctrl-C in each job
     else:
         write_order(folder.control, order)
-    append_lines(folder.orders, order.settled("done", "Given to all jobs."))
+    append_lines(folder.orders, order.settled("done", "Sent to all jobs."))
     if order.verb == "stop":
-        return [Outcome(job, "done", "Its running episodes are ended.") for job in jobs]
+        return [Outcome(job, "done", "Its running episodes are being cancelled.") for job in jobs]
     deadline = time.monotonic() + wait_sec
     return [one.outcome(order, deadline - time.monotonic()) for one in records]
 
@@ -244,7 +244,7 @@ class _Records:
                 if line.get("id") == order.id:
                     return Outcome(self._run, str(line.get("outcome")), str(line.get("says")))
             if time.monotonic() > deadline:
-                return Outcome(self._run, "not taken", f"There was no outcome within {wait_sec:.0f} s.")
+                return Outcome(self._run, "not taken", f"The run did not respond within {wait_sec:.0f} s.")
             time.sleep(POLL_SEC)
 
     def _new(self) -> Iterator[dict[str, Any]]:

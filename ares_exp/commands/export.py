@@ -273,8 +273,8 @@ DESCRIPTION = f"""\
 Writes the episodes of RUN to OUT in another format. OUT is a new file whose name ends as listed, or a new folder:
 
 {_LISTED}
-Episodes of a killed run are included with their complete steps. `sft` takes rewards of at least {SUCCESS:g}, unless you
-give other bounds. `tokens` needs a policy that records token ids and log-probabilities.
+Episodes of a killed run are included with their complete steps. `sft` includes only episodes with a reward of at
+least {SUCCESS:g}, unless you set other bounds. `tokens` requires a policy that records token ids and log-probabilities.
 """
 EPILOG = """\
 Examples:

@@ -176,7 +176,7 @@ def _read_shard(path: Path) -> Shard:
     with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
     if len(lines) != len(recorded.results):
-        raise ConfigError(f"{run_dir.episodes} changes while it is read: merge runs that have ended.")
+        raise ConfigError(f"{run_dir.episodes} changed while it was read. Merge only runs that have ended.")
     return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, _object(run_dir.summary) or {})
 
 

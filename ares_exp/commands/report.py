@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _told(out: Path, written: Written) -> str:
-    left = f", {written.left_out:,} left out: the file names them" if written.left_out else ""
+    left = f", {written.left_out:,} left out (the file lists them)" if written.left_out else ""
     shown = count_of(written.trajectories, "trajectory", "trajectories")
     return printable(
         f"Written to {out}: {format_size(written.size)}, {count_of(written.episodes, 'episode')}, {shown}{left}."

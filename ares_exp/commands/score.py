@@ -62,7 +62,8 @@ NO_CONTAINER = (
 
 DESCRIPTION = """\
 Scores the finished episodes of RUN again, without LLM calls of the policy. The new scores have the name of the scorer
-and are shown next to the first rewards, which do not change. To continue after an interruption, run the command again.
+and are shown next to the original rewards, which do not change. After an interruption, run the command again to
+continue.
 """
 EPILOG = """\
 Examples:
@@ -99,9 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     validate({name: config[name] for name in KEYS})
     scorers = [replace(one, weight=0.0) for one in make_scoring_rules(config).scorers]
     if not scorers:
-        raise ConfigError(
-            "Expected a scorer, got none. Use `scorer=judge`, or `env.scorers=[package.module.function]`."
-        )
+        raise ConfigError("No scorer is set. Use `scorer=judge`, or `env.scorers=[package.module.function]`.")
     with run_dir.owned(resume=True):
         scoring = _Scoring(run_dir, scorers)
         try:
@@ -146,7 +145,7 @@ class _Scoring:
         lacking = ((row, [one for one in scorers if not _has(added.get(row.episode_id, {}), one.name)]) for row in able)
         self._due = [(row, stored[row.episode_id], missing) for row, missing in lacking if missing]
         if not self._due:
-            raise ConfigError(f"The run has scores named `{scorers[0].name}` of all its finished episodes. {RENAME}")
+            raise ConfigError(f"All finished episodes already have scores named `{scorers[0].name}`. {RENAME}")
         self._run_dir, self._scorers, self._tasks = run_dir, scorers, _tasks(run_dir)
         self._done, self._used = 0, EnvironmentUsage()
         self.failures: dict[str, list[str]] = {}
@@ -287,14 +286,16 @@ def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> Non
         ConfigError: The name is in use.
     """
     if _has(own, scorer.name):
-        raise ConfigError(f"The run has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
+        raise ConfigError(f"The run already has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
     if not file.exists():
         return
     lines: list[Any] = []
     whole_bytes, _ = read_lines(file, "scores", lines.append)
     has_scores = any("rewards" in line for line in lines)
     if has_scores and any(line.get("config", scorer.config) != scorer.config for line in lines):
-        raise ConfigError(f"The run has scores named `{scorer.name}` of a scorer with another config. {RENAME}")
+        raise ConfigError(
+            f"The run already has scores named `{scorer.name}` from a scorer with another config. {RENAME}"
+        )
     os.truncate(file, whole_bytes if has_scores else 0)
 
 
@@ -307,10 +308,10 @@ def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
         tasks = {one.name: one for one in source.tasks}
         changed = [name for name in tasks if not isinstance(digests, dict) or source.digest(name) != digests.get(name)]
         if changed:
-            _warn(f"These tasks have changed since the run, so scorers do not get them: {', '.join(changed[:5])}")
+            _warn(f"These tasks have changed since the run, so scorers do not receive them: {', '.join(changed[:5])}")
         return {name: one for name, one in tasks.items() if name not in changed}
     except (UserError, OSError, OmegaConfBaseException) as error:
-        _warn(f"Scorers do not get the tasks, only the first request of each episode: {error}")
+        _warn(f"The tasks cannot be loaded, so scorers only receive the first request of each episode: {error}")
         return {}
 
 

@@ -29,7 +29,7 @@ Options of the service:
   serve.key_env=null         environment variable with the key of requests: `Authorization: Bearer KEY`
   serve.queue=1024           maximum number of rollouts that run or wait
   serve.unacknowledged=4096  maximum number of rollouts without an acknowledgement
-  serve.lease_sec=900        seconds without a call of a trainer after which its rollouts are cancelled
+  serve.lease_sec=900        cancel rollouts if their trainer sends no call for this number of seconds
 
 Examples:
   %(prog)s env=harbor env.path=tasks agent=tools container=docker concurrency=64
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = {one.lstrip("+~").partition("=")[0] for one in overrides}
     for key in NO_EFFECT:
         if any(one.partition(".")[0] == key for one in keys):
-            raise ConfigError(f"`{key}` has no effect on a service, whose trainers set it. Leave `{key}=…` out.")
+            raise ConfigError(f"`{key}` has no effect on a service, because the trainers set it. Leave out `{key}=…`.")
     if not keys & {"name", "resume"}:
         overrides = [NAME, *overrides]
     service = Service(serve_options(own))

@@ -120,12 +120,14 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
     positions = range(len(episode.steps))
     if arguments.step is not None:
         if not -len(positions) <= arguments.step < len(positions):
-            raise UserError(f"Expected a step below {len(positions)}, got {arguments.step}: the episode has no more.")
+            raise UserError(
+                f"Expected a step below {len(positions)}, got {arguments.step}, because the episode has no more steps."
+            )
         positions = positions[arguments.step :][:1]
     elif arguments.steps is not None:
         positions = positions[arguments.steps]
         if not positions:
-            raise UserError(f"Expected steps from 0 to {len(episode.steps) - 1}, got none with `--steps`.")
+            raise UserError(f"Expected steps from 0 to {len(episode.steps) - 1}, but `--steps` selects none.")
     with paged_console(is_wanted=not arguments.no_pager) as console:
         printer = EpisodePrinter(console, episode, full=arguments.full)
         printer.header(stored.path, stored.outcome)

@@ -55,7 +55,7 @@ Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 """
 SHOW = """\
 Shows what a snapshot contains: the episode, the last message that waits for a response, and the files that the
-container has changed. It also shows what the snapshot lacks, which will be missing after a restore.
+container has changed. It also lists parts that are not in the snapshot, and are therefore missing after a restore.
 """
 SHOW_EXAMPLES = """\
 Examples:
@@ -201,7 +201,7 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
 
 def _print_message(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
     messages = snapshot.agent_messages
-    _line(f"Waits for a response to {len(messages):,} messages, the last of which is")
+    _line(f"Waits for a response to {len(messages):,} messages. The last message is")
     for message in messages[-1:]:
         content = message.get("content")
         text = content if isinstance(content, str) else str(content)
@@ -253,7 +253,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             found = chosen.store.verify(name, deep=not arguments.quick)
             count += 1
             damaged += not found.ok
-            says = f"whole  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
+            says = f"intact  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
             sys.stdout.write(f"{one_line(name)}  {says}\n")
             sys.stdout.writelines(f"  {printable(line)}\n" for line in found.problems)
     sys.stdout.write(f"{count - damaged} of {count} snapshots are undamaged.\n")
@@ -325,7 +325,6 @@ def _moment(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _task_name(snapshot: EnvironmentSnapshot) -> str:
-    """Returns the task name that a snapshot records."""
     return one_line(str(snapshot.task_data.get("name", "–")))
 
 

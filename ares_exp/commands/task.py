@@ -132,7 +132,7 @@ def add_arguments(parser: CommandParser) -> None:
     command = parser.add_command(
         "check",
         _check,
-        about="check that tests accept the solution and reject doing nothing",
+        about="check that tests accept the solution and reject an agent that does nothing",
         description=CHECK,
         epilog=CHECK_EXAMPLES,
     )

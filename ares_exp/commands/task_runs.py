@@ -113,8 +113,8 @@ def _folders(path: Path) -> list[Path]:
     children = [child for child in sorted(path.iterdir()) if _looks_like_a_task(child)]
     if not children and not _looks_like_a_task(path):
         raise ConfigError(
-            f"Expected a task or a folder of tasks, but neither {path} nor a folder in it has a {TASK_TOML}. "
-            f"`ares-exp task new {path / 'my-task'}` makes one."
+            f"Expected a task or a folder of tasks, but neither {path} nor a folder in it has a "
+            f"{TASK_TOML}. `ares-exp task new {path / 'my-task'}` creates one."
         )
     return [path] if _looks_like_a_task(path) else children
 
@@ -129,7 +129,7 @@ def _read(candidate: Candidate) -> Candidate:
     except (TaskError, OSError) as error:
         return replace(candidate, problem=str(error))
     if empty := empty_instructions(task.stages):
-        return replace(candidate, problem=f"{empty[0]} is empty. Write in it what the agent has to do.")
+        return replace(candidate, problem=f"{empty[0]} is empty. Describe in it what the agent has to do.")
     return candidate
 
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [one for one in arguments.arguments if "=" not in one or Path(one).exists()]
     overrides = [one for one in arguments.arguments if one not in names]
     if len(names) != (arguments.episode is None):
-        wanted = "one task" if arguments.episode is None else "no task together with --episode"
+        wanted = "one task" if arguments.episode is None else "no task together with `--episode`"
         raise ConfigError(
             f"Expected {wanted}, got {', '.join(names) or 'none'}. Example: ares-exp task shell tasks/my-task."
         )
@@ -151,8 +151,8 @@ def _task(source: object, names: Sequence[str]) -> HarborTask:
     found = source.load(lambda warning: write(sys.stderr, f"warning: {warning}\n"))
     if len(found) != 1:
         raise ConfigError(
-            f"Expected the folder or the name of one task, and {names[0]} has {len(found)}: {', '.join(found[:5])}"
-            f"{', …' if len(found) > 5 else ''}."
+            f"Expected the folder or the name of one task, but {names[0]} contains {len(found)}: "
+            f"{', '.join(found[:5])}{', …' if len(found) > 5 else ''}."
         )
     return source.tasks[0]
 

@@ -132,7 +132,7 @@ def _of_solution(reward: float | None, rewards: Sequence[float | None], threshol
 def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
     """Returns the fault if an agent that does nothing passed or has no reward."""
     if reward is None:
-        return Fault.TESTS_FAIL, "the tests give no reward to an agent that does nothing (expected 0)"
+        return Fault.TESTS_FAIL, "the tests write no reward for an agent that does nothing (expected 0)"
     if reward >= threshold:
         had = f"an agent that does nothing has reward {format_number(reward)}"
         return Fault.TESTS_DO_NOT_TEST, f"{had}, so the tests do not check the work"

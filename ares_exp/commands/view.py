@@ -181,9 +181,9 @@ class _Request(BaseHTTPRequestHandler):
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
             return 421, f"Expected a request to {hosts[0]}."
         if self.headers.get("Origin") not in [None, *(f"http://{host}" for host in hosts)]:
-            return 403, "Expected a request of this page, got one of another origin."
+            return 403, "Expected a request from this page, got a request from another origin."
         if self.headers.get("Sec-Fetch-Site") not in (None, "same-origin", "none") and not is_first:
-            return 403, "Expected a request of this page, got one of another site."
+            return 403, "Expected a request from this page, got a request from another site."
         return None
 
     def _answer(self, path: str, query: Mapping[str, str]) -> None:

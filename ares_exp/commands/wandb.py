@@ -38,9 +38,9 @@ Exit codes: 0 done; 1 something could not be uploaded; 2 the command line or a r
 a key is missing, or the service does not respond.
 """
 SYNC = """\
-Uploads the W&B runs of run directories: numbers, tables and artifacts by `wandb sync`, then the links to task sets and
-parent runs, the scores of `ares-exp score`, and the files of runs that were killed or moved. The sessions of a resumed
-run become one W&B run.
+Uploads the W&B runs of run directories: numbers, tables and artifacts with `wandb sync`, then the links to task sets
+and parent runs, the scores of `ares-exp score`, and the files of runs that were killed or moved. The sessions of a
+resumed run become one W&B run.
 """
 DASHBOARD = """\
 Saves a view of a W&B project that shows its runs, or the runs of one group. Needs the package wandb-workspaces

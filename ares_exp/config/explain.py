@@ -45,7 +45,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     key, text = str(getattr(cause, "full_key", None) or ""), str(error)
     failed = _resolved(error)
     if isinstance(failed, OSError) and failed.filename is not None:
-        remedy = "If that is where the run was to be written, choose another place with `hydra.run.dir=…`."
+        remedy = "If this is the run directory, choose another one with `hydra.run.dir=…`."
         return f"Cannot use {failed.filename}: {failed.strerror}. {remedy}"
     if isinstance(failed, OSError) and failed.errno == errno.ENOSPC:  # errors of writes have no file name
         place = next((one.partition("=")[2] for one in argv if one.startswith("hydra.run.dir=")), "outputs")
@@ -68,7 +68,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         meant = suggest_key(word, argv, root_config)
         return f"There is no key `{word}`.{meant} `--cfg job` prints all keys; `--help` describes them."
     if is_below_a_list(error):
-        return f"An override sets a key inside a list: {text}. Lists have no keys. Set the whole list."
+        return f"An override sets a key inside a list: {text}. Set the whole list instead."
     if found := re.match(r"Interpolation key '(\w+)' not found", str(cause)):
         name = found[1]
         return f"`{key}`: There is no key `{name}` for `${{{name}}}`. Use `${name}` for a variable of the shell."
@@ -103,10 +103,10 @@ def _explain_no_option(argv: Sequence[str]) -> str:
     chosen = next(filter(_is_no_choice, argv), "GROUP=null")
     group, _, value = chosen.partition("=")
     options = [option.name for option in options_of(group)]
-    said = f"`{chosen}` chooses no option of the group `{group}`. Options: {', '.join(options)}."
+    said = f"`{chosen}` does not name an option of the group `{group}`. Options: {', '.join(options)}."
     if value != "null" and (own := [key for key in keys_of(argv) if key.rpartition(".")[0] == group]):
         settable = [key for key in own if not key.rpartition(".")[2].startswith("_")]
-        said += f" Its arguments are set one by one: {', '.join(f'`{key}=…`' for key in settable[:_SHOWN_KEYS])}."
+        said += f" To set its arguments, use {', '.join(f'`{key}=…`' for key in settable[:_SHOWN_KEYS])}."
     return said
 
 
@@ -176,7 +176,7 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
     elsewhere = _arguments_by_option([word.partition(".")[0]] if above else GROUPS)
     if owners := _owners(word, elsewhere):
         chosen = [choice for choice in _choices(argv) if choice.startswith(f"{word.partition('.')[0]}=")]
-        remedy = f"; `{chosen[0]}` does not take it." if chosen else ": choose that option, too."
+        remedy = f", but not of `{chosen[0]}`." if chosen else ". Choose this option as well."
         return f" It is an argument of {owners}{remedy}"
     same = [key for key in known if _last(key) == last and key != word]
     if same and not above:

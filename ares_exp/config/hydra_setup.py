@@ -109,7 +109,7 @@ class _Composed:
     Attributes:
         config: The pickled config. Unpickling takes less than a hundredth of the time of composing, and a tenth of the
             time of copying.
-        files: Every file that the config depends on, with its stamp.
+        files: Every file that the config depends on, with its `file_stamp`.
     """
 
     config: bytes
@@ -220,7 +220,7 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
     """Returns whether only flags can set the mode (run or sweep).
 
-    This is the case if the command line chooses no experiment and all options are built in.
+    This is the case if the command line does not choose an experiment, and all options are built in.
     """
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 

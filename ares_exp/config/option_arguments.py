@@ -1,7 +1,7 @@
 """The arguments of an option: their keys, defaults and descriptions.
 
 The values in the option's file override the defaults of its constructor. The description of an argument is the comment
-behind it in the file. If there is no comment, it is the entry in the constructor's docstring.
+after it in the file. If there is no comment, it is the entry in the constructor's docstring.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _comments(text: str) -> dict[str, str]:
-    """Reads the comment behind each `name: value`, by dotted name."""
+    """Reads the comment after each `name: value`, by dotted name."""
     found: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     for line in text.splitlines():

@@ -254,7 +254,7 @@ def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist and entry.dist.name else "an unknown package"
         try:
             if entry.name in found:
-                raise _BrokenPluginError(f"{found[entry.name].package} has a plugin of that name")
+                raise _BrokenPluginError(f"{found[entry.name].package} has a plugin with this name")
             found[entry.name] = Plugin(entry.name, package, _conf_tree(entry.value))
         except _BrokenPluginError as broken:
             problems.append(f"The plugin `{entry.name}` of {package} is left out: {broken}.")
@@ -286,8 +286,8 @@ def _check_tree(folder: Path) -> None:
         raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():
         raise _BrokenPluginError(
-            f"expected only groups in {folder}, found {stray[0] if stray else 'hydra/'}, which configures more "
-            "than an option"
+            f"expected only groups in {folder}, found {stray[0] if stray else 'hydra/'}, which is not an "
+            "option of a group"
         )
     if not options:
         raise _BrokenPluginError(

@@ -43,17 +43,25 @@ class Limits:
 class Timeouts:
     """Time limits in seconds, and their multipliers (`timeouts`). `null` keeps the limit of the task."""
 
-    policy: float | None = _key(1800.0, "seconds for one response of the policy, retries included", above=0)
-    agent: float | None = _key(None, "agent limit in seconds, instead of the task's own", above=0)
-    agent_max: float | None = _key(None, "maximum of the tasks' agent limits in seconds", above=0)
-    agent_multiplier: float | None = _key(None, "multiplier of the agent limit, instead of `multiplier`", above=0)
-    verifier: float | None = _key(None, "verifier limit in seconds, instead of the task's own", above=0)
-    verifier_max: float | None = _key(None, "maximum of the tasks' verifier limits in seconds", above=0)
-    verifier_multiplier: float | None = _key(None, "multiplier of the verifier limit, instead of `multiplier`", above=0)
-    build_multiplier: float | None = _key(
-        None, "multiplier of the container start limit, instead of `multiplier`", above=0
+    policy: float | None = _key(1800.0, "seconds for one response of the policy, including retries", above=0)
+    agent: float | None = _key(None, "time limit of the agent in seconds, instead of the task's limit", above=0)
+    agent_max: float | None = _key(
+        None, "maximum time limit of the agent in seconds, if a task sets a longer limit", above=0
     )
-    multiplier: float = _key(1.0, "multiplier of every time limit of the tasks", above=0)
+    agent_multiplier: float | None = _key(
+        None, "multiplier of the agent's time limit, instead of `multiplier`", above=0
+    )
+    verifier: float | None = _key(None, "time limit of the verifier in seconds, instead of the task's limit", above=0)
+    verifier_max: float | None = _key(
+        None, "maximum time limit of the verifier in seconds, if a task sets a longer limit", above=0
+    )
+    verifier_multiplier: float | None = _key(
+        None, "multiplier of the verifier's time limit, instead of `multiplier`", above=0
+    )
+    build_multiplier: float | None = _key(
+        None, "multiplier of the time limit for the start of a container, instead of `multiplier`", above=0
+    )
+    multiplier: float = _key(1.0, "multiplier of all time limits of the tasks", above=0)
 
 
 @dataclass
@@ -80,12 +88,12 @@ class ExperimentConfig:
     executor: Any = "???"
     scorer: Any = None
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
-    attempts: int = _key(1, "episodes per task", least=1)
-    concurrency: int = _key(4, "episodes at the same time", least=1)
-    seed: int = _key(0, "seed of every random choice", least=0)
+    attempts: int = _key(1, "number of attempts per task", least=1)
+    concurrency: int = _key(4, "number of episodes that run at the same time", least=1)
+    seed: int = _key(0, "seed of all random choices", least=0)
     objective: str = _key("mean_reward", "metric that a sweeper maximizes and that ranks jobs (`stat/…`)")
     reward_threshold: float = _key(1.0, "minimum reward of an attempt that passes: pass@k, pass^k, flakiness")
-    verify_on_truncation: bool = _key(True, "whether an episode that reached a limit is verified")
+    verify_on_truncation: bool = _key(True, "run the verifier on episodes that reached a limit")
     limits: Limits = field(default_factory=Limits, metadata={"prose": "limits of an episode"})
     timeouts: Timeouts = field(default_factory=Timeouts, metadata={"prose": "time limits in seconds, and multipliers"})
     budget: Any = field(default=None, metadata={"prose": "limits of the run, and of a sweep: budget.cost=5"})
@@ -94,9 +102,9 @@ class ExperimentConfig:
     resume_redo: list[str] | None = _key(  # noqa: RUF009  # the default is None, which is immutable
         None, "outcomes of attempts to run again, such as [policy_error]"
     )
-    resume_force: bool = _key(False, "resume although tasks, agent or policy have changed")
+    resume_force: bool = _key(False, "resume even if tasks, agent or policy have changed")
     replay: str | None = _key(None, "RUN or RUN/EPISODE to replay and compare with the recording")
-    branch_from: str | None = _key(None, "RUN/EPISODE@STEP to continue from")
+    branch_from: str | None = _key(None, "RUN/EPISODE@STEP from which branches continue")
     branches: int = _key(1, "number of branches", least=1)
     branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches start"})
 

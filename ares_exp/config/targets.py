@@ -42,9 +42,9 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "env": {
         "scorers": (
             None,
-            "further scorers: functions `[package.module.function]`, or scorers by name (docs/scoring.md)",
+            "additional scorers: functions `[package.module.function]`, or scorers by name (docs/scoring.md)",
         ),
-        "verifier_weight": (1.0, "weight of the environment's own reward next to the rewards of the scorers"),
+        "verifier_weight": (1.0, "weight of the environment's own reward in the weighted sum with the scores"),
     },
     SCORER: {
         "name": (None, "name of its rewards; null: the name of the function or class"),
@@ -301,7 +301,7 @@ def _checked(group: str, made: Any) -> Any:
     what, members = _MADE.get(group, ("", ()))
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(
-            f"Expected the option of `{group}` to make {what}, got {type(made).__name__}, which has no "
+            f"Expected the option of `{group}` to create {what}, got {type(made).__name__}, which has no "
             f"{', '.join(f'`{name}`' for name in lacking)}. `_target_` names its class."
         )
     return made
@@ -336,7 +336,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
                 instantiate_node(config, f"{group}.{name}")  # raises if this node caused the error
         cause = error.__cause__ or error
         if isinstance(cause, ImportError | AttributeError) and (why := explain_target(str(node["_target_"]))):
-            raise ConfigError(f"`{group}` cannot be made: {why}") from error
+            raise ConfigError(f"`{group}` cannot be created: {why}") from error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
         is_explained = unknown is not None or isinstance(cause, ConfigError | ValidationError)
         raise ConfigError(unknown or _explain(group, cause)) from (None if is_explained else cause)
@@ -389,7 +389,7 @@ def _explain(group: str, cause: BaseException) -> str:
     if isinstance(cause, ConfigError):
         return str(cause)
     if not isinstance(cause, ValidationError):
-        return f"`{group}` cannot be made: {' '.join(str(cause).split())}"
+        return f"`{group}` cannot be created: {' '.join(str(cause).split())}"
     problems: dict[str, str] = {}
     for item in cause.errors(include_url=False):
         key = ".".join([group, *(str(part) for part in item["loc"] if not _TYPE.search(str(part)))])

@@ -289,7 +289,7 @@ def _media(block: Mapping[str, Any], kind: str, lose: Report) -> list[dict[str, 
     elif form == "url" and kind == "image":
         url = required(source, "url", str)
     else:
-        raise WireFormatError(f"Expected the `source` of the {kind} to have its bytes, got {shorten(source)}")
+        raise WireFormatError(f"Expected the `source` of the {kind} to contain the data, got {shorten(source)}")
     if kind == "image":
         return [image_part(url)]
     return [{"type": "file", "file": {"filename": optional(block, "title", str) or "document", "file_data": url}}]
@@ -298,7 +298,7 @@ def _media(block: Mapping[str, Any], kind: str, lose: Report) -> list[dict[str, 
 def _tool(tool: Mapping[str, Any], lose: Report) -> dict[str, Any] | None:
     kind = optional(tool, "type", str) or "custom"
     if kind != "custom":
-        lose(f"`tools[{kind}]`, a tool of the provider's own")
+        lose(f"`tools[{kind}]`, a built-in tool of the provider")
         return None
     check_keys(tool, _TOOL_KEYS, "tool", lose)
     return function_tool(

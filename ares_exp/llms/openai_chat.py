@@ -95,7 +95,7 @@ def request_to_body(
     if request.stream:
         body["stream"] = True
     if request.top_k is not None:
-        lose("`top_k`, which the chat-completions form does not have (an engine may: put it in `extra_body`)")
+        lose("`top_k`, which Chat Completions does not have (if the engine supports it, use `extra_body`)")
     if "metadata" in body:
         for key, value in body["metadata"].items():
             if not isinstance(value, str):
@@ -213,7 +213,7 @@ def _message_to_wire(response: LLMResponse, lose: Report) -> dict[str, Any]:
     calls = [call_part(one.id, one.name, one.arguments) for one in response.data if isinstance(one, ToolCallData)]
     is_mixed = any(isinstance(piece, ThinkingData) for piece in said)
     if is_mixed or len(texts) > 1 or (texts and not isinstance(said[0], TextData)):
-        lose("the order and borders of several pieces (the form has reasoning, one text, then tool calls)")
+        lose("the order of several pieces (Chat Completions only has reasoning, one text, then tool calls)")
     text = "".join(texts) if texts else None
     refused = response.finish_reason == "refusal"
     message: dict[str, Any] = {"role": "assistant", "content": None if refused else text}
@@ -280,5 +280,5 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     new: int | None = optional(body, "max_completion_tokens", int)
     old: int | None = optional(body, "max_tokens", int)
     if new is not None and old is not None and new != old:
-        raise WireFormatError(f"Expected one bound on output tokens, got max_completion_tokens={new}, max_tokens={old}")
+        raise WireFormatError(f"Expected one limit on output tokens, got max_completion_tokens={new}, max_tokens={old}")
     return old if new is None else new

@@ -95,7 +95,8 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     for name in _KEPT_BY_PROVIDER:
         if body.get(name) not in (None, "", {}):
             raise WireFormatError(
-                f"Expected no `{name}`: nothing is stored here. Send the whole `input`, `store: false`."
+                f"`{name}` is not supported, because nothing is stored here. Send the whole `input`, with "
+                "`store: false`."
             )
     items = [typed(item, "input[]", Mapping) for item in given] if isinstance(given, list) else []
     messages = list(_messages(items, lose)) if isinstance(given, list) else [{"role": "user", "content": given}]
@@ -303,7 +304,8 @@ def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any]
         return {"role": "tool", "tool_call_id": answered, "content": content}
     if kind == "item_reference":
         raise WireFormatError(
-            "Expected no `item_reference`: nothing is stored here. Send the item itself, `store: false`."
+            "`item_reference` is not supported, because nothing is stored here. Send the item itself, with "
+            "`store: false`."
         )
     if kind != "additional_tools":  # tools are read separately
         lose(f"`input[{kind}]`, an item that has no counterpart here")

@@ -37,7 +37,7 @@ class Message(dict[str, Any]):
 
 
 class FrozenList(tuple[Any, ...]):
-    """A tuple whose items are frozen, so that freezing it again costs nothing."""
+    """A tuple whose items are frozen, so that it is not frozen again."""
 
     __slots__ = ()
 
@@ -74,7 +74,8 @@ class Origin:
         sampling: Engine options from the agent's client (token limit, temperature, …), by their names on the wire. The
             request itself contains them only if they are forwarded.
         dropped: Names of the parts that could not be converted.
-        is_background: Whether to answer the request without a step of its episode, if the environment supports this.
+        is_background: Whether to respond to the request without a step of its episode, if the environment supports
+            this.
     """
 
     wire: str
@@ -147,7 +148,7 @@ class LLMRequest:
         return self
 
     def __post_init__(self) -> None:
-        """Freezes mutable fields. Messages that are already frozen cost nothing."""
+        """Freezes mutable fields. Messages that are already frozen are not copied."""
         for name in ("messages", "tools", "tool_choice", "metadata", "stop_sequences"):
             value = getattr(self, name)
             if value is not None:

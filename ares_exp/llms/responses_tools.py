@@ -177,7 +177,7 @@ def _tool(tool: Mapping[str, Any], namespace: Mapping[str, Any] | None, lose: Re
     if kind == LOCAL_SHELL:
         return function_tool(LOCAL_SHELL, "Runs a command and returns its output.", _LOCAL_SHELL_PARAMETERS)
     if kind not in ("function", "custom"):
-        lose(f"`tools[{kind}]`, a tool of the provider's own")
+        lose(f"`tools[{kind}]`, a built-in tool of the provider")
         return None
     space, about = (None, None) if namespace is None else (required(namespace, "name", str), namespace)
     name = joined(space, required(tool, "name", str))

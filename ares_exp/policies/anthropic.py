@@ -1,4 +1,4 @@
-"""The Messages policy, for endpoints with Anthropic's wire, with prompt caching, retries, limits, usage and cost."""
+"""The policy for Anthropic's Messages API, with prompt caching, retries, limits, usage and cost."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class AnthropicPolicy(EndpointPolicy):
     Attributes:
         base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. The
             option appends `/v1` to the environment variable ANTHROPIC_BASE_URL, if it is set.
-        max_output_tokens: Upper bound on the generated tokens of one response, including thinking. The wire requires a
-            bound, which is 32,000 if neither the policy nor the agent sets it.
+        max_output_tokens: Upper bound on the generated tokens of one response, including thinking. The API requires
+            this bound. It is 32,000 if neither the policy nor the agent sets it.
         cache: Whether to mark the system prompt, tools and conversation for the endpoint's cache (`cache_control`).
             `True` uses the endpoint's default lifetime, and `5m` and `1h` set the lifetime.
         thinking_tokens: Token budget for the model's thinking, below the bound on generated tokens; `None` requests no
-            thinking. Newer models use other settings for it: `extra_body`.
+            thinking. For newer models, which have other settings, use `extra_body`.
     """
 
     wire = EndpointWire(

@@ -292,5 +292,5 @@ class BackgroundClient:
             if not limit.expired():
                 raise
             raise PolicyTimeoutError(
-                f"The policy gave no response to a background request within its limit of {self._timeout_sec:g} s."
+                f"The policy did not respond to a background request within its limit of {self._timeout_sec:g} s."
             ) from error

@@ -53,10 +53,10 @@ _STREAMED = "X-Stainless-Raw-Response"
 
 @dataclass(frozen=True, slots=True)
 class EndpointWire:
-    """The format of requests on one wire, and their path.
+    """The format and the path of requests for one API.
 
     Attributes:
-        policy: Option of the policy that uses the wire, for messages.
+        policy: Option of the policy that uses the API, for messages.
         path: Path below the base URL.
         answered_in: Name of a field that only successful responses have.
         streamed: Class that assembles streamed responses.
@@ -123,7 +123,7 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns an endpoint for another URL and wire of the same server, with the same key and limits."""
+        """Returns an endpoint for another URL and API of the same server, with the same key and limits."""
         other = Endpoint(
             wire,
             base_url=base_url,
@@ -161,7 +161,7 @@ class Endpoint:
 
         Raises:
             EndpointError: The endpoint sent no complete, successful response within `timeout_sec`.
-            MalformedResponseError: The response is too large, or is neither JSON nor a stream of the wire.
+            MalformedResponseError: The response is too large, or is neither JSON nor a valid stream.
             UnsendableRequestError: `body` cannot be sent.
             PreflightError: The client is not installed, or the key is missing.
         """
@@ -228,7 +228,7 @@ class Endpoint:
         return text.replace(self._secret, MASK) if len(self._secret) >= LEAST_CHARS else text
 
     async def close(self) -> None:
-        """Closes the connections. Idempotent. A later request opens new ones."""
+        """Closes the connections. Idempotent. A later request opens new connections."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.client.close()
@@ -290,8 +290,8 @@ class Endpoint:
             )
         if not (key.isascii() and key.isprintable()):
             raise PreflightError(
-                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}has characters that are "
-                "not allowed in an HTTP header."
+                f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}contains characters "
+                "that are not allowed in an HTTP header."
             )
         return key
 

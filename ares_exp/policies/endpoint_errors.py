@@ -71,7 +71,7 @@ _TOO_LONG_STATUSES = (400, 413, 422)
 _TRIED_AGAIN = (408, 409, 429)
 _REMEDIES: dict[type[EndpointError], str] = {
     AuthenticationError: "Check the key in {key}, and its permissions.",
-    ContextOverflowError: "The episode has outgrown the model: use one with a longer context, or smaller limits.steps.",
+    ContextOverflowError: "The conversation is too long for the model. Use a model with a longer context, or a smaller limits.steps.",
     QuotaError: "Add credit or raise the limit, then resume the run.",
 }
 _NOT_FOUND = "Check policy.model and policy.base_url."
@@ -116,7 +116,7 @@ def refused(
     remedy = remedy.format(key=key_name or "policy.api_key_env (null now)")
     code = fields.get("code")
     return kind(
-        f"{request} answered {status}: {shown.rstrip('.')}. {remedy}".rstrip(),
+        f"{request} returned {status}: {shown.rstrip('.')}. {remedy}".rstrip(),
         status=status,
         code=None if code is None else str(code),
         retryable=kind in (ServerError, RateLimitError) or (status in _TRIED_AGAIN and kind is not QuotaError),

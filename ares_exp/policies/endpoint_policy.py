@@ -1,6 +1,6 @@
 """Base class of policies for HTTP endpoints: sampling, retries, limits, usage, cost, refusals and reasoning.
 
-Subclasses convert the bodies of one wire.
+Subclasses convert the bodies of one API.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _check_url(url: str) -> str:
     parts = urlsplit(url)
     _ = parts.port  # raises ValueError if the port is out of range
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("expected a URL such as https://api.openai.com/v1, up to and with the version")
+        raise ValueError("expected a URL such as https://api.openai.com/v1, including the version")
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected no user or password in the URL: keys come from the environment (api_key_env)")
     return url
@@ -94,7 +94,8 @@ def _check_url(url: str) -> str:
 def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
     if own := sorted({"messages", "input", "model", "n", "stream", "stream_options"}.intersection(extra_body)):
         raise ValueError(
-            f"cannot set {', '.join(own)}: one response of policy.model to the agent's messages (policy.stream)"
+            f"cannot set {', '.join(own)}, because these fields come from the agent's request, "
+            "policy.model and policy.stream"
         )
     return extra_body
 
@@ -119,7 +120,7 @@ class EndpointPolicy(Policy):
     value applies, and then the engine's default. `extra_body` takes precedence over all of them. The policy (`stream`)
     and not the agent's request decides whether a response is streamed, and streaming does not change the response. A
     response field that an `LLMResponse` cannot represent causes only a warning, also with `strict`, because the
-    response is already paid for.
+    response was already paid for.
 
     The first request reads the key.
 

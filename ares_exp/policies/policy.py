@@ -107,7 +107,7 @@ class Policy(LLMClient):
     def seed_of(self, task_name: str, attempt: int) -> int | None:
         """Returns the required seed of an episode, for a policy that replays episodes.
 
-        `None`, the default: any seed.
+        `None`, the default, allows any seed.
         """
         return None
 
@@ -141,7 +141,7 @@ class AdvancingClient(LLMClient, Protocol):
     """A client of one episode, from `Policy.for_episode`, with a position in a script or a recording."""
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a request that another source (a log) has answered, as if the client had responded. Never raises.
+        """Skips a request whose response came from another source (a log). Never raises.
 
         It is called in order when an episode is resumed.
 
@@ -223,7 +223,8 @@ async def checked_response(client: LLMClient, request: LLMRequest) -> LLMRespons
         )
     if not is_countable(response):
         raise MalformedResponseError(
-            f"Expected the policy's response to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
-            f"0 or more tokens, below {MAX_COUNT:,}, got cost={response.cost!r:.80}, usage={response.usage!r:.200}."
+            f"Expected the policy's response to have a cost from 0 to below {MAX_NUMBER:g} US dollars, and "
+            f"token counts from 0 to below {MAX_COUNT:,}, got cost={response.cost!r:.80}, "
+            f"usage={response.usage!r:.200}."
         )
     return response

@@ -211,7 +211,10 @@ class _Replayed:
         if self._strict and not is_tolerated:
             self._refuse(recorded.request, asked)
         if recorded.response is None:
-            raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no response in time at this step.")
+            raise UnansweredError(
+                f"Recorded episode {self._episode.episode_id} has no response at this step, because it did not "
+                "arrive in time."
+            )
         return recorded.response
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
@@ -263,7 +266,7 @@ class _Replayed:
         if self._strict is True and (difference := first_difference(recorded, asked)) is not None:
             words = _in_words(
                 difference,
-                f"{len(asked.get('messages', ()))} messages where {len(recorded.get('messages', ()))} were recorded",
+                f"{len(asked.get('messages', ()))} messages instead of {len(recorded.get('messages', ()))}",
             )
         raise ReplayDivergenceError(
             f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "

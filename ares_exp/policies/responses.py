@@ -1,4 +1,4 @@
-"""The Responses policy, for endpoints with OpenAI's newer wire, with retries, limits, token usage and cost."""
+"""The policy for OpenAI's Responses API, with retries, limits, token usage and cost."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class OpenAIResponsesPolicy(EndpointPolicy):
     The endpoint returns encrypted reasoning. The policy sends it back with the messages that repeat the responses.
 
     Attributes:
-        stop_sequences: Not supported by this wire. Rejected, or dropped with a warning if `strict=False`.
-        reasoning_effort: Reasoning effort in the model's terms (`low`, `high`); `None` uses the model's default.
+        stop_sequences: Not supported by this API. Rejected, or dropped with a warning if `strict=False`.
+        reasoning_effort: Reasoning effort, with one of the model's names (`low`, `high`); `None` uses the model's
+            default.
     """
 
     wire = EndpointWire("openai_responses", "responses", "output", StreamedResponse)

@@ -138,5 +138,5 @@ class _Script:
         return LLMResponse(reply.pieces(request), model=SCRIPTED_MODEL, finish_reason="tool_calls")
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a reply that another source has given. Ignores `None`, a request without a response."""
+        """Skips a reply that came from another source. Ignores `None` (a request without a response)."""
         self._position += response is not None

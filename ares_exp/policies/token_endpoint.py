@@ -192,7 +192,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
 
     async def _sample(self, asked: TokenRequest) -> LLMResponse:
         if self.model is None:
-            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+            raise PreflightError("Call preflight() first: it rejects a policy without a model.")
         request, spec = asked.request, asked.spec
         seed = spec.seed % 2**31 if self.seed == "episode" else self.seed
         body = {
@@ -210,8 +210,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
         response = await self.response_to(body, episode=spec, on_wait=spec.on_wait or nobody_waits)
         if response.prompt_token_ids is not None and [*response.prompt_token_ids] != asked.prompt:
             raise MalformedResponseError(
-                f"Expected the engine at {self._endpoint.base_url} to report the {len(asked.prompt)} prompt token ids "
-                f"that it was sent, got {len(response.prompt_token_ids)} others."
+                f"Expected the engine at {self._endpoint.base_url} to report the {len(asked.prompt)} "
+                f"prompt token ids that it received, got {len(response.prompt_token_ids)} different ids."
             )
         return response
 

@@ -242,7 +242,7 @@ class TransformersPolicy(Policy):
         left = None if loaded.max_tokens is None else loaded.max_tokens - prompt_tokens
         if left is not None and left < 1:
             raise ContextOverflowError(
-                f"The prompt has {prompt_tokens} tokens, and {self.model_name} reads {loaded.max_tokens}."
+                f"The prompt has {prompt_tokens} tokens, but {self.model_name} supports at most {loaded.max_tokens}."
             )
         wanted = request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         return Sampling(
@@ -276,8 +276,8 @@ def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trusted).to(place)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise PreflightError(
-            f"Expected policy.model={model} to be the directory of a saved causal model or its name on the hub, which "
-            f"can be loaded here (device {device}): {error}"
+            f"Cannot load policy.model={model} on device {device}. Use the directory of a saved causal "
+            f"model, or its name on the hub: {error}"
         ) from None
     return loaded.eval(), found
 

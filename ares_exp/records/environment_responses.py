@@ -1,8 +1,9 @@
 """The record of an environment's model calls: `oracle.jsonl` in the files of an episode, with one line per question.
 
 An environment that makes model calls writes a line for each question before it applies the response. From this record,
-the runner reads the usage of a lost episode. It also copies the responses to the record of the next try, where they are
-marked as `taken_over` and are not requested again. The record is untrusted and is read up to the first invalid line.
+the runner reads the usage of a lost episode. It also copies the responses to the record of the next episode, where they
+are marked as `taken_over` and are not requested again. The record is untrusted and is read up to the first invalid
+line.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Asked:
         prompt_tokens, generated_tokens: Total tokens of all responses.
         cost: Total cost of all responses, in US dollars.
         sec: Time from the question to the answer, in seconds.
-        taken_over: Whether an earlier try made and paid for the call.
+        taken_over: Whether an earlier episode made and paid for the call.
         scorer: Name of the scorer that asked (a judge); `None` if the environment asked.
     """
 
@@ -110,11 +111,11 @@ def read_asked(files: Path) -> list[Asked] | None:
 
 
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Copies the questions and answers of an earlier try to the record of a new try. Blocking.
+    """Copies the questions and answers of an earlier episode to the record of a new episode. Blocking.
 
     Args:
-        earlier: Directory with the files of the earlier try.
-        own: Directory with the files of the new try.
+        earlier: Directory with the files of the earlier episode.
+        own: Directory with the files of the new episode.
         of_scorers: Whether to copy only answers to scorers, because other answers affect the course of the episode.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]

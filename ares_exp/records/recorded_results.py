@@ -18,9 +18,9 @@ from ares_exp.records.run_summary import RunSummary
 MAX_ROWS = 2_000_000
 MAX_ROW_BYTES = 4 * 2**20
 MAX_NUMBER = 1e100
-"""Maximum of recorded numbers. Their squares, and sums of their squares, are still finite."""
+"""Maximum value of recorded numbers. Their squares, and sums of their squares, are still finite."""
 MAX_COUNT = 2**53
-"""Maximum of recorded counts. A float represents every integer up to this value."""
+"""Maximum value of recorded counts. A float represents every integer up to this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RecordedResults:
     """Content of `episodes.jsonl`.
 
     Attributes:
-        results: Results of all tries of all attempts, in the order in which they ended.
+        results: Results of all episodes of all attempts, in the order in which they ended.
         torn: Whether the last line is incomplete, because of a crash. Its result is not in `results`.
         whole_bytes: Number of bytes of the complete lines.
     """

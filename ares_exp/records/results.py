@@ -24,7 +24,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.validation import Text, validated
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
-"""Pattern of an episode's id: the task, the attempt, and a suffix that is unique among the tries of the attempt."""
+"""Pattern of an episode's id: the task, the attempt, and a suffix that is unique among the episodes of the attempt."""
 
 
 @dataclass(slots=True)
@@ -279,10 +279,10 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """One line of `episodes.jsonl`: one try of one attempt at one task.
+    """One line of `episodes.jsonl`: the result of one episode.
 
-    An attempt is tried again after an error (`retry`), or when the run is resumed. Every try keeps its line, and the
-    last try is the result of the attempt.
+    An attempt gets another episode after an error (`retry`), or when the run is resumed. Every episode keeps its line,
+    and the last episode is the result of the attempt.
 
     Attributes:
         episode_id: Unique id of the episode, which is also the name of its trajectory file.
@@ -311,10 +311,11 @@ class EpisodeResult:
         snapshots: Number of stored snapshots of the episode.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
         retry: Number of earlier episodes of this attempt.
-        replayed: Responses that were replayed from an earlier try; `None` if no responses were replayed.
+        replayed: Responses that were replayed from an earlier episode; `None` if no responses were replayed.
         stages: Results of the stages; empty for a single-stage task.
-        environment_usage: Usage of the environment's model calls in this try, in addition to the policy's usage. `None`
-            if the environment makes no model calls. Responses taken over from an earlier try count only in that try.
+        environment_usage: Usage of the environment's model calls in this episode, in addition to the policy's usage.
+            `None` if the environment makes no model calls. Responses taken over from an earlier episode count only in
+            that episode.
         agent: Facts about an installed agent; `None` for other agents.
     """
 
@@ -400,13 +401,13 @@ _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", 
 
 
 def attempt_of(episode_id: str) -> str:
-    """Returns the common start of the ids of an attempt's tries: the episode's id without the suffix of its try."""
+    """Returns the common start of the ids of an attempt's episodes: the id without its unique suffix."""
     found = _OF_AN_ATTEMPT.fullmatch(episode_id)
     return found[1] if found else episode_id
 
 
 def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:
-    """Returns the last try of every attempt, in the order in which the attempts first appear."""
+    """Returns the last episode of every attempt, in the order in which the attempts first appear."""
     last: dict[tuple[str, int], EpisodeResult] = {}
     for result in results:
         slot = result.task_name, result.attempt

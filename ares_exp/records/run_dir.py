@@ -416,9 +416,9 @@ class RunDir:
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
-                f"Expected the folders in the run directory {self.path} to be its own, but these are links: "
-                f"{', '.join(links)}. Replace them with their targets, or set `hydra.run.dir=…` to a directory on a "
-                "disk with enough room."
+                f"Expected no links among the folders in the run directory {self.path}, got "
+                f"{', '.join(links)}. Replace them with their targets, or set `hydra.run.dir=…` to a "
+                "directory on a disk with enough room."
             )
 
     def discard(self) -> None:

@@ -1,4 +1,4 @@
-"""The storage of a run: disk space that is allocated in advance, and the first failed write, which ends the run."""
+"""The storage of a run: it allocates disk space in advance, and ends the run at the first failed write."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ class RunStorage:
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory {self._run_dir.path}, got: "
-                f"{error.strerror}. Free some space or make the directory writable, or use another disk."
+                f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory "
+                f"{self._run_dir.path}: {error.strerror}. Free some space, make the directory writable, or "
+                "use another disk."
             ) from None
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ class RunSummary:
 
     Attributes:
         planned: Number of planned attempts.
-        results: Results of all tries of all attempts, in the order in which they finished.
+        results: Results of all episodes of all attempts, in the order in which they finished.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
         ended_by: Description of the exhausted budget or failed write that ended the run; otherwise `None`.
         wall_sec: Wall-clock seconds of all sessions of the run.
@@ -44,7 +44,7 @@ class RunSummary:
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
-        """The result of the last try of each attempt."""
+        """The result of the last episode of each attempt."""
         return final_results(self.results)
 
     @property
@@ -82,11 +82,11 @@ class RunSummary:
         return exit_codes.COMPLETE if self.complete and not self.broken else exit_codes.INCOMPLETE
 
     def count(self) -> dict[str, int]:
-        """Counts attempts by the outcome of their last try."""
+        """Counts attempts by the outcome of their last episode."""
         return count_outcomes(self.final)
 
     def paid(self) -> dict[str, float]:
-        """Sums the policy's tokens and cost (in US dollars) over all tries. Replayed responses count once."""
+        """Sums the policy's tokens and cost (in US dollars) over all episodes. Replayed responses count once."""
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
         taken_over = [
@@ -99,7 +99,7 @@ class RunSummary:
 
     @property
     def environment_usage(self) -> EnvironmentUsage | None:
-        """The usage of the environments' model calls in all tries; `None` if no environment makes model calls."""
+        """The usage of the environments' model calls in all episodes; `None` if no environment makes model calls."""
         used = [result.environment_usage for result in self.results if result.environment_usage is not None]
         return sum(used, EnvironmentUsage()) if used else None
 

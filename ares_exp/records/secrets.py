@@ -160,7 +160,7 @@ class SecretFilter(logging.Filter):
         self._typed = tuple(typed)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks the record in place, and stores its kind in `record.kind`. Every record passes."""
+        """Masks the record in place, and stores its kind in `record.kind`. Returns `True` for every record."""
         record.__dict__.setdefault("kind", kind_of(record))  # computed before the values become part of the text
         record.msg, record.args = self._mask(record.getMessage()), None
         if record.exc_info and not record.exc_text:

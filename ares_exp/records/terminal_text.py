@@ -21,7 +21,7 @@ HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
 """Invisible but harmless characters that are parts of words and emojis."""
 _UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
-"""Blanks at which no line is broken: before a separator, after the command's name, and before or in an interval."""
+"""Spaces at which lines are not wrapped: before a separator, after the command's name, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 

@@ -346,7 +346,7 @@ def _error(result: EpisodeResult) -> list[str]:
     first, *others = [line.rstrip() for line in printable(result.error.message).splitlines() if line.strip()] or [""]
     if first == result.error.type:
         return [f"{result.outcome.value}: {first}", *others]
-    shown = first if len(first) <= _MAX_MESSAGE else f"{first[:_MAX_MESSAGE]}… (whole in episodes.jsonl)"
+    shown = first if len(first) <= _MAX_MESSAGE else f"{first[:_MAX_MESSAGE]}… (complete in episodes.jsonl)"
     return [f"{result.outcome.value}: {result.error.type}: {shown}", *(one_line(line, _MAX_LINE) for line in others)]
 
 

@@ -112,8 +112,8 @@ def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Col
     """Sorts the recorded episodes of a run by their value for a reader, and returns their ids.
 
     The order is: all episodes of `first_tasks`, errors and running episodes, failed attempts, one passed attempt of
-    each flaky task, other passed attempts (the longest first), interrupted attempts, and tries that were followed by
-    another try. Within a group, the first attempts at each task come first.
+    each flaky task, other passed attempts (the longest first), interrupted attempts, and episodes that were followed by
+    another episode. Within a group, the first attempts at each task come first.
     """
     final = summary.final
     flaky = _flaky(final, summary.threshold)
@@ -267,7 +267,7 @@ class _Choice:
         wanted = set() if which == "none" else failed(run.summary, recorded) if which == "failed" else set(recorded)
         for episode_id in ids:
             if episode_id not in wanted:
-                self._leave_out(number, run, episode_id, f"not asked for (--episodes {which})")
+                self._leave_out(number, run, episode_id, f"not included (--episodes {which})")
         return [episode_id for episode_id in ids if episode_id in wanted]
 
     def _block(self, number: int, run: ShownRun, episode_id: str) -> str | None:

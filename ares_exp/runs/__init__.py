@@ -1,4 +1,4 @@
 """Runs: planned episodes that are scheduled with retries and budgets, from the command line or from Python.
 
-Imports environments, trackers and the folders below them; imported by wrappers, training and commands.
+Imports environments, trackers and the folders below them. Wrappers, training and commands import it.
 """

@@ -174,7 +174,7 @@ class Branching:
 
     def start(self, branch: int) -> EpisodeStart:
         """Returns the starting point of a branch."""
-        assert self._start is not None, "prepare() comes first"
+        assert self._start is not None, "Call prepare() first."
         parent = self._episode.episode_id
         lineage: dict[str, Any] = {
             "root": str(self._origin.get("root") or parent),
@@ -209,8 +209,8 @@ class Branching:
                 break
         else:
             raise SnapshotError(
-                f"the run has neither a snapshot of step {self.step} nor a trajectory of the episode, with which it "
-                "could be run again. In the next run, use `snapshot=every_step` or a collector."
+                f"the run has no snapshot of step {self.step}, and no trajectory from which the episode "
+                "could run again. In the next run, use `snapshot=every_step` or a collector."
             )
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
             raise SnapshotMismatchError(
@@ -234,7 +234,7 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a response that another source (a log) has given."""
+        """Skips a response that came from another source (a log)."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)

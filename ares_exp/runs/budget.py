@@ -43,9 +43,9 @@ class Limits:
         wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
         tokens: Paid prompt and generated tokens of the policy and of environments.
         cost: Paid US dollars for the policy and for environments.
-        errors_in_a_row: Consecutive tries without a reward because the container, the verifier or the policy failed.
-            A reward, an error of the agent, a refusal or a too long conversation resets the count, because these show
-            that all other parts work. Cancelled and lost tries do not count.
+        errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
+            policy failed. A reward, an error of the agent, a refusal or a too long conversation resets the count,
+            because these show that all other parts work. Cancelled and lost episodes do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -107,7 +107,7 @@ _NOTHING = Spent()
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Returns the tokens and cost of one try, including its environment but not its replayed responses."""
+    """Returns the tokens and cost of one episode, including its environment but not its replayed responses."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
@@ -139,7 +139,7 @@ class BudgetMeter:
 
         Args:
             budget: The limits.
-            earlier: Results of all tries of earlier sessions of the run.
+            earlier: Results of all episodes of earlier sessions of the run.
             earlier_wall_sec: Wall-clock seconds of these sessions.
             run_dir: Directory of the run, if it is a job of a sweep.
             sweep_dir: Directory of the sweep, which has a folder for each job; `None` without a sweep.
@@ -189,7 +189,7 @@ class BudgetMeter:
         self._spent = Spent(spent.wall_sec, spent.tokens + tokens, spent.cost + cost)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a finished try, without the amounts that were already counted while it was running."""
+        """Counts a finished episode, without the amounts that were already counted while it was running."""
         total, known = paid(result), self._in_progress.pop(result.episode_id, _NOTHING)
         self._by_environments.pop(result.episode_id, None)
         self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
@@ -260,7 +260,7 @@ class _Row:
     errors_at: list[float] = field(default_factory=list)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a try as an error, a success or neither. Tries must be added in the order in which they ended."""
+        """Counts an episode as an error, a success or neither. Add episodes in the order in which they ended."""
         if result.outcome in _SAYS_NOTHING:
             return
         no_fault = result.error is not None and result.error.type in _NO_FAULTS
@@ -433,4 +433,4 @@ class Spending:
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:
-            self._warn(f"The spending of the other jobs of the sweep cannot be read, and is not counted: {error}")
+            self._warn(f"Cannot read the spending of the sweep's other jobs, so it is not counted: {error}")

@@ -92,7 +92,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
             root_config = store_recorded_config(command.values, command.choices)
         flags, lines = flags_and_overrides(command.argv)
         if {"-m", "--multirun"} & {*flags} or any(one.lstrip("+").startswith("hydra.mode=") for one in lines):
-            raise ConfigError("A sweep is resumed by the command: `python -m ares_exp resume=<sweep>`.")
+            raise ConfigError("A sweep can only be resumed on the command line: `python -m ares_exp resume=<sweep>`.")
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides recorded in {source} also apply.)" if source is not None else ""

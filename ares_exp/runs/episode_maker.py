@@ -239,7 +239,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return self._parts.wrapper(environment), policy
 
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
-        """Copies recorded responses of the environment's own models from an earlier try or a replayed recording."""
+        """Copies recorded responses of the environment's own models from an earlier episode or a replayed recording."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
@@ -247,7 +247,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the starting point: a snapshot of the earlier try, or the branching point; otherwise `None`."""
+        """Returns the starting point: a snapshot of the earlier episode, or the branching point; otherwise `None`."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -300,10 +300,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return with_own(self._parts.effective_agent.normalisers)
 
     def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> ResponseLog:
-        """Creates the response log of an episode, which replaces the log of the continued try. Blocking.
+        """Creates the response log of an episode, which replaces the log of the continued episode. Blocking.
 
         Raises:
-            StorageError: The new log could not be written. The log of the earlier try is kept.
+            StorageError: The new log could not be written. The log of the earlier episode is kept.
         """
         earlier = planned.earlier
         started = LoggedEpisode(

@@ -296,8 +296,8 @@ class Experiment:
                 changes.append(parts.policy.adjust(name, value))
             elif key != "concurrency":
                 raise ConfigError(
-                    f"`{key}` cannot change in a running run. Use one of {', '.join(LIVE_KEYS)}. Other keys that "
-                    "do not change results can be set with `resume=`. All others need a new run."
+                    f"`{key}` cannot change during a run. Use one of {', '.join(LIVE_KEYS)}. Other keys "
+                    "that do not change results can be set with `resume=`. All others need a new run."
                 )
             elif type(value) is not int or value < 1:
                 raise ConfigError(f"Expected `concurrency` to be a positive int, got {value!r:.80}.")
@@ -358,7 +358,7 @@ class Experiment:
     def request_snapshots(self) -> None:
         """Requests a snapshot of each running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
-            logger.warning("This run takes no snapshots. To take snapshots on request, set snapshot=manual.")
+            logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 
         for episode in self._running.values():
@@ -366,7 +366,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one try of an attempt when a place is available. Returns the next retry of the attempt, if any."""
+        """Runs one episode of an attempt when a place is available. Returns the next retry of the attempt, if any."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
@@ -398,7 +398,7 @@ class Experiment:
             await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
-        """Returns the retry that follows this try; `None` for no retry."""
+        """Returns the retry that follows this episode; `None` for no retry."""
         planned = episode.planned
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
@@ -418,7 +418,7 @@ class Experiment:
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
 
     def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
-        """Plans a try that continues a lost try with its responses. Without responses, the try starts again."""
+        """Plans an episode that continues a lost episode with its responses, or starts again if there are none."""
         planned = episode.planned
         earlier = episode.log.read() if episode.log is not None else planned.earlier
         if earlier is None:

@@ -33,7 +33,7 @@ class RunResults:
 
     Attributes:
         run_dir: Run directory.
-        summary: Totals of the run, and the results of all tries of all attempts (`summary.results`).
+        summary: Totals of the run, and the results of all episodes of all attempts (`summary.results`).
     """
 
     run_dir: Path
@@ -41,7 +41,7 @@ class RunResults:
 
     @property
     def rows(self) -> tuple[EpisodeResult, ...]:
-        """The result of each attempt (its last try), sorted by task and attempt."""
+        """The result of each attempt (its last episode), sorted by task and attempt."""
         return tuple(sorted(self.summary.final, key=lambda row: (row.task_name, row.attempt)))
 
     @property
@@ -66,7 +66,8 @@ class RunResults:
         `rewards.<key>`, `phase_sec.<phase>`, `error_type`, `error_message`, `limit`.
 
         Args:
-            tries: Whether to return one row per try, in the order in which they finished, instead of one per attempt.
+            tries: Whether to return one row per episode, in the order in which they finished, instead of one per
+                attempt.
 
         Raises:
             UserError: pandas is not installed.
@@ -285,7 +286,7 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     for one in overrides:
         if one in ("-m", "--multirun"):
             raise ConfigError(
-                "A sweep (`-m`) is run by the command. In Python, loop over runs: "
+                "Sweeps (`-m`) only work on the command line. In Python, loop over runs: "
                 '`[ares_exp.run([f"seed={seed}"]) for seed in range(3)]`.'
             )
         if one.startswith("-") or not (one.startswith("~") or "=" in one):

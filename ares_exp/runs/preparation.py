@@ -42,8 +42,9 @@ async def prepare(
     check_collectors(parts.collectors.values(), settings.concurrency)
     if parts.branching is not None and not parts.source.exports_state:
         raise ConfigError(
-            f"Expected environments that can be branched, but the environments of {name_of(parts.source)} have no "
-            "`export_state`. Run the task again, or replay the recorded responses with `replay=<run>/<episode>`."
+            f"`branch_from` does not work with {name_of(parts.source)}, because its environments have no "
+            "`export_state`. Run the task again, or replay the recorded responses with "
+            "`replay=<run>/<episode>`."
         )
     _check_agent(parts)
     check_snapshots(parts)
@@ -59,8 +60,8 @@ async def prepare(
     _raise_all(outcomes)
     if parts.policy.needs_solution and not parts.source.has_solutions:
         raise ConfigError(
-            f"policy=oracle, or a recording of it, runs the solutions of tasks, and {name_of(parts.source)} has "
-            "none. Choose another policy: `policy=openai policy.model=…`, `policy=scripted "
+            f"policy=oracle, or a recording of it, needs tasks with solutions, but {name_of(parts.source)} "
+            "has no solutions. Choose another policy: `policy=openai policy.model=…`, `policy=scripted "
             "policy.replies=[…]`."
         )
     names = _narrowed(parts, cast("Sequence[str]", outcomes[0]), warn)
@@ -173,10 +174,10 @@ def check_snapshots(parts: Components) -> None:
     agents.check_snapshots()
     if schedule.is_only_to_continue and not agents.can_be_restored:
         raise ConfigError(
-            f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
-            "its container: a snapshot contains its files, but cannot restore the process. `resume=` and "
-            "`branch_from=` need no snapshots: they replay the recorded responses in a new container. The files of "
-            "the agent are stored in files/<episode>/agent/."
+            f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a "
+            "program in its container: a snapshot contains its files, but cannot restore its process. "
+            "`resume=` and `branch_from=` need no snapshots: they replay the recorded responses in a new "
+            "container. The files of the agent are stored in files/<episode>/agent/."
         )
 
 
@@ -199,8 +200,9 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
     kept = [name for name in task_names if name in recorded]
     if not kept:
         raise ConfigError(
-            f"Expected one of the recorded tasks ({_some(recorded)}) among the tasks of {name_of(parts.source)}, which "
-            f"has {_some(task_names)}. Choose the `env` of the recording."
+            f"Expected one of the recorded tasks ({_some(recorded)}) among the tasks of "
+            f"{name_of(parts.source)}, which has {_some(task_names)}. Choose the same `env` as in the "
+            "recording."
         )
     if len(kept) < len(task_names):
         parts.source.keep(kept)

@@ -111,9 +111,9 @@ class RetryRules:
         """Returns the seconds to wait before the retry; `None` for no retry.
 
         Args:
-            error: Error that ended the last try.
-            outcome: Outcome of the last try.
-            tries: Number of failed tries of the attempt, from 1.
+            error: Error that ended the last episode.
+            outcome: Outcome of the last episode.
+            tries: Number of failed episodes of the attempt, from 1.
         """
         if tries > self._further_tries(error, outcome):
             return None

@@ -199,9 +199,9 @@ class PartsGiven:
                     )
             elif group not in EPISODE_KEYS and key != "hydra.searchpath":
                 raise ConfigError(
-                    f"`{key}` has no effect here: rollouts write nothing to disk and have no retries. Leave it out, or "
-                    f"use `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
-                    f"one of {', '.join(EPISODE_KEYS)}."
+                    f"`{key}` has no effect here: rollouts do not write to disk and do not retry. Leave it "
+                    f"out, or use `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, "
+                    f"or one of {', '.join(EPISODE_KEYS)}."
                 )
 
 

@@ -41,14 +41,14 @@ class RunningEpisode(EpisodeEvents):
         finished_at: Time of the end, in epoch seconds; `None` until the episode ends, or without an environment.
         environment: The environment, without the recording wrapper; `None` until it is created.
         log: The response log; `None` until it is created.
-        given_again: Responses that the policy replayed from an earlier try; `None` until the policy is created.
-        from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
+        given_again: Responses that the policy replayed from an earlier episode; `None` until the policy is created.
+        from_snapshot: Number of exchanges of an earlier episode that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
         is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.
         result: The result; `None` until the episode ends.
         retry: The following retry; `None` for no retry.
-        is_cancelled: Whether a user ordered the cancellation of the episode.
+        is_cancelled: Whether a user requested the cancellation of the episode.
     """
 
     planned: PlannedEpisode = field(kw_only=True)
@@ -80,7 +80,7 @@ class RunningEpisode(EpisodeEvents):
 
     @property
     def starts_anew(self) -> bool:
-        """Whether a retry follows that does not continue this try."""
+        """Whether a retry follows that does not continue this episode."""
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:

@@ -17,16 +17,16 @@ from ares_exp.trajectories.response_log import LoggedEpisode
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpisode:
-    """One planned try of an attempt.
+    """One planned episode of an attempt.
 
     Attributes:
         episode_id: Unique id, which can be used as a file name.
         task_name: Name of the task.
         attempt: Number of the attempt at the task, from 0.
-        seed: Seed of the episode, which depends only on the run's seed, the task's name, the attempt and the try.
+        seed: Seed of the episode, which depends only on the run's seed, the task's name, the attempt and the retry.
         retry: Number of earlier episodes of the attempt.
-        earlier: Earlier try whose responses are replayed; `None` to start from the beginning.
-        use_snapshots: Whether the try may continue from a snapshot of the earlier try.
+        earlier: Earlier episode whose responses are replayed; `None` to start from the beginning.
+        use_snapshots: Whether the episode may continue from a snapshot of the earlier episode.
         limits: Limits of the episode; `None` for the limits of the run.
     """
 
@@ -45,12 +45,12 @@ class PlannedEpisode:
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Returns the plan of a try that replays the responses of an earlier try and has the same seed."""
+        """Returns the plan of an episode that replays the responses of an earlier episode and has the same seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
     def anew(self, *, retry: int, seed: int) -> Self:
-        """Returns the plan of a try that starts from the beginning, after a failed or lost try."""
+        """Returns the plan of an episode that starts from the beginning, after a failed or lost episode."""
         return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 
@@ -129,7 +129,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """The number of tries that wait for a slot, for the end of their delay, or for a place of the executor."""
+        """The number of episodes that wait for a slot, for the end of their delay, or for a place of the executor."""
         return len(self._ready) + len(self._waiting) + len(self._running) - len(self._started)
 
     def interrupt(self) -> None:
@@ -157,10 +157,10 @@ class Scheduler:
             self._changed.set()
 
     async def starts(self, planned: PlannedEpisode, check: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Waits until a try may start. `execute` calls this method when a place for the try is available.
+        """Waits until an episode may start. `execute` calls this method when a place for the episode is available.
 
         Args:
-            planned: The planned try.
+            planned: The planned episode.
             check: Function that is awaited before the start and after each pause. It can pause the scheduler.
         """
         while True:
@@ -185,10 +185,10 @@ class Scheduler:
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Removes tries that have not started, including tries that wait for their delay or for a place.
+        """Removes episodes that have not started, including episodes that wait for their delay or for a place.
 
         Returns:
-            The removed tries.
+            The removed episodes.
         """
         dropped = [one for one in self._ready if is_unwanted(one)]
         self._ready = deque(one for one in self._ready if not is_unwanted(one))
@@ -205,12 +205,12 @@ class Scheduler:
         return dropped
 
     def append(self, planned: PlannedEpisode) -> None:
-        """Adds a try to the end of the queue."""
+        """Adds an episode to the end of the queue."""
         self._ready.append(planned)
         self._changed.set()
 
     def end(self) -> None:
-        """Declares that no more tries will be added, so that `run` returns when all attempts have results."""
+        """Declares that no more episodes will be added, so that `run` returns when all attempts have results."""
         self._waits_for_more = False
         self._changed.set()
 

@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 class SteadyEventLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock stands still while this process is stopped, by Ctrl-Z or SIGSTOP.
 
-    Therefore, a stop does not count towards the time limits of agents, commands, requests and checks.
+    Therefore, the time in which the process is stopped does not count towards time limits of agents, commands, requests
+    and checks.
     """
 
     def __init__(self) -> None:

@@ -67,9 +67,9 @@ class TrainedRun(Protocol):
 
         Args:
             planned: The planned attempt. Its task and number must be unique in the run.
-            on_end: Function that is called once, when the row of the last try is written. This is after a result, an
-                error without retry, `cancel` or an interrupt. The argument is the last try, or `None` if the attempt
-                was cancelled before it started.
+            on_end: Function that is called once, when the row of the last episode is written. This is after a result,
+                an error without retry, `cancel` or an interrupt. The argument is the last episode, or `None` if the
+                attempt was cancelled before it started.
         """
         ...
 
@@ -171,7 +171,7 @@ class RunOnRequest(TrainedRun):
             self._end(slot)
 
     def dropped(self, planned: PlannedEpisode) -> None:
-        """Ends an attempt, because another component has removed its try from the queue."""
+        """Ends an attempt, because another component has removed its episode from the queue."""
         if planned.slot in self._on_end:
             self._end(planned.slot)
 
@@ -194,11 +194,11 @@ class RunOnRequest(TrainedRun):
         return slot in self._cancelled
 
     def tried(self, episode: RunningEpisode) -> None:
-        """Stores a try as the latest of its attempt, after the row of the try was written."""
+        """Stores an episode as the latest of its attempt, after the row of the episode was written."""
         self._last[episode.planned.slot] = episode
 
     async def execute_try(self, planned: PlannedEpisode, execute: Execute) -> Retry | None:
-        """Runs one try in a separate task, so that `cancel` can end it. Returns the next retry, if any."""
+        """Runs one episode in a separate task, so that `cancel` can end it. Returns the next retry, if any."""
         slot, retry = planned.slot, None
         if slot in self._cancelled:
             self._cancelled.discard(slot)

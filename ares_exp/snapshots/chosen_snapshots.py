@@ -44,7 +44,7 @@ def chosen_snapshots(path: Path) -> Chosen:
         return Chosen(store, _by_prefix(store, path.name))
     raise UserError(
         f"Expected {path} to be a snapshot, a snapshot store or a run directory with `snapshots/` in it: "
-        f"{'it has none of that' if path.exists() else 'there is no such path'}."
+        f"{'it is none of these' if path.exists() else 'there is no such path'}."
     )
 
 

@@ -89,7 +89,7 @@ def check_json(data: Any, where: str) -> None:
                 for key, item in value.items():
                     if type(key) is not str:
                         raise SnapshotMetadataError(
-                            f"{where}: expected keys to be texts, got {briefly(key)}{_in(name)}."
+                            f"{where}: expected keys to be strings, got {briefly(key)}{_in(name)}."
                         )
                     below.append((name or key, item))
             elif isinstance(value, list | tuple):

@@ -135,7 +135,7 @@ def shared_lock(store: Path) -> Iterator[None]:
     with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
         if not held:
             raise SnapshotError(
-                f"Cannot write in {store}: garbage is being collected in it for {WRITER_WAITS_SEC:g} s."
+                f"Cannot write to {store}: it has been locked by a garbage collection for {WRITER_WAITS_SEC:g} s."
             )
         yield
 

@@ -33,7 +33,7 @@ class SnapshotSchedule:
     Attributes:
         output_dir: The snapshot store.
         timeout_sec: Time limit of one snapshot in seconds.
-        is_only_to_continue: Whether the snapshots have no other use than to continue episodes from them.
+        is_only_to_continue: Whether the only use of the snapshots is to continue episodes from them.
     """
 
     @validate_call

@@ -234,7 +234,7 @@ def _file_at(path: Path) -> Path:
             return path
         if (path / OBJECTS).is_dir() and not (path / SNAPSHOT_FILE).exists():
             raise SnapshotNotFoundError(
-                f"Expected a snapshot at {path}, found a store of snapshots: name one of it. "
+                f"Expected a snapshot at {path}, found a store of several snapshots. Name one of them. "
                 f"`ares-exp snapshots list {path}` lists them."
             )
         return path / SNAPSHOT_FILE

@@ -92,7 +92,6 @@ def _check_lines(lines: list[bytes]) -> None:
 
 
 def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
-    """Returns the expected size of each chunk."""
     _expect(snapshot, "filesystem_base", snapshot.filesystem_base, delta.base)
     _expect(snapshot, "filesystem_entries", snapshot.filesystem_entries, len(delta.entries))
     _expect(snapshot, "filesystem_bytes", snapshot.filesystem_bytes, sum(each.size for each in delta.entries.values()))

@@ -1,4 +1,4 @@
 """Trackers, which record the metrics of a run.
 
-Imports reports, records and tasks; imported by runs and wrappers.
+Imports reports, records and tasks. Runs and wrappers import it.
 """

@@ -41,7 +41,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Submits a function. Returns at once. Does nothing before `start` and after `finish`."""
+        """Submits a function. Returns immediately. Does nothing before `start` and after `finish`."""
         if self._thread is not None:
             self._inbox.put(act)
 

@@ -28,10 +28,10 @@ _LONGEST_TORN_LINE = 2**24
 class JsonlTracker(TrackerBase):
     """Appends a line to `metrics.jsonl` in the run directory for every event.
 
-    Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each
-    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics.
-    `training`: numbers of an optimizer step. `order`: an order to the run (`ares-exp ctl`). `finish`: the totals. The
-    lines survive `kill -9`; a number that is not finite is `null`.
+    Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each time
+    that the run is resumed. `episode`: a finished episode, and the running totals. `system`: the runner's own metrics.
+    `training`: numbers of an optimizer step. `order`: a command to the run (`ares-exp ctl`). `finish`: the totals. The
+    lines survive `kill -9`. A number that is not finite becomes `null`.
     """
 
     @pydantic.validate_call
@@ -89,7 +89,7 @@ class JsonlTracker(TrackerBase):
         )
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Appends the line of a finished try. Returns at once."""
+        """Appends the line of a finished episode. Returns immediately."""
         rows = self._rows
         self._append(
             "episode",
@@ -104,11 +104,11 @@ class JsonlTracker(TrackerBase):
         )
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Appends the line of a sample. Returns at once."""
+        """Appends the line of a sample. Returns immediately."""
         self._append("system", lambda: sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Appends the line of an order. Returns at once."""
+        """Appends the line of a command to the run. Returns immediately."""
         self._append("order", lambda: line)
 
     def finish(self, summary: RunSummary) -> None:

@@ -17,7 +17,7 @@ ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "gener
 class EpisodeRows:
     """Converts finished episodes to rows with running totals.
 
-    If an attempt has several tries, its last try counts in the totals, as at the end of the run.
+    If an attempt has several episodes, its last episode counts in the totals, as at the end of the run.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class EpisodeRows:
         return row
 
     def _count(self, result: EpisodeResult) -> None:
-        """Adds a result to the running totals. If the attempt has an earlier try, replaces its values."""
+        """Adds a result to the running totals. If the attempt has an earlier episode, replaces its values."""
         slot = result.task_name, result.attempt
         if (before := self._last.get(slot)) is not None:
             if result.retry < before[0]:
@@ -78,7 +78,7 @@ def total_metrics(summary: RunSummary) -> dict[str, Any]:
 
 
 def attempt_values(summary: RunSummary) -> dict[str, list[float]]:
-    """Collects the finite values of each attempt's last try, by metric."""
+    """Collects the finite values of each attempt's last episode, by metric."""
     final = summary.final
     values = {name: [getattr(result, name) for result in final] for name in ATTEMPT_VALUES}
     return {name: [one for one in all_ if one is not None and math.isfinite(one)] for name, all_ in values.items()}

@@ -62,7 +62,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._guard(name, tracker.start, run)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Forwards the result of a try to every tracker."""
+        """Forwards the result of an episode to every tracker."""
         for name, tracker in self._trackers.items():
             more = (trajectory,) if name in self._with_trajectory else ()
             self._guard(name, tracker.log_episode, result, *more)
@@ -73,7 +73,7 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
             self._guard(name, tracker.log_system, sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Forwards the order to every tracker."""
+        """Forwards the command to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_order, line)
 

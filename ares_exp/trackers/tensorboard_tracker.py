@@ -28,7 +28,7 @@ _BINS = 30
 class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
-    The step of an episode's scalars is the number of finished tries, also in a resumed run. The step of a training's
+    The step of an episode's scalars is the number of finished episodes, also in a resumed run. The step of a trainer's
     scalars is the optimizer step. The step of the runner's scalars is the number of seconds since the start of the run.
     The end of the run adds the totals and histograms over the attempts. Config and provenance are texts.
     """
@@ -72,11 +72,11 @@ class TensorboardTracker(TrackerBase):
         self._write(lambda events, now: events.start(run, now))
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Writes the scalars of a finished try. Returns at once."""
+        """Writes the scalars of a finished episode. Returns immediately."""
         self._write(lambda events, now: events.add_episode(result, now))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Writes a sample. Returns at once."""
+        """Writes a sample. Returns immediately."""
         self._write(lambda events, now: events.add_system(sample, now))
 
     def finish(self, summary: RunSummary) -> None:

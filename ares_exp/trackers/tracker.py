@@ -1,4 +1,4 @@
-"""The contract of trackers, which record the metrics of a run. A run never waits for a tracker while it works."""
+"""The contract of trackers, which record the metrics of a run. A run in progress never waits for a tracker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunInfo:
         job_type: Kind of run within its group, if any.
         tags: Labels.
         resumed: Whether the run has an earlier recorded session.
-        earlier: Results of earlier sessions, which count in running totals.
+        earlier: Results of earlier sessions, which are included in running totals.
         task_set: Location of the task set, or `None` if it has none.
         tasks: Names of the selected tasks.
         task_digests: Digests of the tasks, which show whether a task has changed. `None` if unknown.
@@ -53,18 +53,18 @@ class RunInfo:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives the events of a run: `start`, any number of `log_episode`, `finish`.
+    """Receives the events of a run: first `start`, then a `log_episode` for each episode, then `finish`.
 
-    These members are required. `TrackerBase` has the optional members with their defaults. To use them, inherit from
-    it or define some of its members.
+    These members are required. To use optional members, inherit from `TrackerBase`, which has defaults for them, or
+    define only some of them.
     """
 
     def start(self, run: RunInfo) -> None:
-        """Starts the tracker. Returns at once: slow work runs in the background."""
+        """Starts the tracker. Returns immediately: slow work runs in the background."""
         ...
 
     def log_episode(self, result: EpisodeResult) -> None:
-        """Records a finished try of an attempt. Returns at once."""
+        """Records a finished episode of an attempt. Returns immediately."""
         ...
 
     def finish(self, summary: RunSummary) -> None:
@@ -89,14 +89,14 @@ class TrackerBase(Tracker):
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records a finished try of an attempt, with its trajectory if one was kept. Returns at once."""
+        """Records a finished episode of an attempt, with its trajectory if one was kept. Returns immediately."""
         raise NotImplementedError
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records measurements of the runner (`system/loop_lag_sec`, …). Returns at once. Default: ignores them."""
+        """Records measurements of the runner (`system/loop_lag_sec`, …). Returns immediately. Default: ignores them."""
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records an order to the run, which is a line of `control.jsonl`. Returns at once. Default: ignores it."""
+        """Records a command to the run (a line of `control.jsonl`). Returns immediately. Default: ignores it."""
 
 
 class NullTracker(TrackerBase):

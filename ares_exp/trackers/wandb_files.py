@@ -74,7 +74,7 @@ class WandbFiles:
     def link_inputs(self) -> list[Path]:
         """Links an online W&B run to its inputs; returns the parents whose trajectories are not as recorded.
 
-        The record of a parent may come from a stranger, but only an owner of its files knows the digest.
+        An untrusted person may have written the record of a parent, but only an owner of its files knows the digest.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -143,7 +143,6 @@ class WandbFiles:
         self._run.log_code(str(package), f"run-{self._run.id}-code", lambda name: name.endswith(kinds))
 
     def _task_sets(self) -> list[wandb.Artifact]:
-        """Returns the artifact of the task set, if there is one."""
         folder, name = self._run_dir / "wandb" / "task-set", self._record.task_set
         return [] if name is None else [_artifact(plain(name), "task-set", _files(folder, hidden=True), folder)]
 

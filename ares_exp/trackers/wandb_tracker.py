@@ -52,9 +52,9 @@ _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 class WandbTracker(TrackerBase):
     """Records a run with Weights & Biases, online or offline: `docs/trackers.md` lists what it records.
 
-    All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or
-    with its inputs by `ares-exp wandb sync RUN`. A resumed run continues its W&B run. If the agent of a W&B sweep
-    started the process, the tracker records into the W&B run of the sweep. A tracker records one run.
+    All files are in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or with
+    its inputs by `ares-exp wandb sync RUN`. A resumed run continues its W&B run. If the agent of a W&B sweep started
+    the process, the tracker records into the W&B run of the sweep. A tracker records one run.
 
     Attributes:
         project: W&B project.
@@ -129,18 +129,18 @@ class WandbTracker(TrackerBase):
             self._do_with_files(WandbFiles.log_code)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records a finished episode. Returns at once."""
+        """Records a finished episode. Returns immediately."""
         self._log(self._rows.add(result), at=result.finished_at)
         shown = trajectory if self.log_trajectories and self._files_writer.waiting < MAX_WAITING else None
         self._do_with_files(lambda files: files.add(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records the load of the runner. Returns at once."""
+        """Records the load of the runner. Returns immediately."""
         if self._numbers.waiting < MAX_WAITING:
             self._log(sample, at=time.time())
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records an order to the run in its config, by its id. Returns at once."""
+        """Records a command to the run in the run's config, by the id of the command. Returns immediately."""
         if "id" in line and self._numbers.waiting < MAX_WAITING:
             order = {f"control/{line['id']}": dict(line)}
             self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]
@@ -187,7 +187,7 @@ class WandbTracker(TrackerBase):
             sync = f"W&B, offline; upload: ares-exp wandb sync {shlex.quote(str(shown_path(info.run_dir)))}"
             self._run, self._place = run, sync if run.offline else f"W&B: {run.url}"
         except Exception as error:
-            self._numbers.report(f"could not be started, this run is not tracked: {error_line(error)}")
+            self._numbers.report(f"could not be started, so this run is not tracked: {error_line(error)}")
         finally:
             self._opened.set()
 
@@ -232,6 +232,6 @@ class WandbTracker(TrackerBase):
         try:
             close_run(run, exit_code=0 if summary.complete else 1)
         except Exception as error:
-            self._numbers.report(f"could not finish the run, what was recorded is on disk: {error_line(error)}")
+            self._numbers.report(f"could not finish the run, but the recorded data is on disk: {error_line(error)}")
         if not (run.offline or self.failures):
             uploaded_mark(session / f"run-{run.id}.wandb").touch()

@@ -67,7 +67,7 @@ class Episode(bodies.Episode):
 
     @property
     def report(self) -> SequenceReport:
-        """The rows as a report, for `ares_exp.training.verl` and `skyrl`. Its rows have no reward if not trainable."""
+        """The rows as a report, for `ares_exp.training.verl` and `skyrl`. Untrainable rows have no reward."""
         rows = tuple(self._sequence(row) for row in self.rows or ())
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 
@@ -263,7 +263,7 @@ class Client:
                 heard = time.monotonic()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if time.monotonic() - heard > self._retry_sec:
-                    raise ServiceError(f"GET {self.url}/v1/episodes breaks: {error}.") from error
+                    raise ServiceError(f"GET {self.url}/v1/episodes was interrupted: {error}.") from error
                 await asyncio.sleep(backoff_sec(1, base_sec=2.0, max_sec=2.0, rng=self._rng))
 
     async def ack(self, submission: Submitted, cursor: int) -> None:
@@ -284,8 +284,8 @@ class Client:
             episodes = {one.rollout_id: one async for one in stream}
             if gone := sorted(set(submission.rollout_ids) - set(episodes)):
                 raise ServiceError(
-                    f"Expected an episode of each rollout, got none of {len(gone)} that were acknowledged before, such "
-                    f"as {gone[0]}. Use new rollout ids to run these tasks again."
+                    f"The service no longer has the episodes of {len(gone)} rollouts that were "
+                    f"acknowledged before, such as {gone[0]}. Use new rollout ids to run these tasks again."
                 )
             await self.ack(submission, max(one.cursor for one in episodes.values()))
         return [episodes[rollout_id] for rollout_id in submission.rollout_ids]

@@ -1,7 +1,7 @@
-"""The driver of a training: a trainer submits tasks to it, and receives the episodes as they finish.
+"""The episode driver: a trainer submits tasks to it, and receives the episodes as they finish.
 
-All episodes of a training are in one run directory, as for other runs. Each attempt at a task has its own number.
-Containers belong to episodes and not to versions of weights, so that an `update` restarts no container.
+All episodes of a trainer are in one run directory, as for other runs. Each attempt at a task has its own number.
+Containers belong to episodes and not to versions of weights, so that an `update` does not restart containers.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class EpisodeDriver:
         """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
 
         Args:
-            version: Name of the weights, which must be new in this training.
+            version: Name of the weights, which was not used before in this run.
             weights: The new weights, as for `UpdatablePolicy.update`.
 
         Raises:
@@ -269,7 +269,7 @@ class EpisodeDriver:
                 "`policy=transformers`."
             )
         if version in self._age:
-            raise ConfigError(f"Expected a new name for new weights, got {version!r}, which others of them had.")
+            raise ConfigError(f"Expected a new name for new weights, got {version!r}, which other weights already had.")
         await policy.update(version, weights)
         self._age[version] = len(self._age)
         self.version = version
@@ -320,7 +320,7 @@ class EpisodeDriver:
 
     def _submitted(self, planned: Sequence[PlannedEpisode]) -> Submission:
         if self._closed:
-            raise UserError("The training has ended, or was interrupted: nothing more is run. Resume its run.")
+            raise UserError("The training has ended or was interrupted, so no more episodes run. Resume its run.")
         self._open = {one for one in self._open if one.pending}
         submission = Submission(self, planned)
         self._open.add(submission)

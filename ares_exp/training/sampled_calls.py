@@ -18,7 +18,7 @@ from ares_exp.errors import UntrainableError
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
 
-GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang give them"
+GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang provide them"
 MAX_LOGPROB = 1e-3
 """Maximum log-probability: 0, plus a tolerance for rounding."""
 
@@ -149,9 +149,9 @@ class _Reader:
         prompt, completion = self._ids("prompt_token_ids"), self._ids("completion_token_ids")
         logprobs = self._logprobs(len(completion))
         if not prompt or not completion:
-            self._refuse(f"has {len(prompt)} prompt and {len(completion)} sampled tokens, expected some of both")
+            self._refuse(f"has {len(prompt)} prompt and {len(completion)} sampled tokens, but needs both")
         if kinds := sorted(set(_media(self._request))):
-            self._refuse(f"was asked with content that its prompt's ids do not tell ({', '.join(kinds)})")
+            self._refuse(f"belongs to a request with content that token ids do not represent ({', '.join(kinds)})")
         recorded = self._action.get("sampling")
         sampling: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else self._request
         if (altered := self._altered(sampling)) is not None:
@@ -172,7 +172,7 @@ class _Reader:
         if values is None:
             self._refuse(f"has no `{name}`: {GIVEN_BY}")
         if not _is_list(values) or not all(type(value) is int and value >= 0 for value in values):
-            self._refuse(f"has `{name}` that are no list of ids: {values!r:.60}")
+            self._refuse(f"has `{name}` that are not a list of ids: {values!r:.60}")
         return tuple(values)
 
     def _logprobs(self, tokens: int) -> tuple[float, ...]:
@@ -180,7 +180,7 @@ class _Reader:
         if values is None:
             self._refuse(f"has no `logprobs`: {GIVEN_BY}")
         if not _is_list(values) or not all(_is_logprob(value) for value in values):
-            self._refuse(f"has `logprobs` that are no list of log-probabilities: {values!r:.60}")
+            self._refuse(f"has `logprobs` that are not a list of log-probabilities: {values!r:.60}")
         if len(values) != tokens:
             self._refuse(f"has {tokens} sampled tokens and {len(values)} log-probabilities")
         return tuple(map(float, values))
@@ -190,22 +190,23 @@ class _Reader:
         temperature = sampling.get("temperature")
         if expected is not None and temperature is not None and temperature != expected:
             return (
-                f"was sampled at temperature {temperature}, expected {expected:g}: sample at that "
-                "(`policy.temperature`), or name the trainer's (`temperature=`)"
+                f"was sampled at temperature {temperature}, expected {expected:g}. Sample at this "
+                "temperature (`policy.temperature`), or pass the trainer's temperature (`temperature=`)"
             )
         if self._accepted.altered_sampling:
             return None
-        remedy = "leave it out, or take such calls all the same with `altered_sampling`"
+        remedy = "leave it out, or accept such calls with `altered_sampling`"
         if temperature not in (None, 1) and not PROCESSED_LOGPROBS.items() <= sampling.items():
             return (
-                f"was sampled at temperature {temperature}, but its log-probabilities may be those of temperature 1. "
-                "Start vLLM with `--logprobs-mode processed_logprobs`, and use policy=vllm, which checks it"
+                f"was sampled at temperature {temperature}, but its log-probabilities may belong to "
+                "temperature 1. Start vLLM with `--logprobs-mode processed_logprobs`, and use policy=vllm, "
+                "which checks it"
             )
         for name, neutral in NEUTRAL.items():
             if (value := sampling.get(name)) is not None and value not in neutral:
                 return f"was sampled with `{name}={value!r:.40}`, not from the policy's own distribution: {remedy}"
         if (choice := self._request.get("tool_choice")) not in (None, "auto", "none"):
-            return f"had to call a tool (`tool_choice={choice!r:.40}`), so that a grammar chose tokens: {remedy}"
+            return f"had to call a tool (`tool_choice={choice!r:.40}`), so a grammar restricted its tokens: {remedy}"
         return None
 
     def _refuse(self, why: str) -> NoReturn:

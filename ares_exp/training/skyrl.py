@@ -99,8 +99,9 @@ def generator_output(
     step_wise = several is not None if step_wise is None else step_wise
     if several is not None and not step_wise:
         raise UntrainableError(
-            f"Expected one row of episode {several.episode_id} ({several.task}), got more: its history was rewritten. "
-            "Train step-wise (`generator.step_wise_trajectories=true`), or keep the agent from rewriting it."
+            f"Expected one row of episode {several.episode_id} ({several.task}), got more, because the "
+            "agent rewrote its history. Train step-wise (`generator.step_wise_trajectories=true`), or "
+            "prevent the agent from rewriting its history."
         )
     if (step_wise or trajectory_ids is not None) and len(trajectory_ids or ()) != len(reports):
         raise ValueError(f"Expected {len(reports)} trajectory ids, got {len(trajectory_ids or ())}")

@@ -31,7 +31,7 @@ LEASE_SEC = 60.0
 def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
     """Returns the columns of a `rollout_func`: for each episode, the row with the most trained tokens.
 
-    An episode that cannot be trained on has a row of one token with mask 0, and no reward.
+    An episode that cannot be used for training has no reward, and one row with one token and mask 0.
 
     Raises:
         UserError: No episode can be trained on.

@@ -78,8 +78,8 @@ class _ServedRun(Policy):
         """
         if self._driver is None:
             raise ConfigError(
-                "Expected the environment of the plugin to be served, and only its harness is used. Export all three "
-                "classes of `make_plugin` in `__all__`."
+                "Expected the environment of the plugin to be served, but only its harness is used. Export "
+                "all three classes of `make_plugin` in `__all__`."
             )
         submission = self._driver.submit([task])
         [slot] = submission.slots
@@ -206,7 +206,7 @@ class RolloutEndpoint:
                 session.post(f"{self.url.rstrip('/')}/chat/completions", json={**body, "stream": False}) as response,
             ):
                 if response.status != 200:
-                    raise EndpointError(f"The endpoint answers {response.status}: {await response.text():.200}")
+                    raise EndpointError(f"The endpoint returned {response.status}: {await response.text():.200}")
                 read = await response.json()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise PolicyError(

@@ -84,7 +84,7 @@ class EpisodeAgentLoop:
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
     """Returns the fields of the single output of an episode whose history was not rewritten.
 
-    The arguments are those of `agent_loop_outputs`.
+    Takes the same arguments as `agent_loop_outputs`.
 
     Raises:
         UntrainableError: The episode has several rows. Use `agent_loop_outputs` for several rows.
@@ -93,9 +93,9 @@ def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_ste
     if len(outputs) > 1:
         row = report.rows[0]
         raise UntrainableError(
-            f"Expected one row of episode {row.episode_id} ({row.task}), got {len(outputs)}, {report.forked} of them "
-            "forked. Return all, from `agent_loop_outputs`, where the trainer takes a list; or keep the agent from "
-            "rewriting its history."
+            f"Expected one row of episode {row.episode_id} ({row.task}), got {len(outputs)}, "
+            f"{report.forked} of them forked. If the trainer accepts a list, return all rows with "
+            "`agent_loop_outputs`. Otherwise, prevent the agent from rewriting its history."
         )
     return outputs[0]
 

@@ -285,7 +285,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         seen: Activity | None,
         timestamp: float,
     ) -> StepRecord:
-        """Makes the record of a time step, or of an object of another package with the same fields."""
+        """Creates the record of a time step, or of an object of another package with the same fields."""
         return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,

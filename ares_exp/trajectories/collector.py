@@ -59,7 +59,7 @@ class TrajectoryCollector(Protocol):
 
 
 class CollectorBase(TrajectoryCollector):
-    """Base class with all arguments of a collector. Other collectors only get the keywords that their methods take.
+    """Base class with all arguments of a collector. Other collectors only get keywords that they accept.
 
     One instance can serve concurrent environments: `begin_episode` returns a handle, which is passed to `record_step`
     and `end_episode` as `episode=`. Without this argument, they use the only open episode.

@@ -125,7 +125,7 @@ class BackgroundRecord:
 
     @classmethod
     def of(cls, background_request: BackgroundRequest) -> BackgroundRecord:
-        """Makes the record of a background request."""
+        """Creates the record of a background request."""
         return cls(
             serialize_llm_request(background_request.request), serialize_llm_response(background_request.response)
         )
@@ -183,7 +183,7 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Makes a record from its JSON form. Unknown keys are ignored.
+        """Creates a record from its JSON form. Unknown keys are ignored.
 
         Raises:
             ValueError: A field is missing or invalid. The message names it.
@@ -291,7 +291,7 @@ class EpisodeTrajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EpisodeTrajectory:
-        """Makes a trajectory from the result of `to_dict`, or from the parsed JSON of a file.
+        """Creates a trajectory from the result of `to_dict`, or from the parsed JSON of a file.
 
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.

@@ -401,8 +401,8 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
         broken = next((problem for problem in episodes.left_out if f"/{prefix}" in problem), None)
         raise UserError(
             broken
-            or f"Expected {path} to be a file, a folder or an episode's id in {path.parent}: there is no such file, "
-            f"and of {len(episodes)} episodes in {path.parent} none has an id that starts with {prefix!r}."
+            or f"Expected a file, a folder or an episode, got {path}: this file does not exist, and none of "
+            f"the {len(episodes)} episodes in {path.parent} has an id that starts with {prefix!r}."
         )
     return found
 

@@ -1,6 +1,6 @@
-"""Gymnasium wrappers of environments, and presets, which make environments from names.
+"""Gymnasium wrappers of environments, and presets, which create environments by name.
 
-Imports runs and environments; imported by `ares_exp.gym`, commands and user code.
+Imports runs and environments. `ares_exp.gym`, commands and user code import it.
 
 Each name is imported on first use, because most of them import gymnasium.
 """

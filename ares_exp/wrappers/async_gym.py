@@ -62,7 +62,7 @@ class EpisodeInfo(TypedDict):
 
 
 def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
-    """Makes the `info` of the time step that `env` has just returned. `usage` covers all actions since `reset`."""
+    """Creates the `info` of the time step that `env` has just returned. `usage` covers all actions since `reset`."""
     info: EpisodeInfo = {
         "time_step": time_step,
         "task": task,
@@ -283,7 +283,7 @@ class GymDriver(EnvironmentWrapper):
     """Runs an environment through its Gymnasium wrapper, and returns the environment's own time steps."""
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
-        """Makes the driver the owner of `gym`, which it closes."""
+        """Stores `gym`, which the driver closes."""
         super().__init__(gym.environment)
         self._gym = gym
 
@@ -313,7 +313,7 @@ class GymDriver(EnvironmentWrapper):
 
 
 def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Makes a driver that runs the environment through `AsyncGymWrapper`, on the caller's event loop.
+    """Creates a driver that runs the environment through `AsyncGymWrapper`, on the caller's event loop.
 
     Does not import gymnasium.
     """

@@ -26,7 +26,7 @@ class GymInThread:
     """
 
     def __init__(self, gym: GymWrapper) -> None:
-        """Makes this object the owner of `gym`, which it closes."""
+        """Stores `gym`, which this object closes."""
         self._gym = gym
         self._is_closed = False
 
@@ -129,7 +129,7 @@ class ThreadedGymDriver(GymDriver):
 
 
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Makes a driver that runs the environment through `GymWrapper`, for `wrapper=sync`.
+    """Creates a driver that runs the environment through `GymWrapper`, for `wrapper=sync`.
 
     The environment runs on the wrapper's event loop, not on the caller's loop. Objects that it shares with other
     environments must not be bound to an event loop.

@@ -34,7 +34,7 @@ class LoopCall(Generic[T]):
     __slots__ = ("_coroutine", "_done", "_error", "_finished", "_timer", "_value", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Makes this call the owner of `coroutine`. At the end, the waiting thread must call `drop`."""
+        """Stores the coroutine. At the end, the waiting thread must call `drop`."""
         self._coroutine = coroutine
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -272,7 +272,7 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
 async def _wind_up(
     calls: set[LoopCall[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
 ) -> None:
-    """Cancels the running calls, awaits `farewell`, and makes the loop end."""
+    """Cancels the running calls, awaits `farewell`, and ends the loop."""
     in_progress = list(calls)
     try:
         for call in in_progress:

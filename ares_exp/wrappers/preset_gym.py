@@ -1,4 +1,4 @@
-"""`PresetGym`, which makes a `gymnasium.Env` from a preset and plain arguments. All Gymnasium ids use it."""
+"""`PresetGym`, which creates a `gymnasium.Env` from a preset and plain arguments. All Gymnasium ids use it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Conc
             said = "; ".join(problems)
             end = "" if said.endswith(("?", ".")) else "."
             preset = kwargs.get("preset", "PresetGym")
-            raise ConfigError(f"{preset} cannot be made: {said}{end}") from None
+            raise ConfigError(f"{preset} cannot be created: {said}{end}") from None
 
     return checked
 
@@ -90,9 +90,9 @@ def _problem(item: Any, given: Mapping[str, Any]) -> str:
 class PresetGym(GymWrapper):
     """Runs the tasks of a preset; see `GymWrapper`.
 
-    The constructor reads the task set, but starts nothing. The first `reset` checks that the container backend works
-    and can run the tasks. For worker processes, use `functools.partial(PresetGym, preset="harbor", path=…)`, which is
-    a factory that can be pickled.
+    The constructor reads the task set, but does not start anything. The first `reset` checks that the container backend
+    works and can run the tasks. For worker processes, use `functools.partial(PresetGym, preset="harbor", path=…)`,
+    which is a factory that can be pickled.
     """
 
     @_explained

@@ -1,4 +1,4 @@
-"""Presets, which make environments from names: `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
+"""Presets, which create environments by name: `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
 
 Every option of the `env` group, also from plugins, is a preset, such as `harbor`, and runs the default agent. To choose
 another option of the `agent` group, add its name: `harbor-shell`. `name:5`, `name:0:10`, `name:5:`, `name::10` and
@@ -127,7 +127,7 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True)
 class ConfiguredPreset:
-    """A preset for `register_preset` that makes environments from the options of the config.
+    """A preset for `register_preset` that creates environments from the options of the config.
 
     ```python
     register_preset("mine", ConfiguredPreset("harbor", overrides=("env.path=path/to/tasks",)))
@@ -168,7 +168,7 @@ class ConfiguredPreset:
     def get_env(
         self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
     ) -> Environment:
-        """Makes the environment. Reads the task set.
+        """Creates the environment. Reads the task set.
 
         Args:
             selector: Function that selects task names.
@@ -220,9 +220,10 @@ class ConfiguredPreset:
             needed = " ".join(f"{key}=…" for key in missing)
             given = ", ".join(f'"{key}=…"' for key in missing)
             raise PresetError(
-                f"The preset `{self.name}` needs a value for {' and '.join(f'`{key}`' for key in missing)}. "
-                f"Run `ares-exp env={self.env} {needed}`, or register a preset that says it: "
-                f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
+                f"The preset `{self.name}` needs a value for "
+                f"{' and '.join(f'`{key}`' for key in missing)}. Run `ares-exp env={self.env} {needed}`, "
+                'or register a preset with this value: `register_preset("NAME", '
+                f'ConfiguredPreset("{self.env}", overrides=({given},)))`.'
             )
         if not self.options:
             return make_scored_source(config)
@@ -245,10 +246,10 @@ _ENV_NAME = re.compile(r"[\w.]+")
 
 @runtime_checkable
 class EnvironmentSpec(Protocol):
-    """A preset, which describes and makes an environment."""
+    """A preset, which describes and creates an environment."""
 
     def get_info(self) -> EnvironmentInfo:
-        """Returns the name, description and number of tasks, without making the environment."""
+        """Returns the name, description and number of tasks, without creating the environment."""
         ...
 
     def get_env(
@@ -276,7 +277,7 @@ def make(
     tracker: Tracker | None = None,
     trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
 ) -> Environment:
-    """Makes the environment of a preset. Reads the task set, but starts nothing before `reset()`.
+    """Creates the environment of a preset. Reads the task set, but does not start anything before `reset()`.
 
     Args:
         preset_id: Name of the preset, optionally with a selector: `name`, `name:5`, `name:0:10`, `name:5:`,
@@ -389,7 +390,7 @@ def register_env(
 
 @dataclass(frozen=True, slots=True)
 class _FunctionSpec:
-    """A preset made from a function by `register_env`."""
+    """A preset that `register_env` creates from a function."""
 
     about: EnvironmentInfo
     function: Callable[..., Environment]
@@ -438,7 +439,7 @@ def _configured() -> list[str]:
 
 
 def _configured_preset(name: str) -> ConfiguredPreset | None:
-    """Makes the preset named `env` or `env-agent`; `None` if one of the options does not exist."""
+    """Creates the preset named `env` or `env-agent`; `None` if one of the options does not exist."""
     env, hyphen, agent = name.partition("-")
     if env not in _configured():
         return None

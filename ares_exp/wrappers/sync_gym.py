@@ -1,4 +1,4 @@
-"""`GymWrapper`, which makes an ordinary `gymnasium.Env` of an asynchronous environment.
+"""`GymWrapper`, which turns an asynchronous environment into an ordinary `gymnasium.Env`.
 
 It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. Vector environments also work:
 `SyncVectorEnv`, and `AsyncVectorEnv` with `shared_memory=False`, because shared memory cannot hold chat requests. Pass

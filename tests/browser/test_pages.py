@@ -204,7 +204,7 @@ def test_omitted_episodes_are_listed_with_their_command(page: Page, runs: Path, 
     page.until("return document.body.innerText.includes('ares-exp show')")
     assert "4 trajectories left out" in page.text
     page.go(page.run("return episodeAddress(0, payload.runs[0].episodes[0].episode_id, null)"))
-    assert "not asked for (--episodes failed)" in page.text
+    assert "not included (--episodes failed)" in page.text
     assert_quiet(page, out)
 
 

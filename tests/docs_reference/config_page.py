@@ -15,9 +15,9 @@ def config_page() -> str:
         GENERATED,
         "# Config reference\n\n"
         "Every key with its default and meaning, and every option of every group with its arguments. "
-        "`python -m ares_exp --help` lists the same (with `GROUP=OPTION`, the arguments of an option), `--cfg job` "
-        "prints what is in force.\n\n## Top-level keys\n\n",
-        "`null` means no limit unless the key says otherwise.\n\n",
+        "`python -m ares_exp --help` also lists them. `--help GROUP=OPTION` lists the arguments of an option, and "
+        "`--cfg job` prints the composed config.\n\n## Top-level keys\n\n"
+        "`null` means no limit, unless the description defines another meaning.\n\n",
         table(
             ("key", "default", "meaning"),
             ((f"`{item.name}`", f"`{as_yaml(item.default)}`", plain(item.prose + _range(item))) for item in keys()),

@@ -1,4 +1,4 @@
-"""docs/reference/files.md: what lies in a run directory and in a sweep folder, and the versions of the formats."""
+"""docs/reference/files.md: the files in a run directory and in a sweep folder, and the versions of the formats."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,50 +13,50 @@ from ares_exp.trajectories.files import episode_file as trajectory_versions
 from tests.docs_reference.markdown import GENERATED, documented_fields, plain, table
 
 NAMED: Mapping[str, str] = {
-    "config": "the resolved config",
-    "provenance": "git commit and dirty flag of the project and of the task set, versions, platform, command line, "
-    "chosen options, warnings, tasks with their digests, commits that tasks came from",
-    "episodes": "a line per episode, written when it ends ([fields](#fields-of-episodesjsonl))",
-    "summary": "totals of outcomes, rewards, tokens, cost",
-    "results": "totals, statistics with their intervals, and a row per task",
-    "sessions": "a line whenever the run was started, resumed or ended",
-    "responses": "`<episode_id>.jsonl`: requests and answers of an episode that is running or was interrupted, and its "
-    "result; deleted when the attempt has a result",
-    "trajectories": "`<episode_id>.json`: every step of an episode, whole when it has ended, of `collector=json`",
-    "files": "`<episode_id>/verifier/`: reward files and output of the task's tests; `artifacts/` with a "
-    "`manifest.json`; of a multi-step task `steps/<name>/` with both",
-    "scores": "`<name>.jsonl`: of a scorer of `ares-exp score`, its config, then a line per episode",
-    "snapshots": "`<episode_id>@<step>/snapshot.json`, with the shared contents of files in `objects/`",
-    "branch_point": "of a branched run: the snapshot that its episodes started with, where the recorded run had none",
-    "replay": "of a replay: every step compared, the diffs, rewards, determinism scores by task",
-    "metrics": "of `tracker=jsonl`",
-    "tensorboard": "of `tracker=tensorboard`",
-    "service": "of `ares-exp serve`: `record.jsonl`, with a line per submission, end and acknowledgement, and "
-    "`<cursor>.json`, an episode that is not acknowledged",
-    "log": "the log, with tracebacks",
-    "status": "the state of a running run: what episodes wait for, what is spent ([control.md](../control.md))",
-    "control": "orders of `ares-exp ctl` that the run has not taken yet",
-    "orders": "a line per order: author, time, reason and outcome",
+    "config": "The resolved config.",
+    "provenance": "The git commit of the project and of the task set (with a flag for uncommitted changes), versions, "
+    "platform, command line, chosen options, warnings, digests of the tasks, and the commits of tasks from git.",
+    "episodes": "One line per episode, written when the episode ends ([fields](#fields-of-episodesjsonl)).",
+    "summary": "Totals of outcomes, rewards, tokens and cost.",
+    "results": "Totals, statistics with their intervals, and one row per task.",
+    "sessions": "One line each time that the run was started, resumed or ended.",
+    "responses": "`<episode_id>.jsonl`: requests and responses of an episode that is running or was interrupted, and "
+    "its result. The file is deleted when the attempt has a result.",
+    "trajectories": "`<episode_id>.json` (with `collector=json`): every step of an episode.",
+    "files": "`<episode_id>/verifier/`: reward files and output of the task's tests. `<episode_id>/artifacts/`: "
+    "artifacts with a `manifest.json`. For a task with several steps, both are in `steps/<name>/`.",
+    "scores": "`<name>.jsonl`: the config of a scorer of `ares-exp score`, then one line per episode.",
+    "snapshots": "`<episode_id>@<step>/snapshot.json`. The contents of files are shared in `objects/`.",
+    "branch_point": "Only for branches: the snapshot from which the branches start, if the recorded run has none.",
+    "replay": "Only for replays: the comparison of every step, differences, rewards, and determinism scores by task.",
+    "metrics": "The metrics of `tracker=jsonl`.",
+    "tensorboard": "The event files of `tracker=tensorboard`.",
+    "service": "The state of `ares-exp serve`: `record.jsonl` with one line per submission, end and acknowledgement, "
+    "and `<cursor>.json` for each episode that is not acknowledged.",
+    "log": "The log, with tracebacks.",
+    "status": "The state of a run in progress: waiting times of episodes and spending ([control](../control.md)).",
+    "control": "Commands of `ares-exp ctl` that the run has not read yet.",
+    "orders": "One line per command of `ares-exp ctl`: author, time, reason and outcome.",
 }
-"""What the files are that `RunDir` names, by its attributes."""
+"""Descriptions of the files of `RunDir`, by its attributes."""
 
 OTHERS: Mapping[str, str] = {
-    "trajectories.jsonl": "of `collector=jsonl`",
-    "activations/": "`<task>__<attempt>__<retry>/<answer>/<module>.npy`: hidden states, of `policy.activations`",
-    "report.html": "of `ares-exp report RUN`",
-    "wandb/": "the W&B run; an offline one is uploaded by `ares-exp wandb sync RUN`",
-    ".hydra/": "Hydra's own records",
-    "parts/": "of a run made by `ares-exp merge`: the records of each shard",
+    "trajectories.jsonl": "The trajectories of `collector=jsonl`.",
+    "activations/": "`<task>__<attempt>__<retry>/<answer>/<module>.npy`: the hidden states of `policy.activations`.",
+    "report.html": "The report of `ares-exp report RUN`.",
+    "wandb/": "The W&B run. `ares-exp wandb sync RUN` uploads an offline run.",
+    ".hydra/": "Hydra's records.",
+    "parts/": "Only for runs of `ares-exp merge`: the records of each shard.",
 }
 
 SWEEP: Mapping[str, str] = {
-    "0/, 1/, …": "a run directory per job",
-    "plan.json": "the jobs",
-    "sweep.json": "the table of the sweep: jobs, states, results, the best",
-    "<job>/failure.json": "exit code and message of a job that was refused or failed",
-    "stop": "made by `ares-exp ctl SWEEP stop`, or by you (`touch SWEEP/stop`): ends the sweep",
-    "control/": "orders of `ares-exp ctl SWEEP` to all jobs, while the sweep is running",
-    "control.jsonl": "a line per order",
+    "0/, 1/, …": "One run directory per job.",
+    "plan.json": "The jobs.",
+    "sweep.json": "The table of the sweep: jobs, states, results, and the best job.",
+    "<job>/failure.json": "Exit code and message of a job that was rejected or failed.",
+    "stop": "Ends the sweep. `ares-exp ctl SWEEP stop` creates it. You can also use `touch SWEEP/stop`.",
+    "control/": "Commands of `ares-exp ctl SWEEP` to all jobs, while the sweep is running.",
+    "control.jsonl": "One line per command.",
 }
 
 
@@ -83,12 +83,13 @@ def files_page() -> str:
     return "".join(
         (
             GENERATED,
-            "# Files of a run\n\nWhat lies in a run directory, `outputs/<name>/<date>_<time>/` or `hydra.run.dir=…`, "
-            "and in the folder of a sweep. Which part of the code writes which file is in "
-            "[architecture.md](../architecture.md#files-of-a-run).\n\n## Run directory\n\n",
-            table(("file", "what it is"), [*rows, *((f"`{name}`", said) for name, said in OTHERS.items())]),
+            "# Files of a run\n\nThis page lists the files in a run directory and in the folder of a sweep. By "
+            "default, the run directory is `outputs/<name>/<date>_<time>/`. To choose another, set `hydra.run.dir=…`. "
+            "[Architecture](../architecture.md#files-of-a-run) names the code that writes each file.\n\n"
+            "## Run directory\n\n",
+            table(("file", "content"), [*rows, *((f"`{name}`", said) for name, said in OTHERS.items())]),
             "\n## Sweep folder\n\n",
-            table(("file", "what it is"), ((f"`{name}`", said) for name, said in SWEEP.items())),
+            table(("file", "content"), ((f"`{name}`", said) for name, said in SWEEP.items())),
             "\n## Fields of episodes.jsonl\n\n",
             _fields(EpisodeResult),
             "\n`error`:\n\n",
@@ -99,9 +100,9 @@ def files_page() -> str:
             _fields(AgentFacts),
             "\nEach of `stages`:\n\n",
             _fields(StageResult),
-            "\n## Versions of formats\n\nTrajectories and snapshots of another version are rejected; the error names "
-            "both versions. The fields of a trajectory are in "
-            "[trajectories.md](../trajectories.md#the-json-file-field-by-field).\n\n",
+            "\n## Versions of formats\n\nTrajectories and snapshots of another version are rejected, and the error "
+            "names both versions. [Trajectories](../trajectories.md#the-json-file-field-by-field) describes "
+            "the fields of a trajectory.\n\n",
             table(("format", "version"), versions().items()),
         )
     )

@@ -88,7 +88,7 @@ def test_each_kind_of_fault_is_reported(cli: Cli, tmp_path: Path) -> None:
     assert "| expected 12, found 13" in told
     assert "lavish: an agent that does nothing has reward 1.00, so the tests do not check the work." in told
     assert "| all is well" in told
-    assert "strict: the tests give no reward to an agent that does nothing (expected 0)" in told
+    assert "strict: the tests write no reward for an agent that does nothing (expected 0)" in told
     assert "broken - - invalid" in told
     assert "agent.timeout_sec" in told
     assert "The tests of 1 of 6 tasks accept the solution and reject doing nothing." in told

@@ -156,8 +156,8 @@ def test_score_adds_scores_to_a_finished_run(cli: Cli, tmp_path: Path, grader: L
     assert "Hello, harbor!" in json.dumps(grader.requests[0].body), "what the task asks for"
 
     for arguments, said in (
-        ((), "The run has scores named `judge` of all its finished episodes. Use another name: `scorer.name=NAME`"),
-        (("scorer.highest=20",), "named `judge` of a scorer with another config. Use another name"),
+        ((), "All finished episodes already have scores named `judge`. Use another name: `scorer.name=NAME`"),
+        (("scorer.highest=20",), "named `judge` from a scorer with another config. Use another name"),
         (("scorer.name=first", "policy=noop"), "got `policy`"),
     ):
         rejected = cli(*judge, *arguments)

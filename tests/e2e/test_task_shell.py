@@ -66,7 +66,7 @@ def test_shell_restores_the_files_of_a_step(cli: Cli, tmp_path: Path) -> None:
         ((), "Expected one task, got none"),
         (("no-such-task",), "Expected `env.tasks` to match a task, got 'no-such-task'"),
         (("a", "b"), "Expected one task, got a, b"),
-        (("a", "--episode", "first/x@0"), "Expected no task together with --episode, got a"),
+        (("a", "--episode", "first/x@0"), "Expected no task together with `--episode`, got a"),
         (("write-greeting", "env=twenty_questions"), "Expected tasks with a container"),
         (("--episode", "first/x@0"), "There is no run"),
     ],

@@ -55,7 +55,7 @@ def _answer(flag: str, value: str) -> str:
         near = closest(name, settable)
         meant = f" Did you mean `{near[0]}={value or '…'}`?" if near else ""
     else:
-        meant = f" It is `{key}={value or '…'}` here."
+        meant = f" In ares_exp, use `{key}={value or '…'}`."
     return (
         f"There is no flag `{flag}`.{meant} To set a key, write `key=value` without dashes. "
         "`--help` lists keys and flags."

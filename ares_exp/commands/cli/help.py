@@ -37,7 +37,7 @@ Usage: {program} [group=option ...] [key=value ...] [-m] [--cfg job] [--config-d
        {program} COMMAND ...
 
 Examples:
-  {program}                             run the bundled tasks with their own solutions
+  {program}                             run the bundled tasks with their reference solutions
   {program} container=docker env.path=path/to/tasks policy=openai policy.model=NAME attempts=8
   {program} -m policy=openai policy.model=NAME policy.temperature=0,0.5 seed=1,2
   {program} resume=outputs/default/2026-01-31_12-00-00
@@ -52,8 +52,8 @@ Flags:
   --config-dir DIR  custom options: DIR/policy/mine.yaml is policy=mine
   --version, --hydra-help
 
-Exit codes: 0 every episode has a reward; 1 some have none, or a task's own solution fails (policy=oracle below
-reward_threshold); 2 the command line or the config is wrong, or a check before the run failed; 130 interrupted.
+Exit codes: 0 every episode has a reward; 1 some episodes have no reward, or a reference solution fails (policy=oracle
+below reward_threshold); 2 the command line or the config is wrong, or a check before the run failed; 130 interrupted.
 """
 
 

@@ -136,7 +136,7 @@ def end_sweep(exit_code: int) -> int:
         with suppress(BrokenPipeError):  # the reader, such as `head`, closed the pipe
             render_report(report, sys.stdout)
     except (UserError, OSError) as error:
-        logger.warning("The sweep's summary cannot be made: %s", error)
+        logger.warning("Cannot create the summary of the sweep: %s", error)
         return max(exit_code, INCOMPLETE)
     worst = max(exit_code, report.exit_code)
     return INTERRUPTED if worst == INCOMPLETE and (folder / STOP).exists() else worst

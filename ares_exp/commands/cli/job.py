@@ -96,7 +96,7 @@ class JobFunction:
             self._end_command(hydra)
             return None
         except Exception as error:
-            logger.exception("This is a bug in ares_exp or in one of your own components")
+            logger.exception("This is a bug in ares_exp or in one of your custom components")
             self._fail(note, exit_codes.INCOMPLETE, f"{type(error).__name__}: {error}")
             return None
         if note is not None:

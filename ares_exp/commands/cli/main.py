@@ -20,7 +20,7 @@ from ares_exp.records.terminal_text import print_error
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
 RUN_WORDS = ("run", "start", "play", "execute", "eval", "evaluate", "rollout", "exec")
-"""Words for runs in other programs. Here, a run does not need a word."""
+"""Words that start a run in other programs. In ares_exp, a run does not need a word."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
     "upload": "wandb sync", "cleanup": "clean", "prune": "clean", "gc": "snapshots gc", "sweep": "-m",
@@ -89,9 +89,8 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
     """Explains a first word that is not a command, with a suggestion."""
     meant = _meant(word, rest, program) or f" Expected one of {', '.join(COMMANDS)}."
     return (
-        f"There is no command `{word}`.{meant} "
-        f"A first word without `=` is a command, anything else a run: `{program} key=value …`. "
-        f"`{program} --help` lists commands and keys."
+        f"There is no command `{word}`.{meant} A word without `=` is the name of a command. To start a "
+        f"run, use `{program} key=value …`. `{program} --help` lists commands and keys."
     )
 
 
@@ -102,9 +101,9 @@ def _meant(word: str, rest: Sequence[str], program: str) -> str:
     settable = (*KEYS, *GROUPS)
     value = rest[0] if rest and "=" not in rest[0] else "…"
     if word in RUN_WORDS:
-        return f" A run needs no word: `{' '.join([program, *map(shlex.quote, rest)])}`."
+        return f" To start a run, leave out this word: `{' '.join([program, *map(shlex.quote, rest)])}`."
     if word in OTHERS_CALL_IT:
-        return f" It is `{program} {OTHERS_CALL_IT[word]}` here."
+        return f" In ares_exp, use `{program} {OTHERS_CALL_IT[word]}`."
     if word in settable:
         return f" To set a key, write `{program} {word}={value}`."
     if Path(word).is_dir():

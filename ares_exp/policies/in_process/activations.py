@@ -116,7 +116,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
         (name for name in names if re.search(rf"(^|\.)(layers|h|blocks|block)\.{number}$", name)), None
     )
     if found is None or not 0 <= number < count:
-        raise PreflightError(f"Expected a layer of the model, which has {count}, got {layer}; or name its `module`.")
+        raise PreflightError(f"Expected a layer of the model, which has {count}, got {layer}; or set `module`.")
     return found
 
 

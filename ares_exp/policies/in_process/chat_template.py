@@ -152,8 +152,8 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
         made = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise PreflightError(
-            f"Expected {name} to be the directory of a saved tokenizer or its name on the hub, which can be loaded "
-            f"here: {error}"
+            f"Cannot load a tokenizer from {name}. Use the directory of a saved tokenizer, or its name on "
+            f"the hub: {error}"
         ) from None
     return with_template(made, name, chat_template)
 

@@ -55,7 +55,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
         """Chooses the token, and returns scores that make transformers' greedy decoding select it."""
         token, logprob = choose(logits[0], row)
         if math.isnan(logprob):
-            raise PolicyError("The model gives no distribution: its logits are not numbers. Check its weights.")
+            raise PolicyError("The logits of the model are not numbers. Check its weights.")
         if not row.given_up.is_set():
             row.take(token, logprob, loaded.ends, loaded.template.decode)
         scores = logits.new_full(logits.shape, -math.inf)

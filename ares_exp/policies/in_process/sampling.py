@@ -65,7 +65,7 @@ class Row:
         prompt: Token ids of the prompt.
         sampling: Sampling parameters.
         spec: Episode of the response.
-        ids: Token ids sampled so far, including the one that ended the response.
+        ids: Token ids sampled so far, including the token that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
         finish: Reason for the end; `None` while the row is running, and if it was abandoned.
         given_up: Event that is set when the caller no longer waits for the row (the row is abandoned).

@@ -45,21 +45,21 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """The statistics of a run, from the last try of each attempt. Attempts that never started only count in `planned`.
+    """The statistics of a run, from each attempt's last episode. Attempts that never started only count in `planned`.
 
     Attributes:
         threshold: Minimum reward of an attempt that passes.
         level: Confidence level of the intervals.
         planned: Number of planned attempts.
         attempts: Number of attempts that ended.
-        tries: Number of tries of these attempts.
-        retried: Number of attempts with more than one try.
+        tries: Number of episodes of these attempts.
+        retried: Number of attempts with more than one episode.
         errors_as_zero: Scores in which attempts without a reward count as reward 0. Interrupted attempts (`UNFINISHED`)
             are not in any score.
         scored_only: Scores of only the attempts that have a reward.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward by class of their error, without interrupted attempts.
-        retried_errors: Number of tries that were followed by another try, by class of their error.
+        retried_errors: Number of episodes that were followed by another episode, by class of their error.
         tokens, generated_tokens, cost, num_steps, seconds: Distributions over the attempts. `seconds` is wall-clock
             time.
         phase_sec: Distributions of wall-clock seconds by phase, over the attempts that have the phase.
@@ -89,7 +89,7 @@ class RunStatistics:
     def of(
         cls, results: Sequence[EpisodeResult], *, planned: int, threshold: float = THRESHOLD, level: float = LEVEL
     ) -> Self:
-        """Computes the statistics from all tries of all attempts.
+        """Computes the statistics from all episodes of all attempts.
 
         Args:
             results: Results from `episodes.jsonl`.

@@ -84,7 +84,7 @@ def _between(value: float, low: float, high: float, attempts: int) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """The statistics of one task of a run, from the last try of each attempt.
+    """The statistics of one task of a run, from the last episode of each attempt.
 
     Attributes:
         task_name: Name of the task.
@@ -93,7 +93,7 @@ class TaskStatistics:
         mean_reward: Mean over the attempts with a reward; `None` without rewards.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward by class of their error.
-        tries: Number of tries of these attempts, including the last ones.
+        tries: Number of episodes of these attempts, including the last ones.
         num_steps, tokens, cost, seconds: Means over the attempts: responses, prompt and generated tokens, US dollars,
             wall-clock seconds.
     """
@@ -112,7 +112,7 @@ class TaskStatistics:
 
     @classmethod
     def of(cls, results: Sequence[EpisodeResult], *, tries: int, threshold: float) -> Self:
-        """Computes the statistics from the last tries of one or more attempts at one task."""
+        """Computes the statistics from the last episodes of one or more attempts at one task."""
         results = sorted(results, key=attrgetter("attempt"))
         rewards = tuple(result.reward for result in results)
         scored = [reward for reward in rewards if reward is not None]

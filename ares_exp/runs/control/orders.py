@@ -1,4 +1,4 @@
-"""Orders: commands that a user sends to a running run. This module defines their format and files.
+"""Orders, which are commands that a user sends to a run in progress: their format and files.
 
 An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all jobs of the sweep.
 The file is written atomically. The run reads and removes the file, and records the outcome in `control.jsonl`. Every
@@ -40,7 +40,7 @@ _Value = StrictBool | StrictInt | StrictFloat | Annotated[str, Field(max_length=
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(extra="forbid"))
 class Order:
-    """An order for a running run.
+    """An order for a run in progress.
 
     Attributes:
         id: Unique name of the order.
@@ -69,9 +69,9 @@ class Order:
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if (self.what is not None) != (self.verb == "cancel"):
-            raise ValueError("expected `what` with `cancel`, and only with it")
+            raise ValueError("expected `what` for `cancel`, and not for other commands")
         if bool(self.values) != (self.verb == "set"):
-            raise ValueError("expected `values` with `set`, and only with it")
+            raise ValueError("expected `values` for `set`, and not for other commands")
         if (self.now or self.for_sec is not None) and self.verb != "pause":
             raise ValueError("expected `now` and `for_sec` only with `pause`")
         return self

@@ -45,7 +45,7 @@ class RunControl:
         set: Function that changes settings of the run by key. If one is invalid, it changes nothing.
         interrupt: Function that ends the run, like Ctrl-C.
         running: Function that returns the running episodes.
-        on_drop: Function that is called with each try that is removed from the queue.
+        on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of the record.
         interval_sec: Interval between two writes of the state, in seconds.
         is_recorded: Function that returns whether the run can write its records. If it cannot, the run has already
@@ -160,7 +160,7 @@ class RunControl:
                 return f"In force: {', '.join(shown)}."
             case "stop":
                 self.interrupt()
-                return "Running episodes are ended as cancelled; the run can be resumed."
+                return "Running episodes end as cancelled. You can resume the run."
 
     def _pause(self, order: Order) -> str:
         now = time.time()

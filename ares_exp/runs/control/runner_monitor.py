@@ -148,8 +148,8 @@ class LoopLag:
     def _report(self, late: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         self._warn(
-            f"The event loop has been blocked for {late:.0f} s by {_calls(frame)}. "
-            "No episode continues meanwhile. Use `asyncio.to_thread` for blocking calls."
+            f"The event loop has been blocked for {late:.0f} s by {_calls(frame)}. Episodes cannot "
+            "continue during this time. Use `asyncio.to_thread` for blocking calls."
         )
 
 
@@ -275,7 +275,7 @@ class RunnerMonitor:
             warn: Function that receives warnings, on the event loop or (if the loop is blocked) in a thread.
             interval_sec: Interval between two samples, and between two checks of the episodes, in seconds.
             stall_warn_sec: Time without progress after which an episode is reported, in seconds.
-            queued: Function that returns the number of tries that wait for a slot or for their delay.
+            queued: Function that returns the number of episodes that wait for a slot or for their delay.
             figures: Function that returns additional metrics by name.
         """
         self.failures = 0

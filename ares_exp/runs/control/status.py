@@ -1,4 +1,4 @@
-"""The state of a running run, as `status.json` and as human-readable lines."""
+"""The state of a run in progress, as `status.json` and as human-readable lines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EpisodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A pause that a user ordered.
+    """A pause that a user requested.
 
     Attributes:
         since: Start of the pause, in epoch seconds.
@@ -100,15 +100,15 @@ class RunStatus:
         started_at: Start of this session, in epoch seconds.
         pid, hostname: Process id and host of the run.
         state: State of the run: `running`, `pausing`, `paused`, `ending` or `ended`.
-        held: Pause that a user ordered; `None` without a pause.
+        held: Pause that a user requested; `None` without a pause.
         outage: Causes of an automatic pause, such as an unreachable service; empty without a pause.
         concurrency: Maximum number of concurrent episodes.
         planned: Number of attempts of the run.
         done_before: Number of attempts that earlier sessions have done.
-        expected: Number of tries of this session: attempts and retries.
-        ended: Number of tries of this session that have ended.
-        cut_short: Number of ended tries without a result, because they were cancelled or lost.
-        queued: Number of tries that wait for a slot, or for the end of their delay.
+        expected: Number of episodes of this session: attempts and retries.
+        ended: Number of episodes of this session that have ended.
+        cut_short: Number of ended episodes without a result, because they were cancelled or lost.
+        queued: Number of episodes that wait for a slot, or for the end of their delay.
         waiting: Number of running episodes by the phase in which they wait.
         reward: Mean reward of the run, including earlier sessions, with its interval: `[value, low, high]`. Unknown
             values are `None`.
@@ -220,9 +220,9 @@ class LiveStatus:
 
     Attributes:
         planned: Number of attempts of the run.
-        expected: Number of tries of this session: attempts and retries.
+        expected: Number of episodes of this session: attempts and retries.
         done_before: Number of attempts that earlier sessions have done.
-        held: Pause that a user ordered; `None` without a pause.
+        held: Pause that a user requested; `None` without a pause.
         has_ended: Whether all episodes have ended.
         spent: Function that returns the spending that counts towards the budget.
         budget: Current budget.

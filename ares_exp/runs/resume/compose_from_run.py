@@ -64,7 +64,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "policy": "the recorded responses are the policy",
         **dict.fromkeys(BRANCH_KEYS, "it belongs to `branch_from=<run>/<episode>@<step>`"),
     },
-    "branch_from": {"attempts": "`branches` is their number"},
+    "branch_from": {"attempts": "use `branches` to set the number of branches"},
 }
 """Keys that cannot be combined with each verb, with the reasons."""
 

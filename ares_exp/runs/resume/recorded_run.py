@@ -356,7 +356,7 @@ class EpisodeRef:
         episode = RecordedRun(run).episode(name)
         if step is not None and step > episode.last_step:
             there = f"0 to {episode.last_step}" if episode.last_step > 0 else "0 alone"
-            there = f"its steps are {there}" if episode.last_step >= 0 else "it never asked for a response"
+            there = f"its steps are {there}" if episode.last_step >= 0 else "it never requested a response"
             raise ConfigError(f"Episode {episode.episode_id} of {run} has no step {step}: {there}.")
         return cls(RecordedRun(run), episode, step)
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The responses of an earlier try that a policy has replayed.
+    """The responses of an earlier episode that a policy has replayed.
 
     Attributes:
         responses: Responses in order, including the responses before a restored snapshot.
@@ -48,7 +48,7 @@ class _Answered(NamedTuple):
     Attributes:
         response: The response.
         ahead: Number in the response log, if the response was requested ahead of time; otherwise `None`.
-        is_taken: Whether the earlier try requested the response.
+        is_taken: Whether the earlier episode requested the response.
     """
 
     response: LLMResponse
@@ -57,12 +57,12 @@ class _Answered(NamedTuple):
 
 
 class ResumablePolicy:
-    """Replays the responses of an earlier try as long as the requests are equal, then uses the policy.
+    """Replays the responses of an earlier episode as long as the requests are equal, then uses the policy.
 
     Times, process ids and similar values may differ (see `request_diff`). Each conversation of an agent has its own
     order, so that a request is compared with the next recorded request of its conversation. Responses that are
-    requested ahead of time are logged when they arrive. If the earlier try did not use such a response, it is replayed
-    for an equal request, in any order.
+    requested ahead of time are logged when they arrive. If the earlier episode did not use such a response, it is
+    replayed for an equal request, in any order.
 
     Attributes:
         given_again: The responses that were replayed so far.
@@ -86,8 +86,8 @@ class ResumablePolicy:
             client: Client for new requests. If it is an `AdvancingClient`, it is notified of replayed and missing
                 responses.
             log: Response log, which contains the earlier exchanges and receives the new ones.
-            earlier: Exchanges of the earlier try.
-            ahead: Exchanges that the earlier try requested ahead of time and did not apply.
+            earlier: Exchanges of the earlier episode.
+            ahead: Exchanges that the earlier episode requested ahead of time and did not apply.
             start_at: Number of earlier exchanges before the snapshot from which the episode continues.
             events: Events of the episode, which provide the number of finished stages and the time limit, and count
                 every paid response.
@@ -234,7 +234,7 @@ class ResumablePolicy:
         self._events.usage.pay(response)
 
     async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
-        """Requests a response from the policy, unless the earlier try requested it. Logs and counts a new response."""
+        """Requests a response from the policy, unless the earlier episode did. Logs and counts a new response."""
         if self._left_over and (taken := self._take(call)) is not None:
             return taken
         response = await self._paid_response(call.request)
@@ -258,7 +258,7 @@ class ResumablePolicy:
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns the response to this request that the earlier try requested ahead of time, if any."""
+        """Returns the response to this request that the earlier episode requested ahead of time, if any."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             response = earlier.response

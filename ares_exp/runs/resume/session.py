@@ -49,8 +49,8 @@ class PreviousSessions:
     """The state of the run after its earlier sessions.
 
     Attributes:
-        results: Results of all tries that ended or were lost.
-        lost: Results of lost tries, whose rows were written by this session.
+        results: Results of all episodes that ended or were lost.
+        lost: Results of lost episodes, whose rows were written by this session.
         logs: Response logs of attempts that have no final result, by attempt.
         wall_sec: Wall-clock seconds of earlier sessions.
         ended: Response logs of attempts that have a result, but whose process died before it stored the end of the
@@ -130,7 +130,7 @@ def _latest(
 ) -> dict[Slot, LoggedEpisode]:
     """Returns the newest log of every attempt without a result, and deletes all other logs.
 
-    The newest log can belong to an earlier try, if the last try ended before it replayed responses.
+    The newest log can belong to an earlier episode, if the last episode ended before it replayed responses.
     """
     used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in RESPONSES_USED_UP}
     useful = [log for log in logs if log.slot not in used_up and log not in never]
@@ -156,7 +156,7 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
         seed=log.seed,
         outcome=Outcome.LOST,
         reward=None,
-        error=ErrorInfo("lost", f"its process died after {usage.num_steps} answers"),
+        error=ErrorInfo("lost", f"its process died after {usage.num_steps} responses"),
         num_steps=usage.num_steps,
         prompt_tokens=usage.prompt_tokens,
         generated_tokens=usage.generated_tokens,

@@ -144,8 +144,9 @@ def check_values(
     for key, one in [*(leaf for leaf in recorded if "_target_" in leaf[0].split(".")), *functions]:
         if one not in known:
             raise ConfigError(
-                f"The recorded run names a class that no available option has. It is not loaded from a file: "
-                f"`{key}={one!s:.100}`. Choose an option, or repeat the override if you trust it."
+                "The recorded config names a class that is not part of an available option, so it is not "
+                f"loaded: `{key}={one!s:.100}`. Choose an option, or repeat the override if you trust the "
+                "class."
             )
 
 
@@ -169,7 +170,9 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
                 f"{run.path} was composed with the options in {folder}, which is missing now. Restore the folder."
             )
         if not folder.is_absolute() or folder.resolve().is_relative_to(run.path.resolve()):
-            raise ConfigError(f"Expected the folder of options of {run.path} outside of it, got {folder}.")
+            raise ConfigError(
+                f"Expected the option folder of {run.path} to be outside of this run directory, got {folder}."
+            )
     return folders
 
 

@@ -94,7 +94,7 @@ class SweepPlan:
         for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
             if earlier.jobs and _chosen(job, keys) != _chosen(now, keys):
                 raise ConfigError(
-                    f"Expected the jobs of the sweep to resume, but its job {number} is "
+                    f"Expected the same jobs as in the sweep, but its job {number} is "
                     f"`{' '.join(_chosen(job, keys)) or 'none'}`, and the job of this command is "
                     f"`{' '.join(_chosen(now, keys)) or 'none'}`. For other jobs, use another sweep folder."
                 )

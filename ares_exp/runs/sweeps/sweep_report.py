@@ -52,7 +52,7 @@ class Row:
         objective: Metric by which the jobs are compared; `None` if it cannot be computed.
         low, high: Bounds of the metric's interval; `None` without an interval.
         mean_reward: Mean reward, with errors counted as zero.
-        tokens, cost: Sums over all tries, with the cost in US dollars.
+        tokens, cost: Sums over all episodes, with the cost in US dollars.
         message: Reason why the job failed.
     """
 
@@ -165,7 +165,7 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective, or else the best incomplete job; `None` without jobs."""
+        """The complete job with the best objective, otherwise the best incomplete job; `None` without jobs."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 

@@ -37,7 +37,7 @@ class PolicyBody(Body):
     """The endpoint that responds to the LLM calls of a rollout.
 
     Attributes:
-        mode: `endpoint` sends calls to `base_url`. `relay` gives them to the trainer by `GET /v1/requests`.
+        mode: `endpoint` sends calls to `base_url`. `relay` passes them to the trainer with `GET /v1/requests`.
         wire: Format of the calls. `ids` continues conversations with token ids.
         base_url: URL of the endpoint, including the version. Required by `endpoint`.
         model: Name of the model.
@@ -154,8 +154,8 @@ class TokenRequestFacts(Body):
         rollout_id: Rollout of the request.
         prompt_ids: Token ids of the prompt.
         sampling: Sampling parameters.
-        deadline: Time in epoch seconds at which the lease ends. Without a response, the request is then handed out
-            again.
+        deadline: Time in epoch seconds at which the lease ends. Without a response, the request is then returned to
+            another poll.
     """
 
     request_id: str
@@ -179,7 +179,7 @@ class SampledBody(Body):
         ids: Sampled token ids, including the token that ended the response. No ids with the stop `length` mean that the
             prompt is longer than the model's context.
         logprobs: Log-probability of each sampled token.
-        version: Version of the weights. `null` uses the version that was current when the request was handed out.
+        version: Version of the weights. `null` uses the version that was current when the service returned the request.
         stop: Reason for the end. `abort`: the engine stopped early, and the request is continued with these ids.
     """
 
@@ -415,7 +415,7 @@ class Episode(Body):
         replaces: Number of the attempt that this one replaces.
         losses: Attempts that were replaced.
         state: State of the rollout.
-        reward: Reward of the verifier; `null` if it gave none.
+        reward: Reward of the verifier; `null` without a reward.
         rewards: All scores by name.
         trainable: Whether the episode has a reward, is not stale, and has rows or calls if they were requested.
         error: Error of the episode.

@@ -274,7 +274,6 @@ class ServedRollouts:
             self._fill(submission)
 
     def _apply(self, line: Mapping[str, Any]) -> None:
-        """Applies a line of the record."""
         if "submission" in line and "body" in line:
             body = SubmissionBody.model_validate(line["body"])
             submission = ServedSubmission(str(line["submission"]), body)
@@ -336,7 +335,7 @@ class ServedRollouts:
             for one in list(self.submissions.values()):
                 if one.lease_until < now and (left := [each for each in one.rollouts if each.cursor is None]):
                     logger.warning(
-                        "The trainer of submission %s made no call for %g s. Its rollouts are cancelled.",
+                        "The trainer of submission %s sent no call for %g s. Its rollouts are cancelled.",
                         one.submission_id,
                         one.body.lease_sec or self._lease_sec,
                     )
@@ -649,7 +648,7 @@ class ServedRollouts:
 
 _WHY = {
     CANCELLED: "The rollout was cancelled.",
-    LEASE_EXPIRED: "The trainer made no call until its lease expired.",
+    LEASE_EXPIRED: "The trainer sent no call before its lease expired.",
 }
 
 

@@ -60,10 +60,10 @@ class _OpenRequest:
 class Relay:
     """The open token requests of a service. Must be used on the event loop of the run.
 
-    A polled request has a lease. It is handed out again if no response arrives before the lease ends.
+    A polled request has a lease. It is returned again if no response arrives before the lease ends.
 
     Attributes:
-        version: Version of the weights for responses that name no version.
+        version: Version of the weights for responses without a version.
     """
 
     def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
@@ -83,12 +83,12 @@ class Relay:
     async def requests(
         self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Hands out open requests, from the oldest to the newest. Waits if there are none.
+        """Returns open requests, from the oldest to the newest. Waits if there are no open requests.
 
         Args:
             wait: Maximum wait in seconds. After it, the list is empty.
             limit: Maximum number of requests.
-            rollout_ids: Rollouts whose requests are handed out. `None`: all rollouts.
+            rollout_ids: Rollouts whose requests are returned. `None` means all rollouts.
 
         Returns:
             JSON-ready requests: `request_id`, `rollout_id`, `prompt_ids`, `sampling`, and `deadline`, the end of the
@@ -239,9 +239,7 @@ class _Sampler:
             versions |= {version: None} if version is not None and part.ids else {}
             stop = part.stop
         if not ids:
-            raise ContextOverflowError(
-                f"The sampler has no room for a response: the prompt has {len(asked.prompt)} tokens."
-            )
+            raise ContextOverflowError(f"The prompt has {len(asked.prompt)} tokens and leaves no room for a response.")
         template = await self.relay.template(self.model)
         return LLMResponse.from_text(
             sampled_text(template, ids, template.ends, sampling["stop"]),

@@ -78,7 +78,7 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
-    """Makes the JSON-ready document of a trajectory.
+    """Creates the JSON-ready document of a trajectory.
 
     Returns:
         The document, and one sentence for each way in which it differs from the trajectory. There are no differences
@@ -104,7 +104,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _AtifWriter:
-    """Makes one document."""
+    """Creates one document."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory

@@ -7,9 +7,9 @@ for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [..
 report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
-An attempt is represented by the last conversation of its episode: the last main conversation, if it has one. The prompt
-of a pair is the longest common start of both attempts that ends before a response of the model. `chosen` and `rejected`
-are the rest of the better and the worse attempt.
+An attempt is represented by the last main conversation of its episode or, without one, by the last conversation. The
+prompt of a pair is the longest common start of both attempts that ends before a response of the model. `chosen` and
+`rejected` are the rest of the better and the worse attempt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def preference_rows(
     tool_arguments: ToolArguments = "text",
     reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Makes rows for preference training.
+    """Creates rows for preference training.
 
     Args:
         trajectories: The episodes. All episodes are read before the first row is made, and their conversations are kept

@@ -39,7 +39,7 @@ def sft_rows(
     tool_arguments: ToolArguments = "text",
     reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Makes rows for supervised training.
+    """Creates rows for supervised training.
 
     Args:
         trajectories: The episodes, which are read one at a time. Episodes without a reward are left out.
@@ -73,7 +73,7 @@ def _rows(
             }
             digest = hashlib.sha256(dump_json(row).encode()).digest()
             if digest in seen:
-                report.left_out["conversations that another episode has too"] += 1
+                report.left_out["conversations that another episode also has"] += 1
                 continue
             seen.add(digest)
             report.rows += 1

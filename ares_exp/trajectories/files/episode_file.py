@@ -136,7 +136,7 @@ class FoundEpisode:
 
 
 def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
-    """Makes the trajectory of an episode without an end. Raises `ValueError` if `head` is invalid."""
+    """Creates the trajectory of an episode without an end. Raises `ValueError` if `head` is invalid."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
     error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
@@ -336,7 +336,7 @@ SCHEMA_VERSION = 3
 
 
 def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
-    """Makes a trajectory from its JSON form.
+    """Creates a trajectory from its JSON form.
 
     Raises:
         TrajectoryFormatError: A field is missing or has the wrong form.
@@ -352,7 +352,7 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
 
 
 def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
-    """Makes an episode from its fields and its steps.
+    """Creates an episode from its fields and its steps.
 
     Args:
         data: The fields in their JSON form.

@@ -115,7 +115,7 @@ def _read_line(file: IO[bytes], offset: int, number: int) -> bytes:
     data = file.readline(MAX_LINE_BYTES + 1)
     if len(data) > MAX_LINE_BYTES:
         raise TextTooLongError(
-            f"expected lines of at most {MAX_LINE_BYTES} bytes, the one {_place(offset, number)} is longer"
+            f"expected lines of at most {MAX_LINE_BYTES} bytes, but the line {_place(offset, number)} is longer"
         )
     return data
 

@@ -178,7 +178,7 @@ def test_changed_tasks_are_compared_and_named(tmp_path: Path, capsys: pytest.Cap
         (run / "provenance.json").write_text(json.dumps({"tasks": digests[run.name]}))
     code, out, _ = _compare(capsys, *runs)
     assert code == 0
-    assert "on 4 tasks that both have compared, but not the same task in both runs: t1, t3 mean reward" in out
+    assert "on 4 tasks that both have compared, although the task changed between the runs: t1, t3 mean reward" in out
     document = _document(capsys, *runs)
     assert [pair["changed_tasks"] for pair in document["pairs"]] == [["t1", "t3"]]
 
@@ -226,7 +226,7 @@ def test_duplicate_and_empty_runs_are_excluded(tmp_path: Path, capsys: pytest.Ca
     assert main([str(jobs[2]), str(sweep), "--json"]) == 0
     out, err = capsys.readouterr()
     assert [run["path"] for run in json.loads(out)["runs"]] == [str(jobs[2]), str(jobs[0])]
-    assert err == f"warning: No episode has ended in these jobs of {sweep}, they are left out: 1\n"
+    assert err == f"warning: These jobs of {sweep} are left out, because none of their episodes has ended: 1\n"
 
 
 def test_arguments_of_replaced_components_are_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,7 +297,7 @@ def test_alpha_widens_the_intervals(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "no episode of that run has ended"), ("{}\n", "line 1: expected the result of an episode")],
+    [("", "no episode of this run has ended"), ("{}\n", "line 1: expected the result of an episode")],
 )
 def test_invalid_run_is_refused(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "runs" / "first", _tasks([1])), _run(tmp_path / "runs" / "second", _tasks([1]))

@@ -90,7 +90,7 @@ async def test_run_can_be_paused_and_resumed(live: Live) -> None:
     assert noted[0]["uid"] == os.getuid()
     assert (await live.ctl("status"))[1] == f"{live.path}: interrupted\n"
     code, said = await live.ctl("pause")
-    assert (code, "Expected a running run" in said) == (2, True)
+    assert (code, "Expected a run in progress" in said) == (2, True)
     assert list((live.path / "control").glob("*.json")) == []
 
 
@@ -133,7 +133,7 @@ def test_sweep_stores_commands_for_its_jobs(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / SWEEP_RECORD).touch()
     run_of(tmp_path / "0", [row("a", 0, 1.0)])
     assert main(tmp_path, "pause") == 2
-    assert "Expected a running sweep" in capsys.readouterr().err
+    assert "Expected a sweep in progress" in capsys.readouterr().err
     held = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)

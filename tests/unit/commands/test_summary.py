@@ -314,7 +314,7 @@ def test_long_error_is_cut_at_its_end(tmp_path: Path) -> None:
     assert f"AgentError: {message}\n" in text
     text = _render(RunSummary(1, (_result("a", None, message=5 * message),)), tmp_path)
     [line] = [line for line in text.splitlines() if "It failed" in line]
-    assert line.endswith("… (whole in episodes.jsonl)")
+    assert line.endswith("… (complete in episodes.jsonl)")
     assert len(line) < 1100
 
 

@@ -38,7 +38,7 @@ def test_broken_task_is_listed_with_its_problem(tasks: Path) -> None:
     broken = {one.name: one.problem or "" for one in find_candidates([tasks])}
     assert "tests/test.sh: expected the script" in broken["a"]
     assert "task.toml" in broken["b"]
-    assert "instruction.md is empty. Write in it" in broken["c"]
+    assert "instruction.md is empty. Describe in it" in broken["c"]
     [alone] = find_candidates([tasks / "b"])
     assert alone.name == "b"
     assert alone.problem is not None

@@ -45,13 +45,13 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("policy.temprature", ["policy=openai"], " Did you mean `policy.temperature`?"),
         ("policy.temprature", ["-m", "policy=openai,oracle", "seed=1,2"], " Did you mean `policy.temperature`?"),
         ("policy.modl", ["experiment=pass_at_k"], " Did you mean `policy.model`?"),
-        ("policy.model", [], f" It is an argument of {MODELS}: choose that option, too."),
+        ("policy.model", [], f" It is an argument of {MODELS}. Choose this option as well."),
         ("policy.modl", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
         ("model", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
         ("env.dataste", ["env=swebench"], " Did you mean `env.dataset`?"),
         ("env.matchs", ["env=nim"], " Did you mean `env.matches`?"),
-        ("env.matches", ["env=harbor"], " It is an argument of `env=nim`; `env=harbor` does not take it."),
-        ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),
+        ("env.matches", ["env=harbor"], " It is an argument of `env=nim`, but not of `env=harbor`."),
+        ("env.matches", [], " It is an argument of `env=nim`. Choose this option as well."),
         ("env.oracle.modl", ["env=twenty_questions", "policy@env.oracle=openai"], " Did you mean `env.oracle.model`?"),
         ("collector.jsn", ["collector=[json,jsonl]"], " Did you mean `collector.json`?"),
         ("collector.path", [], " Did you mean `collector.jsonl.path`, an argument of `collector=jsonl`?"),
@@ -300,10 +300,12 @@ def test_every_argument_is_explained(group: str, option: str) -> None:
 def test_option_of_wrong_type_is_refused(group: str) -> None:
     config = OmegaConf.create({group: {"_target_": "builtins.int"}})
     for make in (instantiate_group, instantiate_several):
-        with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make .*, got int, which has no `"):
+        with pytest.raises(
+            ConfigError, match=f"Expected the option of `{group}` to create .*, got int, which has no `"
+        ):
             make(config, group)
     several = OmegaConf.create({group: {"one": {"_target_": "builtins.int"}}})
-    with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make "):
+    with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to create "):
         instantiate_several(several, group)
 
 

@@ -66,7 +66,7 @@ def test_agent_instead_of_its_factory_is_explained(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_missing_class_is_explained(target: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"`agent` cannot be made: .*{says}"):
+    with pytest.raises(ConfigError, match=f"`agent` cannot be created: .*{says}"):
         instantiate_group(OmegaConf.create({"agent": {"_target_": target}}), "agent")
 
 
@@ -408,7 +408,7 @@ def test_first_of_two_equal_plugins_is_used(site: Site) -> None:
     site.install("twin", {"fine": "twin.conf"}, {"twin/conf/env/twin.yaml": "_target_: twin.Source\n"})
     found = options.installed_plugins()
     assert [plugin.package for plugin in found.plugins] == ["fine 1.0"]
-    assert "`fine` of twin 1.0 is left out: fine 1.0 has a plugin of that name" in found.problems[0]
+    assert "`fine` of twin 1.0 is left out: fine 1.0 has a plugin with this name" in found.problems[0]
 
 
 def test_binary_option_file_has_no_description(site: Site, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ async def test_slow_response_times_out_and_is_retried(endpoint: LoopbackEndpoint
 async def test_retries_are_bounded(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(503, "model is loading")
     with pytest.raises(
-        ServerError, match=r"answered 503: model is loading\. Gave up after 3 requests \(policy\.max_retries=2\)"
+        ServerError, match=r"returned 503: model is loading\. Gave up after 3 requests \(policy\.max_retries=2\)"
     ) as raised:
         await make(max_retries=2)(HI)
     assert raised.value.status == 503
@@ -250,7 +250,7 @@ async def test_missing_key_is_a_preflight_error(
 
 async def test_key_invalid_in_headers_is_rejected(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
-    with pytest.raises(PreflightError, match="LOOPBACK_KEY has characters") as raised:
+    with pytest.raises(PreflightError, match="LOOPBACK_KEY contains characters") as raised:
         await policy_for(endpoint.url).preflight()
     assert "ключ" not in str(raised.value)
 
@@ -258,7 +258,7 @@ async def test_key_invalid_in_headers_is_rejected(endpoint: LoopbackEndpoint, mo
 @pytest.mark.parametrize("status", [401, 403])
 async def test_refused_key_is_a_preflight_error(endpoint: LoopbackEndpoint, status: int) -> None:
     endpoint.models = error(status, f"Incorrect API key provided: {KEY}")
-    with pytest.raises(PreflightError, match=rf"answered {status}: .*\*\*\*.* key in LOOPBACK_KEY") as raised:
+    with pytest.raises(PreflightError, match=rf"returned {status}: .*\*\*\*.* key in LOOPBACK_KEY") as raised:
         await policy_for(endpoint.url).preflight()
     assert KEY not in str(raised.value)
 
@@ -393,7 +393,7 @@ async def test_error_response_decides_the_class(
     raised = await failure(endpoint, max_retries=0)
     assert type(raised) is kind
     assert raised.status == status
-    assert f"answered {status}: " in str(raised)
+    assert f"returned {status}: " in str(raised)
     assert len(endpoint.requests) == 1
 
 
@@ -419,7 +419,9 @@ async def test_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> Non
 async def test_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
     endpoint.otherwise = json_body(SGLANG, status=400)
     said = str(await failure(endpoint, max_retries=0))
-    assert "is longer than the model's context length (40960 tokens). The episode has outgrown the model" in said
+    assert (
+        "is longer than the model's context length (40960 tokens). The conversation is too long for the model" in said
+    )
 
 
 def make(endpoint: LoopbackEndpoint, *, max_retries: int) -> OpenAIPolicy:

@@ -307,7 +307,7 @@ async def test_invalid_models_are_rejected(model: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "said"),
     [
-        (ask("x" * 9000), ContextOverflowError, "reads 8192"),
+        (ask("x" * 9000), ContextOverflowError, "supports at most 8192"),
         (LLMRequest([{"role": "user", "content": [{"type": "image_url"}]}]), UnsendableRequestError, "image_url"),
         (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a tool call"),
     ],

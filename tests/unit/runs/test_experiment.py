@@ -213,7 +213,9 @@ async def test_oracle_without_solutions_is_rejected(tmp_path: Path) -> None:
     class Solutions(Source):
         needs_container = False
 
-    with pytest.raises(ConfigError, match=r"policy=oracle.* runs the solutions of tasks, and Solutions has none"):
+    with pytest.raises(
+        ConfigError, match=r"policy=oracle.* needs tasks with solutions, but Solutions has no solutions"
+    ):
         await experiment(tmp_path, source=Solutions(2, no_trouble), policy=OraclePolicy()).prepare()
     source = Solutions(2, no_trouble)
     source.has_solutions = True  # type: ignore[attr-defined]
@@ -426,9 +428,7 @@ async def test_failure_on_full_disk_leaves_episode_due(tmp_path: Path, monkeypat
 
 async def test_run_without_space_for_reserve_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch)
-    with pytest.raises(
-        ConfigError, match=r"Expected 1\.1 MiB of free disk space in the run directory .*, got: No space"
-    ):
+    with pytest.raises(ConfigError, match=r"Expected 1\.1 MiB of free disk space in the run directory .*: No space"):
         await execute(experiment(tmp_path), tmp_path)
     assert rows(tmp_path) == []
 

@@ -110,7 +110,7 @@ def test_custom_options_are_found(here: Path) -> None:
     ("overrides", "said"),
     [
         ("env=harbor", r"Expected a list of overrides, got 'env=harbor'"),
-        (["-m", "seed=0,1"], r"A sweep .* loop over runs"),
+        (["-m", "seed=0,1"], r"Sweeps .* loop over runs"),
         (["seed=0,1"], "got `0,1`. Loop over runs for a sweep"),
         (["--help"], "got `--help`"),
         (["show"], "got `show`"),

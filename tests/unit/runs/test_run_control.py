@@ -290,7 +290,7 @@ async def test_concurrency_changes_without_interrupting_episodes(tmp_path: Path)
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"concurrency": 0}, "positive int"),
     ({"concurrency": True}, "positive int"),
-    ({"concurrency": 8, "seed": 1}, "`seed` cannot change in a running run"),
+    ({"concurrency": 8, "seed": 1}, "`seed` cannot change during a run"),
     ({"budget.cost": -1}, "expected `cost`"),
     ({"budget.coast": 1}, "no `budget.coast`. Did you mean `cost`"),
     ({"budget.sweep": 1}, "no `budget.sweep`"),

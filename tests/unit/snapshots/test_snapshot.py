@@ -265,5 +265,5 @@ def test_irregular_file_is_not_opened(store: SnapshotStore, tmp_path: Path) -> N
 
 def test_store_is_not_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
-    with pytest.raises(SnapshotNotFoundError, match="found a store of snapshots"):
+    with pytest.raises(SnapshotNotFoundError, match="found a store of several snapshots"):
         EnvironmentSnapshot.load_from_file(tmp_path)

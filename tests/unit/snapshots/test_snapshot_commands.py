@@ -100,7 +100,7 @@ Snapshot {EPISODE}@2
 Not in the snapshot, so missing after a restore
   process      sleep 60
                /dev/shm
-Waits for a response to 5 messages, the last of which is
+Waits for a response to 5 messages. The last message is
   user
     output 1
 Changed since sha256:abababababababababababababababababababababababababababababababab: 1 deleted, 1 directory, 2 file, \
@@ -191,7 +191,7 @@ def test_mistakes_are_explained_in_one_paragraph(run_dir: Path, capsys: pytest.C
         ("list", run_dir / "gone"): f"it has 3, such as {EPISODE}@0",
         ("list", "gone/for/good"): "there is no such path",
         ("list", run_dir / "empty" / "x"): "there is no such path",
-        ("verify", run_dir / "empty"): "it has none of that",
+        ("verify", run_dir / "empty"): "it is none of these",
         ("show", run_dir): f"found 3 in {run_dir}: name one, such as {run_dir}/{EPISODE}@2",
         ("show", run_dir / "hello"): "found 3 whose id starts with hello",
         ("show", run_dir / "a.json"): "expected `schema` [1, 1], got None",

@@ -148,7 +148,7 @@ def test_hanging_tracker_is_abandoned(tmp_path: Path, monkeypatch: pytest.Monkey
         (JsonlTracker, "", 1 + 1 + 1 + 1 + 1 + 1, "tracker=jsonl failed: FileExistsError"),
         (TensorboardTracker, "tensorboard", 1, "tracker=tensorboard failed: FileExistsError"),
         pytest.param(
-            patient_tracker, "wandb", 1, "W&B could not be started, this run is not tracked", marks=WITH_WANDB
+            patient_tracker, "wandb", 1, "W&B could not be started, so this run is not tracked", marks=WITH_WANDB
         ),
     ],
 )

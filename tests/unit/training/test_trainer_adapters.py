@@ -75,7 +75,9 @@ async def test_client_pauses_and_announces_versions(endpoint: LoopbackEndpoint) 
         assert (await client.resume()).paused == {}
         [episode] = await client.collect(submitted)
         assert (episode.state, episode.versions) == ("finished", ["step-7"])
-        with pytest.raises(ServiceError, match="got none of 1 that were acknowledged before"):
+        with pytest.raises(
+            ServiceError, match="no longer has the episodes of 1 rollouts that were acknowledged before"
+        ):
             await client.collect(submitted)
 
 

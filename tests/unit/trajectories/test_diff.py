@@ -183,7 +183,7 @@ def test_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["compare", *wrong]) == 2
         assert "Expected two or more runs, one sweep, or two episodes" in capsys.readouterr().err
     assert main(["compare", str(path / "a"), str(path / "b"), "--json"]) == 2
-    assert "no `--json` for two episodes" in capsys.readouterr().err
+    assert "`--json` is not supported for two episodes" in capsys.readouterr().err
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["compare", str(tmp_path / "run" / "a"), str(path / "b")]) == 0
 

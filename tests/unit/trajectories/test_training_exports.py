@@ -75,7 +75,7 @@ def test_other_tools_make_another_conversation() -> None:
 def test_same_conversation_of_two_episodes_is_one_row() -> None:
     rows, report = sft_rows([talk("a", episode_id="1"), talk("b"), talk("a", episode_id="2")])
     assert [row["episode_id"] for row in rows] == ["1", "e"]
-    assert report.left_out == {"conversations that another episode has too": 1}
+    assert report.left_out == {"conversations that another episode also has": 1}
     assert report.rows == 2
 
 

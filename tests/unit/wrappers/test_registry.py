@@ -153,7 +153,7 @@ def test_unusable_class_is_reported_once_in_one_line(site: Site, caplog: pytest.
     files = {f"raising/conf/env/{name}.yaml": text for name, text in options.items()}
     files["raising/__init__.py"] = "raise RuntimeError('no luck')\n"
     site.install("raising", {"raising": "raising.conf"}, files)
-    with pytest.raises(ConfigError, match=r"^`env` cannot be made: .*no luck.*$"):
+    with pytest.raises(ConfigError, match=r"^`env` cannot be created: .*no luck.*$"):
         make("raising")
     with pytest.raises(ConfigError, match="an environment source, got dict, which has no `path`, `load`"):
         make("foreign")

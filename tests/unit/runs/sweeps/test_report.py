@@ -99,8 +99,8 @@ def test_sweep_report_averages_settings_over_seeds(repeated: Path) -> None:
         (("--over", "seed"), 0, "2 settings over `seed`"),
         (("--over", "limits.steps"), 0, "2 settings over `limits.steps`"),
         (("--over", "sed"), 2, "Did you mean `seed`? The overridden keys are: limits.steps, name, seed."),
-        (("--over", "name"), 2, "differ only in `name`, so that no setting is repeated"),
-        (("--over", "seed", "--all-pairs"), 2, "Expected one sweep for `--over`"),
+        (("--over", "name"), 2, "differ only in `name`, so there are no jobs to average"),
+        (("--over", "seed", "--all-pairs"), 2, "`--over` requires one sweep"),
     ],
 )
 def test_compare_over_reports_settings(
