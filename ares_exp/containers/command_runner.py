@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from ares_exp.cancellation import finish, happened
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, Shell, User
+from ares_exp.containers.container import MAX_OUTPUT_BYTES, ROOT_NAMES, ExecResult, Shell, User
 from ares_exp.containers.shell_channel import (
     BoundedOutput,
     Channel,
@@ -327,7 +327,7 @@ class CommandRunner:
         starts_there: bool = False,
         try_again: Callable[[str], bool] = lambda why: False,
         shell: Shell = "bash -c",
-        root: User | None = None,
+        default_user: User | None = None,
     ) -> None:
         """Opens no shell yet.
 
@@ -339,13 +339,15 @@ class CommandRunner:
                 container engines do.
             try_again: Function that gets the message of a shell that could not start, and returns whether to try again.
             shell: Default shell of commands.
-            root: User who may kill all processes; `None` if this is the default user.
+            default_user: User of shells that are opened as `None`. Commands of this user share them, and root kills
+                what this user cannot kill. `None`: root, for whom no shells are shared.
         """
         self._workdir = workdir
         self._starts_there = starts_there
         self._shell: Shell = shell
         self._shells = ShellPool(open_stream, try_again)
-        self._killer = CommandKiller(self._shells, root)
+        self._default_user = default_user
+        self._killer = CommandKiller(self._shells, None if (default_user or "root") in ROOT_NAMES else "root")
 
     async def open(self) -> None:
         """Opens the default user's first two shells: one to run a command, one to kill it.
@@ -369,6 +371,8 @@ class CommandRunner:
     ) -> ExecResult:
         """Runs a command; see `Container.exec`. If the command kills its own shell, the exit code is 137."""
         check_arguments(command, cwd, env or {})
+        if str(user) == self._default_user or {user, self._default_user} <= {"root", "0", 0}:
+            user = None
         stays = cwd is None and self._starts_there
         if self._workdir is not None:
             cwd = posixpath.join(self._workdir, cwd) if cwd else self._workdir

@@ -180,15 +180,14 @@ class DaytonaContainer(Container):
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
         self._workdir, self._user = self._spec.workdir or workdir, user
-        root = None if user in ROOT_NAMES else "root"
-        self._channels = CommandRunner(self._open_shell, workdir=self._workdir, shell=self._options.shell, root=root)
+        self._channels = CommandRunner(
+            self._open_shell, workdir=self._workdir, shell=self._options.shell, default_user=user
+        )
         await self._channels.open()
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         if self._channels is None:
             raise ContainerDiedError("The container has not been started.")
-        if str(options.get("user")) in (self._user, *(ROOT_NAMES if self._user in ROOT_NAMES else ())):
-            options["user"] = None  # shares the default user's shells
         options["env"] = {**self._image_env, **(options.get("env") or {})}
         async with self._death_reported():
             result = await self._channels.exec(command, **options)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.containers.command_runner import CommandRunner
-from ares_exp.containers.container import ROOT_NAMES, ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason, out_of_reach
 from ares_exp.containers.docker.engine import (
     Engine,
@@ -87,7 +87,6 @@ class RunningContainer:
         self._exit_watch = ExitWatch(engine, container, first_process) if first_process is not None else None
         self._channels: CommandRunner | None = None
         self._forwarded_ports = ForwardedPorts()
-        self._default_user = ""
         self._has_entrypoint = True
         self._workdir = "/"
         self._start_dir: str | None = None
@@ -103,17 +102,15 @@ class RunningContainer:
         """
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
-        self._default_user = config["User"] or "root"
         self._has_entrypoint = bool(config.get("Entrypoint"))
         self._workdir = self._spec_workdir or config["WorkingDir"] or "/"
-        root = None if self._default_user in ROOT_NAMES else "root"
         self._channels = CommandRunner(
             self.open_shell,
             workdir=self._workdir,
             starts_there=self._spec_workdir is None,
             try_again=self._starts_elsewhere,
             shell=self._shell,
-            root=root,
+            default_user=config["User"] or "root",
         )
         try:
             await self._channels.open()
@@ -124,8 +121,6 @@ class RunningContainer:
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         if self._channels is None:
             raise ContainerDiedError(f"The {self._what} has not been started.")
-        if str(options.get("user")) == self._default_user:
-            options["user"] = None  # shares the default user's shells
         try:
             return await self._channels.exec(command, **options)
         except ContainerError as error:

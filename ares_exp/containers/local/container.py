@@ -140,7 +140,7 @@ class LocalContainer(Container):
                 self._open_shell,
                 workdir=self._workdir,
                 shell=self._shell,
-                root=None if self._user in ROOT_NAMES else "root",
+                default_user=self._user,
             )
 
     async def _start(self) -> None:
