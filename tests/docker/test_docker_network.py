@@ -245,3 +245,14 @@ async def test_one_phase_has_a_network(tmp_path: Path, server: Server, phase: st
     for one, text in seen.items():
         assert ("hello" in text, "HTTPS_PROXY=" in text) == (one == phase, one == phase)
         assert ("Network is unreachable" in text) == (one != phase)
+
+
+@pytest.mark.root
+async def test_containers_under_allow_lists_are_isolated(server: Server) -> None:
+    factory = DockerContainerFactory()
+    async with factory(spec(allowing(server[0]))) as one, factory(spec(allowing("a.example"))) as two:
+        assert await fetch(one, *server) == "hello"
+        assert "403" in await fetch(two, *server)
+        await one.exec("cd /tmp; python3 -m http.server 8123 --bind 0.0.0.0 >/dev/null 2>&1 &")
+        await one.exec("until (: > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout_sec=60)
+        assert "Connection refused" in await dial(two, "127.0.0.1", 8123)

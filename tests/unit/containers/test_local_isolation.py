@@ -136,6 +136,41 @@ async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
 ASK = "import socket; print(socket.create_connection(('127.0.0.1', {}), 15).recv(9))"
 
 
+async def test_system_calls_are_filtered(container: LocalContainer) -> None:
+    script = """
+import ctypes, errno, platform
+libc = ctypes.CDLL(None, use_errno=True)
+x86 = platform.machine() == "x86_64"
+calls = dict(keyctl=250, add_key=248, bpf=321, userfaultfd=323, io_uring_setup=425, perf_event_open=298)
+arm = dict(keyctl=219, add_key=217, bpf=280, userfaultfd=282, io_uring_setup=425, perf_event_open=241)
+for name, number in (calls if x86 else arm).items():
+    libc.syscall(number, 0, 0, 0, 0, 0)
+    print(name, errno.errorcode[ctypes.get_errno()])
+libc.syscall(56 if x86 else 220, 0x10000000 | 17, 0, 0, 0, 0)
+print("clone", errno.errorcode[ctypes.get_errno()])
+libc.syscall(435, 0, 0)
+print("clone3", errno.errorcode[ctypes.get_errno()])
+"""
+    seen = await output(container, f"python3 - <<'EOF'\n{script}\nEOF")
+    answers = dict(line.split() for line in seen.splitlines())
+    assert answers.pop("clone3") == "ENOSYS"
+    assert len(answers) == 7
+    assert set(answers.values()) == {"EPERM"}
+
+
+async def test_threads_and_child_processes_work(container: LocalContainer) -> None:
+    script = """
+import multiprocessing, subprocess, threading
+thread = threading.Thread(target=print, args=["thread"])
+thread.start()
+thread.join()
+subprocess.run(["echo", "child"])
+multiprocessing.get_context("fork").Pool(2).map(print, ["pool"])
+"""
+    seen = await output(container, f"python3 -u - <<'EOF'\n{script}\nEOF")
+    assert set(seen.split()) == {"thread", "child", "pool"}
+
+
 async def test_host_services_are_unreachable(container: LocalContainer, greeting_port: int) -> None:
     seen = await output(container, f'python3 -c "{ASK.format(greeting_port)}"')
     assert "ConnectionRefusedError" in seen
