@@ -102,19 +102,6 @@ async def test_privileged_operations_are_refused(container: LocalContainer) -> N
     assert [command for command, code in codes.items() if code in (0, None)] == []
 
 
-async def test_threads_and_child_processes_work(container: LocalContainer) -> None:
-    script = """
-import multiprocessing, subprocess, threading
-thread = threading.Thread(target=print, args=["thread"])
-thread.start()
-thread.join()
-subprocess.run(["echo", "child"])
-multiprocessing.get_context("fork").Pool(2).map(print, ["pool"])
-"""
-    seen = await output(container, f"python3 -u - <<'EOF'\n{script}\nEOF")
-    assert set(seen.split()) == {"thread", "child", "pool"}
-
-
 async def test_writes_remain_in_the_box(container: LocalContainer) -> None:
     name = f"ares-escape-{os.getpid()}"
     places = [
