@@ -177,13 +177,16 @@ class Repositories:
         before it writes the first one.
         """
         files, git_dir = self._files(url, commit), self._git_dir(url, commit)
+        unfinished = git_dir / "unfinished"  # exists during a call, and after a call that failed or was killed
+        if not {*paths} - _present(files, tree) and not unfinished.exists():
+            return
         try:
             with changing(git_dir, stop=self._git.stopped, timeout_sec=self._git.timeout_sec):
-                files.mkdir(parents=True, exist_ok=True)
-                listed = (posixpath.dirname(path) or "." for path in tree if posixpath.basename(path) == TASK_TOML)
-                present = {path for path in listed if (files / path / TASK_TOML).exists()}
+                present = _present(files, tree)
                 if missing := len({*paths} - present):
                     announce(f"Fetching {count_of(missing, 'task')} of {url} at {commit[:12]}.")
+                unfinished.touch()
+                files.mkdir(parents=True, exist_ok=True)
                 (git_dir / "index.lock").unlink(missing_ok=True)  # left by a killed process
                 (git_dir / "info").mkdir(exist_ok=True)
                 patterns = "".join(f"{_pattern(path)}\n" for path in sorted({*paths} | present))
@@ -194,10 +197,17 @@ class Repositories:
                     work_tree=files,
                     settings=("core.sparseCheckout=true", "core.sparseCheckoutCone=false"),
                 )
+                unfinished.unlink()
         except GitError as error:
             raise GitError(f"The files of {url} at {commit} cannot be fetched: {error}") from None
         except TimeoutError as error:
             raise PreflightError(f"The files of {url} cannot be fetched: {error} Wait until it has ended.") from None
+
+
+def _present(files: Path, tree: Mapping[str, str]) -> set[str]:
+    """Returns the folders of tasks that have been checked out, at least in part."""
+    folders = (posixpath.dirname(path) or "." for path in tree if posixpath.basename(path) == TASK_TOML)
+    return {folder for folder in folders if os.path.lexists(files / folder / TASK_TOML)}
 
 
 def _unreachable(url: str, error: PreflightError, ref: str | None = None) -> GitError:

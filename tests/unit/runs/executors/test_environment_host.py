@@ -203,7 +203,7 @@ async def test_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
         [model] = of_host.own_models
         model.ask_elsewhere(environment.inside_now)
         parts = EpisodeParts(None, None, limits=EpisodeLimits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
-        return of_host.make(next(iter(of_host._objects)), parts)
+        return of_host.make("cat", parts)
 
     environment = HostedEnvironment(make, of_run.own_models, output_dir=tmp_path / "files")
     await environment.reset()
