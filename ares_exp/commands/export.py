@@ -130,7 +130,7 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if out.exists() and not arguments.force:
         remedy = "`--force` overwrites it." if suffixes else "Use another name, or remove it."
-        raise UserError(f"Expected a new OUT, but {out} exists. {remedy}")
+        raise UserError(f"{out} already exists. {remedy}")
 
 
 def _write_jsonl(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:

@@ -148,7 +148,7 @@ def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shard
         ConfigError: A path is not a run directory or cannot be read, or the paths are not shards of one run.
     """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("Expected different run directories, got the same directory twice.")
+        raise ConfigError("The same run directory is listed twice. Name different run directories.")
     shards = [_read_shard(path) for path in paths]
     first = shards[0]
     for other in shards[1:]:

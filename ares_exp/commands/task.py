@@ -225,9 +225,9 @@ def make_task(folder: Path, *, image: str = IMAGE) -> None:
 
 def _check_empty(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"Expected a new or an empty folder, but {folder} has files. Choose another folder.")
+        raise ConfigError(f"The folder {folder} is not empty. Choose another folder.")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"Expected a new or an empty folder, but {folder} is a file. Choose another folder.")
+        raise ConfigError(f"{folder} is a file, not a folder. Choose another folder.")
 
 
 def _package_steps(folder: Path) -> str:
@@ -290,9 +290,7 @@ def _place(out: Path | None) -> Path:
     if out is None:
         return Path(fresh_dir(str(CHECKS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}")))
     if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(
-            f"Expected `--out` to be a new or an empty folder, but {out} has files. Choose another folder."
-        )
+        raise ConfigError(f"The folder `--out {out}` is not empty. Choose another folder.")
     return out
 
 

@@ -107,7 +107,7 @@ async def check_containers(config: DictConfig) -> None:
 def _folders(path: Path) -> list[Path]:
     """Returns the path itself if it is a task, or otherwise the tasks in the folder."""
     if not path.is_dir():
-        raise ConfigError(f"Expected a task or a folder of tasks, found no such folder: {path}.")
+        raise ConfigError(f"There is no folder {path}. Name a task or a folder of tasks.")
     if (path / TASK_TOML).exists():
         return [path]
     children = [child for child in sorted(path.iterdir()) if _looks_like_a_task(child)]

@@ -94,8 +94,8 @@ def _run_dirs(path: Path) -> list[Path]:
     found = [folder for folder in (path, *sorted(path.glob("*"))) if _files(folder)]
     if not found:
         raise UserError(
-            f"Expected {path} to be a run directory with a W&B run (`wandb/`), or a folder of run directories, found "
-            "none. Set `tracker=wandb` to record a W&B run."
+            f"There is no W&B run (`wandb/`) in {path}, which must be a run directory or a folder of run directories. "
+            "Set `tracker=wandb` to record a W&B run."
         )
     return found
 

@@ -228,7 +228,7 @@ class AskedAhead(Generic[T]):
 
 
 async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
-    raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
+    raise EpisodeStateError("The episode has ended, so no more requests are sent to its policy.")
 
 
 class PaidBackgroundRequests:
@@ -284,7 +284,7 @@ class BackgroundClient:
         """
         responses = self._responses() if self._responses is not None else None
         if responses is None:
-            raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
+            raise EpisodeStateError("The episode has ended, so no more requests are sent to its policy.")
         try:
             async with asyncio.timeout(self._timeout_sec) as limit:
                 return await responses(request)

@@ -284,9 +284,9 @@ class Endpoint:
         key = self.key or (os.environ.get(self._api_key_env, "").strip() if self._api_key_env else "")
         if self._api_key_env and not key:
             raise PreflightError(
-                f"Expected the API key of {self.base_url} in the environment variable {self._api_key_env}, which is "
-                f"not set. Run `export {self._api_key_env}=…`, name another variable with policy.api_key_env=…, or set "
-                "policy.api_key_env=null if the endpoint needs no key."
+                f"The environment variable {self._api_key_env} for the API key of {self.base_url} is not "
+                f"set. Run `export {self._api_key_env}=…`, name another variable with "
+                "policy.api_key_env=…, or set policy.api_key_env=null if the endpoint needs no key."
             )
         if not (key.isascii() and key.isprintable()):
             raise PreflightError(

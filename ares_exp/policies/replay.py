@@ -95,7 +95,7 @@ class ReplayPolicy(Policy):
             raise PreflightError(f"Cannot read `policy.trajectory`: {error}") from None
         if not recorded:
             expected = "recorded episodes" if one is None else f"the trajectory of episode {one}"
-            raise PreflightError(f"Expected {expected} in `policy.trajectory`, found none in {self._path}.")
+            raise PreflightError(f"`policy.trajectory={self._path}` does not contain {expected}.")
         # The oracle's actions can be repeated only with the solution in the container.
         self.needs_solution = any(episode.is_of_oracle for episode in recorded)
         self._episodes = {}

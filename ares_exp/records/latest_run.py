@@ -44,8 +44,8 @@ def run_path(text: str | Path) -> Path:
     started = [(time, place) for place in places if (time := _started(place)) is not None]
     if not started:
         raise ConfigError(
-            f"Expected a run or a sweep under {OUTPUTS}/ in {Path.cwd()}, as {MEANING}; found none (runs of "
-            "`task check` are ignored). Name a run directory, or change to the folder where it was started."
+            f"There is no run or sweep under {OUTPUTS}/ in {Path.cwd()} (runs of `task check` are ignored). Name a "
+            f"run directory instead of `{LATEST}`, or change to the folder where the run was started."
         )
     _, found = max(started)
     sys.stderr.write(f"`{LATEST}` is {printable(str(found))}\n")

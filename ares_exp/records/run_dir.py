@@ -35,7 +35,7 @@ RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
 """Files that the collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
-USED = "Expected an unused run directory, but {} holds another run. Choose another one with `hydra.run.dir=…`."
+USED = "The run directory {} already contains another run. Choose another one with `hydra.run.dir=…`."
 
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:
@@ -475,7 +475,7 @@ def appearing(out: Path) -> Iterator[Path]:
         OSError: The directory cannot be created.
     """
     if os.path.lexists(out):
-        raise ConfigError(f"Expected a new directory, but {out} exists. Choose another directory.")
+        raise ConfigError(f"The directory {out} already exists. Choose another directory.")
     place = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
     place.mkdir(parents=True)
     try:

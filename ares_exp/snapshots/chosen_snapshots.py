@@ -76,7 +76,7 @@ def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
     if len(chosen.ids) == 1:
         return chosen.store.get(chosen.ids[0])
     if not chosen.ids:
-        raise UserError(f"Expected a snapshot, found none in {chosen.store.path}.")
+        raise UserError(f"There is no snapshot in {chosen.store.path}.")
     raise UserError(
         f"Expected one snapshot, found {len(chosen.ids)} in {path}: name one, such as {path}/{chosen.ids[-1]}. "
         f"`ares-exp snapshots list {path}` lists them."

@@ -60,7 +60,7 @@ def _read(path: Path) -> bytes:
         finally:
             os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
-        raise SnapshotNotFoundError(f"Expected a snapshot at {path}: there is no such file.") from None
+        raise SnapshotNotFoundError(f"There is no snapshot at {path}.") from None
     except OSError as error:
         reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise SnapshotMetadataError(f"Cannot read {path}: {reason}.") from None

@@ -175,7 +175,7 @@ class Client:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"Expected the URL of the rollout service, got {url!r}. Use a URL like http://HOST:8300.")
         if key_env is not None and not os.environ.get(key_env):
-            raise ConfigError(f"Expected the key of the rollout service in the variable {key_env}, which is not set.")
+            raise ConfigError(f"The environment variable {key_env} for the key of the rollout service is not set.")
         self.url = url.rstrip("/")
         self._headers = {} if key_env is None else {"Authorization": f"Bearer {os.environ[key_env]}"}
         self._timeout_sec = timeout_sec

@@ -265,8 +265,8 @@ class EpisodeDriver:
         policy = self.run.policy
         if not isinstance(policy, UpdatablePolicy):
             raise ConfigError(
-                f"Expected a policy whose weights can be changed, got {type(policy).__name__}, which has no `update`: "
-                "`policy=transformers`."
+                f"The weights of {type(policy).__name__} cannot be changed, because it has no `update`. "
+                "Use another policy, such as `policy=transformers`."
             )
         if version in self._age:
             raise ConfigError(f"Expected a new name for new weights, got {version!r}, which other weights already had.")

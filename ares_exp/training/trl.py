@@ -38,7 +38,7 @@ def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
     """
     if not any(episode.trainable for episode in episodes):
         errors = [f" The first error: {one.error.type}: {one.error.message}" for one in episodes if one.error] or [""]
-        raise UserError(f"Expected rewards, but none of the {len(episodes)} episodes has one.{errors[0]}")
+        raise UserError(f"None of the {len(episodes)} episodes has a reward.{errors[0]}")
     made: list[tuple[Any, ...]] = []
     for episode in episodes:
         if episode.trainable and (rows := episode.report.rows):

@@ -419,7 +419,7 @@ def chosen_episode(path: Path) -> StoredEpisode:
         return max(episodes, key=lambda episode: episode.start_time)
     if not episodes:
         left_out = f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""
-        raise UserError(f"Expected an episode, found none in {path}.{left_out}")
+        raise UserError(f"There is no episode in {path}.{left_out}")
     raise UserError(
         f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path_of_one(path, episodes)}. "
         f"`ares-exp show {path}` lists them."

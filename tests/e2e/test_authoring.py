@@ -36,7 +36,7 @@ def test_new_task_passes_its_check(cli: Cli, tmp_path: Path, container: str) -> 
         assert f"{policy}Policy" in recorded
     again = cli("task", "new", "tasks/my-task")
     assert again.returncode == 2
-    assert "has files. Choose another folder." in again.stderr
+    assert "is not empty. Choose another folder." in again.stderr
 
 
 def make(cli: Cli, tmp_path: Path, **files: tuple[str, str]) -> None:
@@ -123,7 +123,7 @@ def test_faults_are_json_and_attempts_judged_together(cli: Cli, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere"], "found no such folder: nowhere"),
+        (["nowhere"], "There is no folder nowhere"),
         ([], "PATH"),
         (["concurrency=2"], "Expected the path of a task"),
         (["tasks", "policy=scripted"], "`policy` cannot be set here"),
@@ -131,7 +131,7 @@ def test_faults_are_json_and_attempts_judged_together(cli: Cli, tmp_path: Path) 
         (["tasks", "attempts=0"], "Expected `attempts` to be at least 1"),
         (["tasks", "contaner=docker"], "Did you mean `container`?"),
         (["tasks", "--container=dokker"], "There is no option `dokker`"),
-        (["tasks", "--out", "tasks"], "new or an empty folder"),
+        (["tasks", "--out", "tasks"], "`--out tasks` is not empty"),
         (["tasks", "--container=docker"], "unix:///nowhere"),
     ],
 )

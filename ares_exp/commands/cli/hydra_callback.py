@@ -84,8 +84,8 @@ class SweepCallback(Callback):
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
             raise ConfigError(
-                f"Expected a new folder for this sweep, but {folder} contains another sweep. Choose a new one with "
-                "`hydra.sweep.dir=…`, or continue that sweep with `resume=true`."
+                f"The folder of this sweep, {folder}, already contains another sweep. Choose a new one "
+                "with `hydra.sweep.dir=…`, or continue that sweep with `resume=true`."
             )
         if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
             raise ConfigError(

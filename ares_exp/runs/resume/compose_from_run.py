@@ -187,7 +187,7 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
         named = (
             f"To replay an episode that did not end, name it: `replay={ref.run.path}/{others[0]}`." if others else ""
         )
-        raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
+        raise ConfigError(f"There is no trajectory of a finished episode in {ref.run.path}.{named}")
     attempts = Counter(episode.task_name for episode in episodes)
     needed = [
         f"replay={quoted(str(ref))}",

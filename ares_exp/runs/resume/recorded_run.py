@@ -162,7 +162,7 @@ class RecordedRun:
         episodes = self.episodes()
         if not episodes:
             raise ConfigError(
-                f"Expected recorded episodes in {self.path}, found none: no episode ran, or none was kept."
+                f"There are no recorded episodes in {self.path}: no episode ran, or the records were deleted."
             )
         for found in (
             [one for one in episodes if one.episode_id == name],

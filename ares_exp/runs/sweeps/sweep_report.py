@@ -131,7 +131,7 @@ class SweepReport:
         plan = SweepPlan.read(path)
         folders = {str(folder.relative_to(path)): JobFolder.read(folder) for folder in job_folders(path)}
         if not folders and not plan.count:
-            raise ConfigError(f"Expected the folder of a sweep, found no job and no plan of jobs in {path}.")
+            raise ConfigError(f"{path} is not the folder of a sweep: it contains no jobs and no plan.")
         missing = [name for name in map(str, range(plan.count)) if name not in folders][: plan.count - len(folders)]
         names = sorted([*folders, *missing], key=lambda name: (int(name) if name.isdecimal() else 0, name))
         overrides = {

@@ -73,8 +73,7 @@ class Service:
             self._key = os.environ.get(name, "").strip()
             if not self._key:
                 raise PreflightError(
-                    f"Expected the key of the service in the environment variable {name}, which is not set. Run "
-                    f"`export {name}=…`."
+                    f"The environment variable {name} for the key of the service is not set. Run `export {name}=…`."
                 )
         elif host not in LOOPBACK:
             raise ConfigError(

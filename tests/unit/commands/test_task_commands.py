@@ -59,7 +59,7 @@ def test_problems_of_container_agent_and_oracle_are_listed(tasks: Path) -> None:
 
 
 def test_paths_without_tasks_are_refused(tasks: Path) -> None:
-    with pytest.raises(ConfigError, match="found no such folder"):
+    with pytest.raises(ConfigError, match="There is no folder"):
         find_candidates([tasks / "nothing"])
     with pytest.raises(ConfigError, match=r"has a task\.toml"):
         find_candidates([tasks / "notes"])
@@ -96,7 +96,7 @@ def test_template_fills_only_an_empty_directory(tmp_path: Path) -> None:
     make_task(tmp_path / "empty")
     assert load_task(tmp_path / "empty").name == "empty"
     (tmp_path / "empty" / "instruction.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"empty has files\. Choose another folder"):
+    with pytest.raises(ConfigError, match=r"empty is not empty\. Choose another folder"):
         make_task(tmp_path / "empty")
     assert (tmp_path / "empty" / "instruction.md").read_text() == "mine"
     (tmp_path / "file").write_text("")

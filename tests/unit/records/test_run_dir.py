@@ -26,7 +26,7 @@ def test_directory_is_claimed_once(tmp_path: Path) -> None:
         assert run_dir.episodes.read_text() == ""
         with pytest.raises(ConfigError, match="is running"), RunDir(run_dir.path).owned(resume=True):
             pass
-    with pytest.raises(ConfigError, match="holds another run"), RunDir(run_dir.path).owned():
+    with pytest.raises(ConfigError, match="contains another run"), RunDir(run_dir.path).owned():
         pass
     with RunDir(run_dir.path).owned(resume=True):
         assert run_dir.episodes.read_text() == ""

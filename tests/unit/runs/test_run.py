@@ -86,7 +86,7 @@ def test_attempts_without_reward_set_the_exit_code() -> None:
 def test_python_and_command_resume_each_others_runs() -> None:
     mine = ["env.tasks=write-greeting", "tracker=none", "hydra.run.dir=mine"]
     ares_exp.run(mine, quiet=True)
-    with pytest.raises(ConfigError, match="holds another run"):
+    with pytest.raises(ConfigError, match="contains another run"):
         ares_exp.run(mine, quiet=True)
     command = [*warm_command(), "resume=mine", "attempts=2"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -138,7 +138,7 @@ def test_broken_snapshots_are_reported_and_the_rest_listed(store: SnapshotStore,
     (store.path / "a note.txt").write_text("not a snapshot")
     problems: list[str] = []
     assert [snapshot.snapshot_id for snapshot in store.list(problems=problems)] == [names[4]]
-    told = ["line 1", "no such file", "got a link", "to be the name of its directory"]
+    told = ["line 1", "no snapshot at", "got a link", "to be the name of its directory"]
     assert [words in problem for words, problem in zip(told, problems, strict=True)] == [True] * 4
     assert [snapshot.snapshot_id for snapshot in store.list()] == [names[4]]
 

@@ -440,7 +440,7 @@ def test_invalid_recorded_override_is_an_error(sweep: Callable[..., Path]) -> No
 
 def test_replay_skips_unfinished_episodes(recorded: Recorded) -> None:
     run = recorded(tasks=[])
-    with pytest.raises(ConfigError, match=r"found none\.$"):
+    with pytest.raises(ConfigError, match=r"no trajectory of a finished episode in .*\.$"):
         compose_from_run([], ["replay=first"])
     (run / "trajectories").mkdir()
     lines = list(dump_episode(chat("cut", "fix")))

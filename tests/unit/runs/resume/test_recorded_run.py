@@ -138,7 +138,7 @@ def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
 
 def test_run_without_records_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("[1]\nnull\n{}\n" + "[" * 100_000 + '\n{"episode_id": "a\n')
-    with pytest.raises(ConfigError, match="found none"):
+    with pytest.raises(ConfigError, match="no recorded episodes"):
         RecordedRun(tmp_path).episode("a")
     with pytest.raises(ConfigError, match=r"policy=replay policy\.trajectory"):
         RecordedRun(tmp_path).overrides()

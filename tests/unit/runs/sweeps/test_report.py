@@ -176,7 +176,7 @@ def test_command_reports_a_sweep(
     assert main([str(sweep), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == "0"
     assert main([str(sweep / "0" / ".hydra")]) == 2
-    assert "found no job and no plan" in capsys.readouterr().err
+    assert "contains no jobs and no plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
