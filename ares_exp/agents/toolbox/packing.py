@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ares_exp.agents.toolbox.package import Build, Pack
 from ares_exp.containers.archive import remove
@@ -95,13 +95,11 @@ def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> 
         ToolboxError: A package cannot be installed, or npm or uv is missing.
     """
     (target / "bin").mkdir()
-    requested = [(spec, *parse_spec(spec)) for spec in pack.specs]
     installed: list[str] = []
-    if npm := [spec.partition(":")[2] for spec, kind, *_ in requested if kind == "npm"]:
-        installed += _add_npm(npm, pack, build, target, stop)
-    if pip := [spec.partition(":")[2] for spec, kind, *_ in requested if kind == "pip"]:
-        installed += _add_python(pip, pack, build, target, stop)
-    _, kind, name, _ = requested[0]
+    for prefix, add in (("npm:", _add_npm), ("pip:", _add_python)):
+        if specs := [spec.removeprefix(prefix) for spec in pack.specs if spec.startswith(prefix)]:
+            installed += add(specs, pack, build, target, stop)
+    kind, name, _ = parse_spec(pack.specs[0])
     names = [one.rpartition("==" if kind == "pip" else "@") for one in installed]
     version = next(version for one, _, version in names if one == f"{kind}:{_canonical(kind, name)}")
     return {"version": version, "packages": installed, "programs": sorted(one.name for one in target.glob("bin/*"))}
@@ -153,17 +151,16 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
     root = target / "python"
     minor = _copy_python(uv, pack.python, root, stop)
     python = root / "bin" / f"python{minor}"
-    # An index of the user that is set for pip does not apply, because uv reads only its own settings.
-    run_program([*uv, "pip", "install", "--python", str(python), "--link-mode=copy", *specs], f"{what} with uv", stop)
+    # An index that is configured for pip does not apply, because uv reads only its own settings.
+    install = [*uv, "pip", "install", "--python", str(python), "--link-mode=copy", *specs]
+    run_program(install, f"{what} with uv", stop, cwd=target)
     frozen = run_program([*uv, "pip", "freeze", "--python", str(python)], what, stop)
     (target / "requirements.txt").write_text(frozen)
     facts = _facts(python, stop)
     scripts = Path(facts["scripts"])
-    for script in scripts.iterdir():
-        with suppress(UnicodeDecodeError):
-            text = script.read_text("utf-8")
-            if text.startswith("#!"):
-                script.write_text(text.replace(str(target), build.target), "utf-8")
+    for script in scripts.glob("*"):
+        if script.read_bytes().startswith(b"#!"):
+            script.write_bytes(script.read_bytes().replace(str(target).encode(), build.target.encode()))
     for record in root.rglob("*.dist-info/RECORD"):  # has digests of the scripts as uv wrote them
         record.write_text(re.sub(r"(?m)^(\S*/bin/[^,]+),.*$", r"\1,,", record.read_text("utf-8")), "utf-8")
     wanted = {_canonical("pip", parse_spec(f"pip:{spec}")[1]) for spec in specs}
@@ -174,19 +171,8 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
             for script in _scripts_of(found, scripts):
                 _add_program(target, script.name, script, words)
     # Containers cannot write to the directory, and would compile its modules in every episode.
-    options = [
-        "-f",
-        "-q",
-        "-q",
-        "-j",
-        "0",
-        "--invalidation-mode",
-        "unchecked-hash",
-        "-s",
-        str(target),
-        "-p",
-        build.target,
-    ]
+    options = ["-f", "-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
+    options += ["-s", str(target), "-p", build.target]
     with suppress(ToolboxError):  # a package may contain files for another Python
         run_program([str(python), "-s", "-m", "compileall", *options, str(root)], what, stop, cwd=root)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
@@ -212,7 +198,7 @@ def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Ev
     local = {"PATH": f"{os.environ.get('PATH', '')}:{pyenv}", "UV_PYTHON_DOWNLOADS": "never"}
     if managed:
         with suppress(ToolboxError):
-            run_program([*uv, "python", "install", version], what, stop, env={"UV_HTTP_RETRIES": "0"})
+            run_program([*uv, "python", "install", "--no-bin", version], what, stop, env={"UV_HTTP_RETRIES": "0"})
     for options, env in ((["--managed-python"], {}), ([], local)):
         try:
             found = run_program([*find, *options, version], what, stop, env=env).strip()
@@ -231,7 +217,6 @@ def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable:
     minor, program = facts["minor"], Path(facts["program"])
     library, start = root / "lib" / f"python{minor}", root / "bin" / f"python{minor}"
     shutil.copytree(facts["stdlib"], library, ignore=shutil.ignore_patterns(*_PYTHON_LEFT_OUT))
-    (library / "site-packages").mkdir(exist_ok=True)
     start.parent.mkdir()
     listed = run_program(["ldd", str(program), *map(str, library.glob("lib-dynload/*.so"))], str(python), stop)
     for name, path in re.findall(r"^\s+(\S+) => (/\S+)", listed, re.MULTILINE):
@@ -250,8 +235,7 @@ def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable:
 
 
 def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
-    facts: dict[str, str] = json.loads(run_program([str(python), "-I", "-c", _FACTS], str(python), stop))
-    return facts
+    return cast("dict[str, str]", json.loads(run_program([str(python), "-I", "-c", _FACTS], str(python), stop)))
 
 
 def _scripts_of(found: Distribution, scripts: Path) -> list[Path]:

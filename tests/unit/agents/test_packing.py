@@ -22,6 +22,8 @@ from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.errors import ConfigError
 from tests.npm_registry import NpmRegistry
 
+pytestmark = pytest.mark.once
+
 main = partial(COMMANDS["agents"].main, program="ares-exp agents")
 
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is missing")
