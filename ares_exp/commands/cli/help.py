@@ -78,7 +78,11 @@ def render_help(argv: Sequence[str], program: str) -> str:
         *(f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()),
         "",
         "Groups (--help GROUP describes the options, --help GROUP=OPTION lists the arguments of one):",
-        *(f"  {group:<10}  {', '.join(names)}" for group, names in options.items()),
+        *(
+            line
+            for group, names in options.items()
+            for line in textwrap.wrap(f"  {group:<10}  {', '.join(names)}", 120, subsequent_indent=" " * 14)
+        ),
         "",
         f"Keys (instead of a run directory, {MEANING}):",
         *map(_render_key, (item for item in fields(ExperimentConfig) if item.name in KEYS)),

@@ -21,9 +21,8 @@ def answered(message):
             "capabilities": {"tools": {}},
             "serverInfo": {"name": "c", "version": "1"},
         }
-    if method.endswith("/list") and PLAIN:
-        tool = {"name": "add", "description": "Adds.", "inputSchema": SCHEMA}
-        return {"tools": [tool], "prompts": [], "resources": []}
+    if method == "tools/list" and PLAIN:
+        return {"tools": [{"name": "add", "description": "Adds.", "inputSchema": SCHEMA}]}
     if method == "tools/list":
         if "cursor" in params:
             return {"tools": [{"name": "die", "inputSchema": {"type": "object"}}]}
@@ -41,6 +40,9 @@ def answered(message):
 
 
 def reply(message):
+    if PLAIN and message["method"] not in ("initialize", "ping", "tools/list", "tools/call"):
+        error = {"code": -32601, "message": "Method not found"}
+        return json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error})
     return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answered(message)})
 
 
