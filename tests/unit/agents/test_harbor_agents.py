@@ -134,7 +134,7 @@ def test_unsupported_classes_are_rejected(name: str, message: str) -> None:
 
 
 async def test_options_that_class_rejects_are_reported() -> None:
-    with pytest.raises(ConfigError, match="PickyAgent` rejects its options.*Unknown option 'colour'"):
+    with pytest.raises(ConfigError, match=r"PickyAgent` rejects its options\..*Unknown option 'colour'"):
         await HarborAgentFactory(name=f"{CLASSES}:PickyAgent").preflight()
 
 
