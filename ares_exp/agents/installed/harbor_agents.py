@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_ar
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.installed.codex import CodexRecipe
 from ares_exp.agents.installed.command import MOUNT_TARGET, CommandRecipe
 from ares_exp.agents.installed.installed_agent import (
     INSTRUCTION_FILE,
@@ -36,6 +37,7 @@ from ares_exp.errors import AgentInstallError, ConfigError, ContainerError, Pref
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.secrets import EPISODE_KEY_PREFIX, mask_known_secrets
 from ares_exp.tasks.task_contract import AgentContext
+from ares_exp.trajectories.request_diff import UserNormaliser
 
 if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
@@ -119,8 +121,9 @@ class HarborEnvironment:
         self.env["PATH"] = f"{program_dir}:{path}" if root else path
         if root and link:
             venv = shlex.quote(link.replace("$HOME", home) + "/bin")
-            links = f"ln -sfn {program_dir}/* {venv} && ln -sfn {program_dir}/{PYTHON} {venv}/python"
-            await self.exec(f"mkdir -p {venv} && {links} && touch {venv}/activate", user="root")
+            python = f"for one in python python3; do ln -sfn {program_dir}/{PYTHON} {venv}/$one; done"
+            links = f"ln -sfn {program_dir}/* {venv} && touch {venv}/activate && {python}"
+            await self.exec(f"mkdir -p {venv} && {links}", user="root")
 
     async def exec(
         self,
@@ -289,6 +292,7 @@ class HarborAgentFactory(InstalledAgentFactory):
         kwargs: dict[str, Any] | None = None,
         package: Annotated[str, Field(pattern=PACKAGE_NAME)] | None = None,
         mount: Path | None = None,
+        normalise: Annotated[list[UserNormaliser], Field(max_length=50)] | None = None,
         port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
@@ -300,12 +304,14 @@ class HarborAgentFactory(InstalledAgentFactory):
             name: Name of an agent of Harbor (`harbor run --agent NAME`), or the import path of a class.
             version: Version of the program that the class expects.
             model_name: Model name that the agent sends in its requests, with or without its provider.
-            api_format: API of the requests. Default: Chat Completions, or else another API that the class supports.
+            api_format: API of the requests. Default: Chat Completions if the class supports it, otherwise another API.
             env: Additional environment variables of the class and of its commands.
             kwargs: Arguments of the class, as `--agent-kwarg` sets them.
             package: Name of the package with the program (`ares-exp agents list`). Default: the package of ares_exp for
                 this agent, if it has one. Otherwise, the program has to be in the image.
             mount: Host directory with the program in `bin/`, mounted read-only instead of a package.
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones:
+                `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
             port: First port to try for the LLM in the container.
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
@@ -323,7 +329,10 @@ class HarborAgentFactory(InstalledAgentFactory):
             package=package or (_PACKAGES.get(name) if mount is None else None),
             conversation_headers=(),
             ok_exit_codes=frozenset({0}),
-            normalisers={},
+            normalisers={
+                **(CodexRecipe.normalisers if name == "codex" else {}),
+                **{one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
+            },
         )
         recipe.variables = ("agent.api_format", "agent.kwargs")
         capabilities = found.capabilities
