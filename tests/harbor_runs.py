@@ -56,15 +56,15 @@ PROGRAMS = {
     "code-puppy": Program("pip:code-puppy", "--python 3.13"),
     "codex": Program("npm:@openai/codex"),
     "copilot-cli": Program("npm:@github/copilot"),
-    "deerflow": Program("pip:deerflow-harness"),
+    "deerflow": Program("pip:deerflow-harness", note="The package has no module `deerflow`, which the class starts."),
     "hermes": Program("pip:hermes-agent"),
     "kimi-cli": Program(
         "pip:kimi-cli pip:uv", "--python 3.13", note="Version 1.52.0 exits and reports that it is no longer maintained."
     ),
     "kimi-code": Program("npm:@moonshot-ai/kimi-code"),
     "mini-swe-agent": Program("pip:mini-swe-agent pip:litellm[mcp] pip:orjson pip:fastapi"),
-    "nemo-agent": Program("pip:nvidia-nat[eval,langchain]"),
-    "openclaw": Program("npm:openclaw", "--node 24"),
+    "nemo-agent": Program("pip:nvidia-nat[eval,langchain]", note="Its start script did not find the module `nat`."),
+    "openclaw": Program("npm:openclaw", "--node 24", note="Its setup needs the scripts of npm and a writable package."),
     "opencode": Program(
         "npm:opencode-ai",
         overrides=("agent.model_name=ares/policy",),
