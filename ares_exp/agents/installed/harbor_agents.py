@@ -57,11 +57,10 @@ _SETUP_SEC = 360.0
 _PACKAGES = {
     "aider": "aider",
     "copilot-cli": "copilot",
-    "gemini-cli": "gemini_cli",
     "kimi-code": "kimi_code",
     "pi": "pi",
 }
-"""Package of each agent."""
+"""Default packages."""
 _LINKS = {
     "deerflow": "/opt/harbor-deerflow-venv",
     "langgraph": "/opt/harbor-langgraph-venv",
