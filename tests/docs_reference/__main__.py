@@ -16,6 +16,7 @@ from ares_exp.training.service.openapi import openapi
 from tests.docs_reference.commands_page import commands_page
 from tests.docs_reference.config_page import config_page
 from tests.docs_reference.files_page import files_page
+from tests.docs_reference.harbor_page import harbor_page
 from tests.docs_reference.index_page import index_page, llms_txt
 from tests.docs_reference.packages_page import packages_page
 from tests.docs_reference.trajectory_schema import trajectory_schema
@@ -27,6 +28,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,
     "reference/files.md": files_page,
     "architecture.md": packages_page,
+    "compatibility.md": harbor_page,
     "reference/trajectory.schema.json": trajectory_schema,
     "reference/service.openapi.json": lambda: json.dumps(openapi(), indent=2) + "\n",
     "index.md": index_page,  # of all pages, those above included

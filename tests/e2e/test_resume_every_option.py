@@ -19,6 +19,7 @@ from aiohttp import web
 import ares_exp
 from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.llms.response import LLMResponse, Usage
+from tests import fake_harbor
 from tests.conftest import ROOT
 from tests.docker.podman_service import missing_program, podman_service
 from tests.e2e.daytona_service import DaytonaService
@@ -42,11 +43,13 @@ SCRIPTS: dict[str, list[Any]] = {
     **OWN_SCRIPTS,
     **INSTALLED_SCRIPTS,
     "shell": [GREET, SUBMIT],
-    "command": ["echo Hello, harbor! > /app/greeting.txt", "DONE"],
+    "command": (COMMAND := ["echo Hello, harbor! > /app/greeting.txt", "DONE"]),
+    "harbor": COMMAND,
 }
 AGENT_OPTIONS = {
     "command": ["agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {PROGRAM}}}"],
     "aider": ["+agent.env.AIDER_EDIT_FORMAT=diff"],  # it asks again if an edit does not fit
+    "harbor": ["agent.name='tests.harbor_classes:ChatAgent'"],
     "mini_swe_agent": [f"agent.pythons=['{local_python()}']"],
 }
 
@@ -78,6 +81,8 @@ def scripted(replies: list[Any]) -> list[str]:
 
 def agent(name: str, *marks: pytest.MarkDecorator) -> Recipe:
     def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        if name == "harbor":
+            fake_harbor.use(monkeypatch)
         return [f"agent={name}", *AGENT_OPTIONS.get(name, []), "container=local", *scripted(SCRIPTS[name])]
 
     return Recipe(words, (LOCAL, *marks))
@@ -166,7 +171,7 @@ def require_sandbox(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
 
 RECIPES: dict[str, dict[str, Recipe]] = {
     "agent": {
-        **{name: agent(name) for name in ("shell", "command")},
+        **{name: agent(name) for name in ("shell", "command", "harbor")},
         **{name: agent(name, NIGHTLY) for name in ("tools", "terminal")},
         **{name: agent(name, pytest.mark.npm(name), NIGHTLY) for name in (*INSTALLED_SCRIPTS,)},
     },

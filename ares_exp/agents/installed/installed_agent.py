@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.installed.recipe import (
@@ -45,6 +45,7 @@ SHOWN_LINES = 20
 POLICY = "policy"
 """Model name for agents without a configured one."""
 _SETUP_SEC = 120.0
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class InstalledAgent:
         self._context = AgentContext()
         self._llm_client = llm_client
         self._line: Line | None = None
+        self._version: str | None = None
 
     def set_context(self, context: AgentContext) -> None:
         """Passes the context to the recipe, as a `ContextualAgent`."""
@@ -149,7 +151,7 @@ class InstalledAgent:
         report = self._line.report if self._line is not None else LineReport()
         return AgentFacts(
             self._recipe.name,
-            self._recipe.version,
+            self._version or self._recipe.version,
             requests=report.requests,
             retries=report.retries,
             conversations=report.conversations,
@@ -241,16 +243,20 @@ class InstalledAgent:
     async def _execute(
         self, launched: LaunchedCommand, variables: Mapping[str, str], forwarded_port: ForwardedPort
     ) -> ExecResult:
-        """Runs the command until it ends or its forwarded port is lost.
-
-        Raises:
-            EndpointLostError: The forwarded port is lost.
-        """
+        """Runs the command until it ends."""
         command = (
             f"(\n{launched.command}\n) <{INSTRUCTION_FILE} >{OUTPUT_FILE} 2>&1; code=$?; "
             f"tail -c {SHOWN_BYTES} {OUTPUT_FILE}; exit $code"
         )
-        running = asyncio.create_task(self._container.exec(command, env={**variables, **launched.env}))
+        return await self._until_lost(self._container.exec(command, env={**variables, **launched.env}), forwarded_port)
+
+    async def _until_lost(self, work: Coroutine[Any, Any, _Result], forwarded_port: ForwardedPort) -> _Result:
+        """Awaits `work`, and cancels it if the forwarded port is lost.
+
+        Raises:
+            EndpointLostError: The forwarded port is lost.
+        """
+        running = asyncio.create_task(work)
         lost = asyncio.create_task(forwarded_port.lost())
         try:
             await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,417 @@
+"""`agent=harbor`: the agent classes of Harbor, unmodified, in the containers of this package."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args
+
+from pydantic import Field, validate_call
+
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.installed.codex import CodexRecipe
+from ares_exp.agents.installed.command import MOUNT_TARGET, CommandRecipe
+from ares_exp.agents.installed.installed_agent import (
+    INSTRUCTION_FILE,
+    POLICY,
+    EndpointOptions,
+    InstalledAgent,
+    InstalledAgentFactory,
+)
+from ares_exp.agents.installed.recipe import AGENT_DIR
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
+from ares_exp.agents.toolbox.package import PACKAGE_NAME
+from ares_exp.agents.toolbox.packing import PYTHON
+from ares_exp.cancellation import in_thread
+from ares_exp.containers.container import ExecResult, User
+from ares_exp.containers.forwarded_port import FORWARDED_PORT
+from ares_exp.errors import AgentInstallError, ConfigError, ContainerError, PreflightError, TransferError
+from ares_exp.llms.request import LLMClient
+from ares_exp.records.secrets import EPISODE_KEY_PREFIX, mask_known_secrets
+from ares_exp.tasks.task_contract import AgentContext
+from ares_exp.trajectories.request_diff import UserNormaliser
+
+if TYPE_CHECKING:
+    from harbor.agents.base import BaseAgent
+    from harbor.environments.base import ExecResult as HarborResult
+
+ApiFormat = Literal["openai_chat_completions", "openai_responses", "anthropic_messages"]
+
+_PROVIDERS = {"openai_chat_completions": "openai", "openai_responses": "openai", "anthropic_messages": "anthropic"}
+"""Provider in the model name of each served API."""
+_KEY_VARIABLE = "ARES_LLM_KEY"
+_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
+"""Variable without which litellm, in this process and in the container, downloads its price list."""
+_TRAJECTORY = "trajectory.json"
+"""The trajectory that a class writes, in Harbor's format ATIF."""
+_SETUP_SEC = 360.0
+"""Harbor's own time limit of `BaseAgent.setup`."""
+_PACKAGES = {
+    "aider": "aider",
+    "copilot-cli": "copilot",
+    "kimi-code": "kimi_code",
+    "pi": "pi",
+}
+"""Default packages."""
+_LINKS = {
+    "deerflow": "/opt/harbor-deerflow-venv",
+    "langgraph": "/opt/harbor-langgraph-venv",
+    "mimo": "$HOME/.mimocode",
+    "nemo-agent": "/opt/nvidia-nat-venv",
+    "openhands": "/opt/openhands-venv",
+    "openhands-sdk": "/opt/openhands-sdk-venv",
+    "strands": "/installed-agent/strands/venv",
+    "swe-agent": "/opt/sweagent-venv",
+}
+"""Directories in which a class looks for its program, other than `~/.local` and the `PATH` of `~/.nvm/nvm.sh`."""
+_SETUP = """\
+mkdir -p ~/.local/bin ~/.nvm && touch ~/.local/bin/env || exit
+[ -e ~/.nvm/nvm.sh ] || echo 'nvm() {{ :; }}' > ~/.nvm/nvm.sh
+for program in {bin}/*; do [ ! -x "$program" ] || ln -sfn "$program" ~/.local/bin/ || exit; done
+printf '%s\\n' "$(id -un)" "$PWD" "$PATH" ~
+"""
+_Result = TypeVar("_Result")
+
+
+class HarborEnvironment:
+    """The methods of Harbor's `BaseEnvironment` that its agents use, over an `AgentContainer`.
+
+    Attributes:
+        default_user: User of the agent's commands; `None` for root.
+        env: Variables of every command.
+        task_env_config: Its `workdir` is the working directory.
+        session_id: A constant, so that the requests of all runs are equal.
+        failure: First error of the container, which Harbor's classes may replace by their own errors.
+    """
+
+    session_id = "ares"
+    default_user: str | None = None
+
+    def __init__(self, container: AgentContainer, logs: Path) -> None:
+        self._container = container
+        self._logs = logs
+        self._uploaded: set[Path] = set()
+        self._cancelled = False
+        self.env: dict[str, str] = {}
+        self.failure: ContainerError | None = None
+        self.task_env_config = SimpleNamespace(workdir=None)
+
+    async def link_programs(self, root: str, link: str | None) -> None:
+        """Puts the programs in `root` where Harbor's classes look for them, and detects the user.
+
+        Raises:
+            AgentInstallError: The user has no home directory that can be written to.
+        """
+        program_dir = f"{root}/bin" if root else ""
+        made = await self.exec(_SETUP.format(bin=program_dir or "/nonexistent"))
+        if made.return_code != 0:
+            raise AgentInstallError(f"Harbor's agents need a home directory that they can write to: {made.stderr}")
+        user, workdir, path, home = (made.stdout or "").splitlines()
+        self.default_user = None if user == "root" else user
+        self.task_env_config.workdir = workdir
+        self.env["PATH"] = f"{program_dir}:{path}" if root else path
+        if root and link:
+            venv = shlex.quote(link.replace("$HOME", home) + "/bin")
+            python = f"for one in python python3; do ln -sfn {program_dir}/{PYTHON} {venv}/$one; done"
+            links = f"ln -sfn {program_dir}/* {venv} && touch {venv}/activate && {python}"
+            await self.exec(f"mkdir -p {venv} && {links}", user="root")
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_sec: float | None = None,
+        user: User | None = None,
+    ) -> HarborResult:
+        """Runs a command. Secrets of this machine do not reach it, except in variables of the config."""
+        from harbor.environments.base import ExecResult as HarborResult
+
+        await self._upload_logs()
+        own = {
+            name: value
+            for name, value in (env or {}).items()
+            if EPISODE_KEY_PREFIX in value or mask_known_secrets(value) == value
+        }
+        result = await self._watched(
+            self._container.exec(
+                command, cwd=cwd, env={**own, **self.env}, user=user, timeout_sec=timeout_sec, separate_stderr=True
+            )
+        )
+        code = 124 if result.exit_code is None else result.exit_code
+        return HarborResult(stdout=result.output, stderr=result.stderr, return_code=code)
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copies a file into the container."""
+        await self._watched(self._container.upload(source_path, target_path))
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copies a directory into the container."""
+        await self.upload_file(source_dir, target_dir)
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copies a file from the container."""
+        await self._watched(self._container.download(source_path, target_path))
+
+    async def is_dir(self, path: str, user: User | None = None) -> bool:
+        """Checks whether a path is a directory."""
+        return bool((await self.exec(f"test -d {shlex.quote(path)}", user=user)).return_code == 0)
+
+    async def _upload_logs(self) -> None:
+        """Uploads the files that the class has created in its log directory, which Harbor mounts."""
+        new = {path for path in self._logs.iterdir() if path.is_file()} - self._uploaded
+        for path in new:
+            self._uploaded.add(path)
+            await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
+
+    async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
+        """Awaits a call of the container. After a cancellation, the commands of a class's cleanup are not run."""
+        if self._cancelled:
+            call.close()
+            raise asyncio.CancelledError
+        try:
+            return await call
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
+        except TransferError:
+            raise
+        except ContainerError as error:
+            self.failure = self.failure or error
+            raise
+
+
+@dataclass(frozen=True)
+class HarborOptions:
+    """Options of Harbor's `AgentConfig`.
+
+    Attributes:
+        name: Name or import path of the class.
+        model_name: Model name with its provider.
+        api_format: API that the class uses.
+        env: Additional variables of the class and of its commands.
+        kwargs: Arguments of the class.
+    """
+
+    name: str
+    model_name: str
+    api_format: ApiFormat
+    env: dict[str, str] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def create(self, logs: Path, url: str, key: str, context: AgentContext) -> BaseAgent:
+        """Creates the agent of one episode."""
+        from harbor.agents.factory import AgentFactory
+        from harbor.models.task.config import MCPServerConfig
+        from harbor.models.trial.config import AgentConfig
+
+        config = AgentConfig(
+            name=self.name,
+            model_name=self.model_name,
+            base_url=url if self.api_format == "anthropic_messages" else f"{url}/v1",
+            model_api_format=self.api_format,
+            model_api_key_name=_KEY_VARIABLE,
+            env={_KEY_VARIABLE: key, _PRICES: "True", **self.env},
+            kwargs=self.kwargs,
+        )
+        more: dict[str, Any] = {}
+        if context.mcp_servers:
+            more["mcp_servers"] = [MCPServerConfig(**server.model_dump()) for server in context.mcp_servers]
+        if context.skills_dir:
+            more["skills_dir"] = context.skills_dir
+        return AgentFactory.create_agent_from_config(config, logs_dir=logs, **more)
+
+
+class HarborAgent(InstalledAgent):
+    """An agent that creates Harbor's class and runs it, while it serves the requests of its program."""
+
+    def __init__(self, *args: Any, harbor: HarborOptions, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._harbor = harbor
+
+    async def run(self, task: str) -> None:
+        """Runs Harbor's class on `task`; see `InstalledAgent.run`."""
+        mount = MOUNT_TARGET if self._recipe.mounts else ""
+        root = await self._recipe.find_program(self._container) or mount
+        with tempfile.TemporaryDirectory(prefix="ares_exp-harbor-") as folder:
+            async with self._served() as (line, port):
+                await self._make_files({INSTRUCTION_FILE: task})
+                agent = self._harbor.create(Path(folder), port.url, line.key, self._context)
+                error = await self._until_lost(self._run(agent, task, root, Path(folder)), port)
+        self._judge(ExecResult(error, 1 if error else 0, 0.0))
+
+    async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
+        """Runs the class, and returns the text of its error.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        from harbor.models.agent.context import AgentContext as HarborContext
+
+        context, error = HarborContext(), ""
+        environment = HarborEnvironment(self._container, logs)
+        await environment.link_programs(root, _LINKS.get(self._harbor.name))
+        environment.env.update(agent.extra_env)
+        try:
+            async with asyncio.timeout(_SETUP_SEC):
+                await agent.setup(environment)
+            await agent.run(task, environment, context)
+        except Exception as raised:  # the class decides which errors it raises
+            if environment.failure is not None:
+                raise environment.failure from None
+            error = f"{type(raised).__name__}: {raised}"
+        self._version = (agent.version() or "").partition("\n")[0] or None
+        with suppress(Exception):  # Harbor also only logs an error of this part
+            await environment.download_file(AGENT_DIR, logs)
+            await in_thread(lambda: agent.populate_context_post_run(context))
+            await environment.upload_file(logs / _TRAJECTORY, f"{AGENT_DIR}/{_TRAJECTORY}")
+        return error
+
+
+class HarborAgentFactory(InstalledAgentFactory):
+    """Creates agents of Harbor's classes."""
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        name: Annotated[str, Field(min_length=1)],
+        version: str | None = None,
+        model_name: str = POLICY,
+        api_format: ApiFormat | None = None,
+        env: dict[str, str] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        package: Annotated[str, Field(pattern=PACKAGE_NAME)] | None = None,
+        mount: Path | None = None,
+        normalise: Annotated[list[UserNormaliser], Field(max_length=50)] | None = None,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+        background_requests: BackgroundRequests = "observe",
+    ) -> None:
+        """Validates the options. They have the meaning of the same options of Harbor.
+
+        Args:
+            name: Name of an agent of Harbor (`harbor run --agent NAME`), or the import path of a class.
+            version: Version of the program that the class expects.
+            model_name: Model name that the agent sends in its requests, with or without its provider.
+            api_format: API of the requests. Default: Chat Completions if the class supports it, otherwise another API.
+            env: Additional environment variables of the class and of its commands.
+            kwargs: Arguments of the class, as `--agent-kwarg` sets them.
+            package: Name of the package with the program (`ares-exp agents list`). Default: the package of ares_exp for
+                this agent, if it has one. Otherwise, the program has to be in the image.
+            mount: Host directory with the program in `bin/`, mounted read-only instead of a package.
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones:
+                `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
+            port: First port to try for the LLM in the container.
+            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+            background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
+                makes each call an ordinary observation. `answer` sends it to the policy without a step.
+        """
+        found = _class_of(name)
+        api_format = api_format or _api_format(name, found)
+        recipe = CommandRecipe(
+            name="harbor-" + name.rpartition(":")[2],
+            command="",
+            env={},
+            files={},
+            mount=mount,
+            package=package or (_PACKAGES.get(name) if mount is None else None),
+            conversation_headers=(),
+            ok_exit_codes=frozenset({0}),
+            normalisers={
+                **(CodexRecipe.normalisers if name == "codex" else {}),
+                **{one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
+            },
+        )
+        recipe.variables = ("agent.api_format", "agent.kwargs")
+        capabilities = found.capabilities
+        recipe.supports = frozenset(
+            part
+            for part, is_supported in (
+                ("mcp_servers", capabilities.mcp_servers),
+                ("skills_dir", capabilities.skills),
+            )
+            if is_supported
+        )
+        super().__init__(
+            recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
+        )
+        self._harbor = HarborOptions(
+            name=name,
+            model_name=model_name if "/" in model_name else f"{_PROVIDERS[api_format]}/{model_name}",
+            api_format=api_format,
+            env=env or {},
+            kwargs={"skip_install": True, "version": version, **(kwargs or {})},
+        )
+
+    async def preflight(self) -> None:
+        """Runs the preflight of the recipe, and checks the options by creating an agent.
+
+        Raises:
+            ConfigError: The class rejects its options.
+        """
+        await super().preflight()
+        with tempfile.TemporaryDirectory(prefix="ares_exp-harbor-") as folder:
+            try:
+                await in_thread(lambda: self._harbor.create(Path(folder), "http://127.0.0.1:1", "-", AgentContext()))
+            except (ValueError, TypeError, OSError) as error:
+                raise ConfigError(
+                    f"Harbor's agent `{self._harbor.name}` rejects its options. Change `agent.kwargs`. {error}"
+                ) from None
+
+    def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> HarborAgent:
+        """Creates an agent."""
+        return HarborAgent(
+            self.recipe, self._endpoint_options, container=container, llm_client=llm_client, harbor=self._harbor
+        )
+
+
+def _class_of(name: str) -> type[BaseAgent]:
+    """Imports Harbor, and returns its class.
+
+    Raises:
+        PreflightError: Harbor is not installed.
+        ConfigError: Harbor has no such agent.
+    """
+    os.environ.setdefault(_PRICES, "True")
+    try:
+        from harbor.agents.factory import AgentFactory
+        from harbor.models.trial.config import AgentConfig
+    except ImportError:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise PreflightError(
+            f"agent=harbor needs Harbor and Python 3.12 or newer, got Python {version}: pip install 'ares-exp[harbor]'."
+        ) from None
+    try:
+        found: type[BaseAgent] = AgentFactory.get_agent_class_from_config(AgentConfig(name=name))
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"Expected `agent.name` to be an agent of Harbor, got `{name}`. {error}") from None
+    return found
+
+
+def _api_format(name: str, found: type[BaseAgent]) -> ApiFormat:
+    """Returns the first API of a class that is supported.
+
+    Raises:
+        ConfigError: The class has no option for the URL of its LLM, or uses only other APIs.
+    """
+    spec = found.MODEL_CONNECTION
+    if spec is None or not found.capabilities.base_url:
+        raise ConfigError(f"Harbor's agent `{name}` has no option for the URL of its LLM. Use another agent.")
+    formats = [str(one) for one in spec.supported_api_formats or ()]
+    for one in get_args(ApiFormat):
+        if one in formats:
+            return cast(ApiFormat, one)
+    raise ConfigError(
+        f"Harbor's agent `{name}` uses the APIs {formats}. Supported APIs: {', '.join(_PROVIDERS)}. Use another agent."
+    )
