@@ -40,7 +40,6 @@ _numbers = itertools.count()
 
 
 def collectors_of(kind: str, run_dir: RunDir) -> dict[str, TrajectoryCollector]:
-    """Makes the collector of a run, by its name."""
     if kind == "json":
         return {kind: JsonTrajectoryCollector(run_dir.trajectories)}
     return {kind: JsonlTrajectoryCollector(run_dir.path / "trajectories.jsonl")} if kind == "jsonl" else {}

@@ -49,7 +49,6 @@ async def start_ours(factory: DockerContainerFactory, spec: ContainerSpec) -> Co
 
 
 async def life(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
-    """One container at a time."""
     starts: list[float] = []
     peer_starts: list[float] = []
     stops: list[float] = []
@@ -72,7 +71,6 @@ async def life(client: docker.DockerClient, factory: DockerContainerFactory, spe
 
 
 async def at_once(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
-    """Many containers, asked for in the same moment."""
     theirs: list[float] = []
     ours: list[float] = []
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(AT_ONCE))
@@ -91,7 +89,6 @@ async def many(start: Callable[[], Awaitable[Any]]) -> list[Any]:
 
 
 async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
-    """A directory of small files."""
     a_file_each: list[float] = []
     one_archive: list[float] = []
     with tempfile.TemporaryDirectory() as directory:

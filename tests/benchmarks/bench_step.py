@@ -26,8 +26,6 @@ EPISODES = 100
 
 
 class InMemoryContainer:
-    """Answers every command with the same output, at once."""
-
     image = "memory"
 
     async def start(self) -> None: ...
