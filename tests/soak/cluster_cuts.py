@@ -43,7 +43,6 @@ class CutCluster(SmallCluster):
         super().__init__(nodes, node_ip_address=HEAD)
 
     def add(self) -> Any:
-        """Adds a node in a separate network."""
         number = next(self._numbers)
         name, link, address = f"{self._bridge}-{number}", f"ar{os.getpid()}v{number}", f"{SUBNET}.{number}"
         run("ip", "netns", "add", name)
@@ -58,7 +57,6 @@ class CutCluster(SmallCluster):
         return node
 
     def cut_off(self, node: Any) -> None:
-        """Drops all packets to and from a node."""
         for chain, interface in (("INPUT", "-i"), ("OUTPUT", "-o")):
             rule = ("iptables", "-I", chain, interface, "eth0", "-j", "DROP")
             run("ip", "netns", "exec", self._networks[node], *rule)

@@ -80,7 +80,6 @@ class Harm:
         return [host for host in self._cluster.hosts(node) if boxes_in(host)]
 
     def do(self, what: str, node: Any) -> None:
-        """Kills the hosts of a node or cuts its power."""
         hosts = self.busy_hosts(node)
         boxes = [box for host in hosts for box in boxes_in(host)]
         if what == "cut":
@@ -97,7 +96,6 @@ def living(boxes: Iterable[Box]) -> set[Box]:
 
 
 def boxes_in(host: psutil.Process) -> list[Box]:
-    """The processes in the containers of a host."""
     family, found = {host.pid}, list(processes())
     while more := {pid for pid, parent, _, _ in found if parent in family} - family:
         family |= more

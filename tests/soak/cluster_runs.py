@@ -38,7 +38,6 @@ def several_nodes(cluster: SmallCluster) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, cluster: SmallCluster) -> Iterator[KilledRun]:
-    """The run on the cluster, not started."""
     with made(tmp_path, *on(cluster)) as run:
         yield run
 
