@@ -58,7 +58,6 @@ def reports(folder: Path) -> dict[str, Path]:
 
 
 def renew(page: Page, made: dict[str, Path]) -> None:
-    """The pictures of the documentation."""
     page.size(1100, 780)
     page.open(made["first"].as_uri())
     page.picture(PICTURES / "overview.png")
