@@ -9,5 +9,4 @@ from ares_exp.llms.response import LLMResponse
 
 
 def canonical_response(response: LLMResponse, request: LLMRequest) -> dict[str, Any]:
-    """The last message of a request that repeats a response to `request`."""
     return canonical_messages(LLMRequest([*request.messages, assistant_message(response.data)]))[-1]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def demo_models() -> Iterator[str]:
-    """Serves the models at a free port, and yields the address."""
     command = (sys.executable, "-m", "ares_exp.testing.demo_server", "--port", "0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -12,8 +12,6 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 
 class FaultProxy:
-    """Use as an async context manager. One connection carries one request."""
-
     def __init__(self, target: tuple[str, int], next_cut: Callable[[], Cut | None]) -> None:
         """Cuts each connection as `next_cut()` says when it is made; `None`: not at all."""
         self._target = target
@@ -78,7 +76,6 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Ends a connection by a reset, not in order."""
     connection = writer.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

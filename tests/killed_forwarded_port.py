@@ -42,7 +42,6 @@ asyncio.run(main(sys.argv[1]))
 
 
 def relays() -> set[int]:
-    """Numbers of the relays of all containers of this machine."""
     return {pid for pid, _, _, words in processes() if "The relay in" in words}
 
 
@@ -66,7 +65,6 @@ class KilledForwardedPort:
         return f"0100007F:{self._port:04X} 00000000:0000 0A" in seen
 
     def is_gone(self) -> bool:
-        """Waits until it is closed and no relay is left."""
         return wait_until(lambda: not self.is_open and not self.relays & relays())
 
 

@@ -82,7 +82,6 @@ class Run:
             )
 
     def reach(self, phase: Phase) -> None:
-        """Waits until the run is in the middle of a phase."""
         if phase == "create":
             self._wait(lambda: self._boxes(self) >= BOXES // 4)
             assert self._busy(self) < BOXES, "all boxes were up at once"
@@ -115,11 +114,9 @@ class Run:
         return [*named, *(now[one] for one in self._seen & now.keys())]
 
     def files(self) -> list[str]:
-        """What it left in the directory for temporary files, and in memory."""
         return [path.name for path in (*self.temporary.iterdir(), *IN_MEMORY.glob(f"*{self._boxes_named}*"))]
 
     def box_directories(self) -> list[Path]:
-        """The directories of its local boxes, finished ones."""
         return [path for folder in (self.temporary, IN_MEMORY) for path in folder.glob(f"{self._boxes_named}*")]
 
     @property
@@ -189,7 +186,6 @@ def remove_with_mounts(directory: Path) -> None:
 
 
 def clean(env: dict[str, str]) -> str:
-    """Runs `python -m ares_exp clean`."""
     done = subprocess.run(
         [sys.executable, "-m", "ares_exp", "clean"],
         env=env,

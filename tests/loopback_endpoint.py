@@ -74,8 +74,6 @@ def error(status: int, message: str = "no", *, headers: dict[str, str] | None = 
 
 
 def json_body(body: Any, *, status: int = 200) -> Behaviour:
-    """Answers with any JSON."""
-
     async def behave(_: web.Request, received: Received) -> web.StreamResponse:
         return web.json_response(body, status=status)
 
@@ -83,8 +81,6 @@ def json_body(body: Any, *, status: int = 200) -> Behaviour:
 
 
 def raw(body: bytes, *, status: int = 200, content_type: str = "application/json") -> Behaviour:
-    """Answers with any bytes."""
-
     async def behave(_: web.Request, received: Received) -> web.StreamResponse:
         return web.Response(body=body, status=status, content_type=content_type)
 
@@ -124,8 +120,6 @@ def drop(after: bytes = b"", content_type: str = "application/json") -> Behaviou
 
 
 def endless(chunk: bytes = b"x" * 65536) -> Behaviour:
-    """Sends bytes until the client goes away."""
-
     async def behave(request: web.Request, received: Received) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -136,8 +130,6 @@ def endless(chunk: bytes = b"x" * 65536) -> Behaviour:
 
 
 def slow(seconds: float, then: Behaviour | None = None) -> Behaviour:
-    """Waits before it answers."""
-
     async def behave(request: web.Request, received: Received) -> web.StreamResponse:
         await asyncio.sleep(seconds)
         return await (then or respond("late"))(request, received)
@@ -201,7 +193,6 @@ class LoopbackEndpoint:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="loopback-endpoint")
 
     def then(self, *behaviours: Behaviour) -> None:
-        """Queues one behaviour for each of the next requests."""
         self._queued.extend(behaviours)
 
     def __enter__(self) -> LoopbackEndpoint:

@@ -32,7 +32,6 @@ def tgz(files: Mapping[str, bytes | tarfile.TarInfo]) -> bytes:
 
 
 def pinned(data: bytes, *, package: str = "@tests/tiny", version: str = "1.2.3", **more: Any) -> NpmTarball:
-    """What is pinned of a tarball."""
     integrity = f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}"
     return NpmTarball(package, version, integrity, len(data), 10_000_000, **more)
 
@@ -99,7 +98,6 @@ class NpmRegistry:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def publish(self, name: str, version: str, files: Mapping[str, bytes], **facts: Any) -> None:
-        """Publishes one version of an npm package."""
         facts |= {"name": name, "version": version}
         data = tgz({"package.json": json.dumps(facts).encode(), **files})
         place, pin = f"/{name}-{version}.tgz", pinned(data)
@@ -108,7 +106,6 @@ class NpmRegistry:
         self.pages |= {place: data, f"/{name.replace('/', '%2f')}": json.dumps(page).encode()}
 
     def publish_wheel(self, name: str, version: str, files: Mapping[str, bytes], entry_points: str) -> None:
-        """Publishes the wheel of one version of a Python package."""
         info, buffer = f"{name}-{version}.dist-info", io.BytesIO()
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
         wheel = b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

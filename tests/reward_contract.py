@@ -79,7 +79,6 @@ class RewardContract:
     async def _reward(
         self, factory: ContainerFactory, folder: Path, toml: str, command: str, prepare: str
     ) -> float | None:
-        """Sets a task up, runs `prepare` as root, leaves the agent's loop running, and scores the task."""
         root = folder / "task"
         for name in ("environment", "tests"):
             (root / name).mkdir(parents=True)

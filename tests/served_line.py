@@ -48,7 +48,6 @@ class Recorder:
 
     @property
     def conversations(self) -> list[str]:
-        """The conversation of each call."""
         return [request.origin.conversation if request.origin is not None else "" for request in self.calls]
 
 
@@ -80,7 +79,6 @@ class Port:
 
 @asynccontextmanager
 async def served(line: Line, *, endpoint: Endpoint | None = None) -> AsyncIterator[Port]:
-    """Serves a line at a port."""
     endpoint = endpoint or Endpoint()
 
     async def accept() -> None:
@@ -108,7 +106,6 @@ async def served(line: Line, *, endpoint: Endpoint | None = None) -> AsyncIterat
 
 
 def chat(*texts: str, tools: bool = False, **more: Any) -> Mapping[str, Any]:
-    """A request of a chat: the user's and the assistant's texts in turn."""
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
     tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -116,7 +113,6 @@ def chat(*texts: str, tools: bool = False, **more: Any) -> Mapping[str, Any]:
 
 
 def text_of(body: bytes) -> str:
-    """The text of a whole response, or of a stream of events."""
     if not body.lstrip().startswith(b"data:"):
         return str(json.loads(body)["choices"][0]["message"]["content"])
     events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]

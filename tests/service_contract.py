@@ -37,8 +37,6 @@ class Held:
 
 
 class Caller:
-    """Sends requests to a service."""
-
     def __init__(self, url: str, session: aiohttp.ClientSession, service: Service | None = None) -> None:
         self.url, self.session, self.service = url, session, service
 
@@ -113,8 +111,6 @@ def open_episodes() -> int:
 
 
 class ServiceContract:
-    """What holds for every service."""
-
     overrides: Sequence[str] = ()
 
     @pytest.fixture(autouse=True)

@@ -10,8 +10,6 @@ from ares_exp.policies.scripted import ScriptedPolicy
 
 
 class SlowPolicy(ScriptedPolicy):
-    """As a `ScriptedPolicy`, `delay_sec` later."""
-
     def __init__(self, *, delay_sec: float, **more: Any) -> None:
         super().__init__(**more)
         self.delay_sec = delay_sec

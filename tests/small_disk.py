@@ -9,28 +9,22 @@ FILLER = "filler"
 
 
 class SmallDisk:
-    """A mounted tmpfs."""
-
     def __init__(self, path: Path) -> None:
-        """Mounts it on `path`, a new directory."""
         path.mkdir(parents=True)
         self.path = path
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs", path], check=True)
 
     def fill(self) -> None:
-        """Writes a file until no byte is free."""
         with contextlib.suppress(OSError), (self.path / FILLER).open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
 
     def free(self) -> None:
-        """Deletes that file."""
         (self.path / FILLER).unlink()
 
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[SmallDisk]:
-    """Mounts a small disk, and unmounts it at the end."""
     disk = SmallDisk(path)
     try:
         yield disk

@@ -96,7 +96,6 @@ def put_harness_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build_context(folder: Path, repository: Path, base: str) -> Path:
-    """Makes the build context of an image with the history up to the commit with the bug."""
     (folder / "context").mkdir()
     git(repository, "clone", "--quiet", "--bare", ".", str(folder / "context" / "repository"))
     lines = ["FROM python:3.12-slim", "COPY repository /testbed/.git", "WORKDIR /testbed"]
@@ -123,7 +122,6 @@ _GIT_ENV = {
 
 
 def git(repository: Path, *arguments: str, date: str = "2024-01-01T00:00:00Z") -> str:
-    """What a git command prints."""
     env = {**_GIT_ENV, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
     command = ["git", "-C", str(repository), *arguments]
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
@@ -150,7 +148,6 @@ def make_repository(folder: Path) -> tuple[Path, str]:
 
 
 def make_row(repository: Path, base: str, instance_id: str = "demo__calc-1", **columns: Any) -> dict[str, Any]:
-    """The row of the fix."""
     test_patch = git(repository, "diff", base, "main", "--", "tests")
     return {
         "instance_id": instance_id,
@@ -171,13 +168,11 @@ def make_row(repository: Path, base: str, instance_id: str = "demo__calc-1", **c
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    """A file of rows, one in each line."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
 
 
 def reply(command: str) -> str:
-    """What makes the shell agent run a command."""
     return f"I run it.\n\n```bash\n{command}\n```\n"
 
 

@@ -30,7 +30,6 @@ HERMES = """\
 
 
 def tiny_tokenizer(chat_template: str = HERMES) -> Any:
-    """Makes a tokenizer whose tokens are bytes."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

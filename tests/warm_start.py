@@ -83,7 +83,6 @@ class WarmStart:
             )
 
     def close(self) -> None:
-        """Ends the server."""
         self._server.communicate(timeout=10)
 
 
@@ -117,7 +116,6 @@ class WarmProcess:
         module: str = "ares_exp",
         also: Sequence[str] = (),
     ) -> None:
-        """Starts `python -m MODULE WORDS`."""
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
@@ -147,7 +145,6 @@ class WarmProcess:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends it, and closes the pipes."""
         self.kill()
         for pipe in filter(None, (self.stdout, self.stderr)):
             pipe.close()
@@ -167,12 +164,10 @@ class WarmProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Sends SIGKILL, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -198,7 +193,6 @@ class WarmProcess:
 
 
 def end_warm_start() -> None:
-    """Ends the servers, if there are any."""
     while _started:
         _started.popitem()[1].close()
 

@@ -22,8 +22,6 @@ from ares_exp.llms.response import LLMResponse
 
 
 class WireServer:
-    """Use as a context manager."""
-
     def __init__(self) -> None:
         self.response = LLMResponse.from_text("hi")
         self.keepalives = 0

@@ -4,7 +4,7 @@ Run by hand: `python -m tests.benchmarks.bench_cluster [--latency 1] [--episodes
 memory, as in `bench_load`: the policy takes the time, so that one machine can stand for several.
 
 Rows `slots`: 60 episodes on hosts of 10 slots each, which fill one, two and three of them. Ideal is 1 : 1/2 : 1/3 of
-the time. Rows `at once`: that many episodes at once on three hosts, and on this machine. The start of a host counts for
+the time. Rows `at once`: that many episodes at once on three hosts. The start of a host counts for
 more if episodes are short: a code agent takes some 30 steps (`--steps 30`). The clock runs from when all hosts are
 ready. Each row shows the load average, which includes other programs.
 """
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe
+from ares_exp.runs.executors.executor import ExecutorBase, Recipe
 from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.trackers.tracker import RunInfo
 from tests.benchmarks.bench_load import Tasks, Work, experiment
@@ -41,7 +41,7 @@ def recipe(count: int) -> Recipe:
     return Recipe(nodes, Path.cwd(), tuple(str(Path(entry or ".").absolute()) for entry in sys.path))
 
 
-async def measure(executor: ExecutorBase, episodes: int, concurrency: int, policy: Work, hosts: int = 0) -> float:
+async def measure(executor: ExecutorBase, episodes: int, concurrency: int, policy: Work, hosts: int) -> float:
     """Runs episodes, as soon as there are so many hosts; returns the seconds from then on."""
     with tempfile.TemporaryDirectory(prefix="ares_exp-cluster-") as folder:
         run_dir = RunDir(Path(folder) / "run")
@@ -69,13 +69,11 @@ def main() -> None:
     cluster = SmallCluster(NODES)
 
     def ran(row: str, nodes: int, slots: int, episodes: int) -> None:
-        executor: ExecutorBase = LocalExecutor()
-        if nodes:
-            taken = {f"upto{nodes}": 1.0}
-            executor = RayExecutor(
-                address=cluster.address, resources=taken, episodes_per_host=slots, join_timeout_sec=PATIENCE_SEC
-            )
-        concurrency = min(episodes, slots * nodes) or episodes
+        taken = {f"upto{nodes}": 1.0}
+        executor = RayExecutor(
+            address=cluster.address, resources=taken, episodes_per_host=slots, join_timeout_sec=PATIENCE_SEC
+        )
+        concurrency = min(episodes, slots * nodes)
         policy = Work(given.latency, steps=(given.steps, given.steps))
         wall_sec = asyncio.run(measure(executor, episodes, concurrency, policy, nodes))
         ideal = episodes / concurrency * given.steps * given.latency
@@ -85,8 +83,7 @@ def main() -> None:
     try:
         for nodes in range(1, NODES + 1):
             ran("slots", nodes, 10, 10 * math.lcm(*range(1, NODES + 1)))
-        for nodes in (0, NODES):
-            ran("at once", nodes, math.ceil(given.episodes / NODES), given.episodes)
+        ran("at once", NODES, math.ceil(given.episodes / NODES), given.episodes)
     finally:
         cluster.close()
 

@@ -44,14 +44,12 @@ class World:
         return ks[len(ks) // 2]
 
     def probability(self, rng: random.Random) -> float:
-        """That one task is passed."""
         if not self.correlation:
             return self.mean
         size = 1 / self.correlation - 1
         return rng.betavariate(self.mean * size, (1 - self.mean) * size)
 
     def true_pass_at_k(self) -> float:
-        """One minus the k-th moment of failing."""
         return 1 - _moment(1 - self.mean, self.correlation, self.k)
 
     def true_pass_hat_k(self) -> float:
@@ -61,8 +59,6 @@ class World:
 
 @dataclass(slots=True)
 class Coverage:
-    """Shares of the simulated runs."""
-
     mean_reward: float = 0.0
     pass_at_k: float = 0.0
     pass_hat_k: float = 0.0
@@ -137,7 +133,6 @@ def _holds(found: Estimate | Difference | None, truth: float) -> bool:
 
 
 def _moment(center: float, correlation: float, k: int) -> float:
-    """The mean of p^k."""
     if not correlation:
         return center**k
     size, product_of_ratios = 1 / correlation - 1, 1.0

@@ -4,9 +4,6 @@ Run by hand: `python -m tests.benchmarks.bench_episodes [--dir PLACE]`. The whol
 response log, no container and no agent: what remains is making, recording, syncing and forgetting an episode. Prints
 episodes per second and CPU per episode; `--dir` chooses the disk, whose syncs are a part of it. Two runs in a row on
 ext4 are to be a few minutes apart, as the first removes its files.
-
-`--once json 4` runs 240 games once, 64 at a time, and prints nothing: for `valgrind --tool=callgrind` or `strace -fc`:
-the difference to `--once json 1`, divided by 180, is what an episode costs whatever else the machine does.
 """
 
 import argparse
@@ -17,7 +14,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
@@ -40,20 +36,17 @@ ATTEMPTS = 10
 CONCURRENCIES = (1, 8, 64)
 COLLECTORS = ("json", "jsonl", "none")
 ROUNDS = 3
-
-
 _numbers = itertools.count()
 
 
 def collectors_of(kind: str, run_dir: RunDir) -> dict[str, TrajectoryCollector]:
-    """Makes the collector of a run, by its name."""
     if kind == "json":
         return {kind: JsonTrajectoryCollector(run_dir.trajectories)}
     return {kind: JsonlTrajectoryCollector(run_dir.path / "trajectories.jsonl")} if kind == "jsonl" else {}
 
 
-def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS) -> tuple[float, float]:
-    """Runs all games `attempts` times; returns wall and CPU seconds of an episode."""
+def measure(concurrency: int, folder: Path, kind: str) -> tuple[float, float]:
+    """Runs all games `ATTEMPTS` times; returns wall and CPU seconds of an episode."""
     run_dir = RunDir(folder / f"run-{next(_numbers)}")
     components = Components(
         source=TwentyQuestionsEnvironments(),
@@ -65,7 +58,7 @@ def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS)
         tracker=NullTracker(),
     )
     made = Experiment(
-        components, Settings(attempts, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0), run_dir
+        components, Settings(ATTEMPTS, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0), run_dir
     )
     started, cpu_started = time.perf_counter(), time.process_time()
     summary: RunSummary = asyncio.run(execute(made, run_dir))
@@ -75,29 +68,20 @@ def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS)
     return wall / summary.planned, cpu / summary.planned
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=None, help="where the runs are written; by default a temporary one")
-    parser.add_argument("--once", nargs=2, metavar=("COLLECTOR", "ATTEMPTS"), help="runs once, and prints nothing")
-    options = parser.parse_args(given)
     logging.disable(logging.INFO)
     # All runs are removed at the end: for a minute ext4 is slow to make files where others have been removed.
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        if options.once is None:
-            print_table(Path(folder))
-        else:
-            measure(CONCURRENCIES[-1], Path(folder), options.once[0], int(options.once[1]))
-
-
-def print_table(folder: Path) -> None:
-    measure(8, folder, COLLECTORS[0])  # what is imported once
-    print(f"median of {ROUNDS} rounds of {ATTEMPTS} attempts at 60 games, Python {sys.version.split()[0]}\n")
-    print("| at once | collector | episodes/s | CPU per episode |\n|---|---|---|---|")
-    for concurrency in CONCURRENCIES:
-        for kind in COLLECTORS:
-            rounds = [measure(concurrency, folder, kind) for _ in range(ROUNDS)]
-            wall, cpu = (statistics.median(figures) for figures in zip(*rounds, strict=True))
-            print(f"| {concurrency} | {kind} | {1 / wall:.0f} | {cpu * 1e3:.2f} ms |", flush=True)
+    with tempfile.TemporaryDirectory(dir=parser.parse_args().dir) as folder:
+        measure(8, Path(folder), COLLECTORS[0])  # what is imported once
+        print(f"median of {ROUNDS} rounds of {ATTEMPTS} attempts at 60 games, Python {sys.version.split()[0]}\n")
+        print("| at once | collector | episodes/s | CPU per episode |\n|---|---|---|---|")
+        for concurrency in CONCURRENCIES:
+            for kind in COLLECTORS:
+                rounds = [measure(concurrency, Path(folder), kind) for _ in range(ROUNDS)]
+                wall, cpu = (statistics.median(figures) for figures in zip(*rounds, strict=True))
+                print(f"| {concurrency} | {kind} | {1 / wall:.0f} | {cpu * 1e3:.2f} ms |", flush=True)
 
 
 if __name__ == "__main__":

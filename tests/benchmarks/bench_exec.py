@@ -92,7 +92,6 @@ async def _drive(box: Container, end: float) -> int:
 
 
 async def at_once(client: docker.DockerClient, image: str, commands: int) -> None:
-    """Commands that are asked for together, in one container that has run one before."""
     theirs, ours = [], []
     for _ in range(AT_ONCE_ROUNDS):
         async with DockerContainerFactory()(ContainerSpec("bench", docker_image=image)) as box:
@@ -106,7 +105,6 @@ async def at_once(client: docker.DockerClient, image: str, commands: int) -> Non
 
 
 async def _all(commands: Iterable[Awaitable[object]]) -> float:
-    """Milliseconds until the last has ended."""
     took, _ = await comparison.timed(lambda: asyncio.gather(*commands))
     return took
 

@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ async def start_peer(client: docker.DockerClient, image: str) -> Peer:
     return await asyncio.to_thread(start)
 
 
+def stop_peer(peer: Peer) -> None:
+    peer.stop()
+    peer.remove(force=True)
+
+
 async def start_ours(factory: DockerContainerFactory, spec: ContainerSpec) -> Container:
     box = factory(spec)
     await box.start()
@@ -43,65 +49,46 @@ async def start_ours(factory: DockerContainerFactory, spec: ContainerSpec) -> Co
 
 
 async def life(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
-    """One container at a time."""
     starts: list[float] = []
     peer_starts: list[float] = []
     stops: list[float] = []
-    graceful: list[float] = []
-    forced: list[float] = []
+    peer_stops: list[float] = []
     for turn in range(LIVES + 1):
         took_theirs, peer = await timed(lambda: start_peer(client, spec.docker_image or ""))
-        gracefully = 0 < turn <= GRACEFUL_STOPS
-
-        async def end_peer(peer: Peer = peer, gracefully: bool = gracefully) -> None:
-            if gracefully:
-                await asyncio.to_thread(peer.stop)
+        if 0 < turn <= GRACEFUL_STOPS:
+            stopped, _ = await timed(partial(asyncio.to_thread, stop_peer, peer))
+            peer_stops.append(stopped)
+        else:
             await asyncio.to_thread(peer.remove, force=True)
-
-        stopped_theirs, _ = await timed(end_peer)
         took_ours, box = await timed(lambda: start_ours(factory, spec))
         stopped_ours, _ = await timed(box.stop)
         if turn:  # the first warms up
             peer_starts.append(took_theirs)
             starts.append(took_ours)
-            (graceful if gracefully else forced).append(stopped_theirs)
             stops.append(stopped_ours)
     latency("create, start and a first command", peer_starts, starts)
-    latency("stop / theirs `stop()` and `remove()`", graceful, stops)
-    latency("stop / theirs `remove(force=True)`", forced, stops)
+    latency("stop / theirs `stop()` and `remove()`", peer_stops, stops)
 
 
 async def at_once(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
-    """Many containers, asked for in the same moment."""
-    theirs, ours = "theirs", "ours"
-    total: dict[str, list[float]] = {theirs: [], ours: []}
-    ends: dict[str, list[float]] = {theirs: [], ours: []}
+    theirs: list[float] = []
+    ours: list[float] = []
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(AT_ONCE))
     for _ in range(2):
-        for name, start in (
-            (theirs, lambda: start_peer(client, spec.docker_image or "")),
-            (ours, lambda: start_ours(factory, spec)),
-        ):
+        took, peers = await timed(partial(many, partial(start_peer, client, spec.docker_image or "")))
+        theirs.append(took)
+        await asyncio.gather(*(asyncio.to_thread(peer.remove, force=True) for peer in peers))
+        took, boxes = await timed(partial(many, partial(start_ours, factory, spec)))
+        ours.append(took)
+        await asyncio.gather(*(box.stop() for box in boxes))
+    latency(f"{AT_ONCE} at once, until the last has run a command", theirs, ours)
 
-            async def all_of_them(start: Callable[[], Awaitable[Any]] = start) -> list[Any]:
-                return await asyncio.gather(*(start() for _ in range(AT_ONCE)))
 
-            took, boxes = await timed(all_of_them)
-            total[name].append(took)
-
-            async def end_all(boxes: list[Any] = boxes, is_peer: bool = name == theirs) -> None:
-                await asyncio.gather(
-                    *(asyncio.to_thread(box.remove, force=True) if is_peer else box.stop() for box in boxes)
-                )
-
-            ended, _ = await timed(end_all)
-            ends[name].append(ended)
-    latency(f"{AT_ONCE} at once, until the last has run a command", total[theirs], total[ours])
-    latency(f"{AT_ONCE} at once, until the last is gone / theirs `remove(force=True)`", ends[theirs], ends[ours])
+async def many(start: Callable[[], Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*(start() for _ in range(AT_ONCE)))
 
 
 async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
-    """A directory of small files."""
     a_file_each: list[float] = []
     one_archive: list[float] = []
     with tempfile.TemporaryDirectory() as directory:

@@ -80,8 +80,6 @@ class Work(Policy):
 
 
 class Box(InMemoryContainer):
-    """Answers with 2 KB."""
-
     async def exec(self, command: str, **options: object) -> ExecResult:
         result = await super().exec(command, **options)
         return result if "echo" in command else ExecResult(f"{command} ".ljust(MESSAGE_CHARS, "o"), 0, 0.0)
@@ -100,8 +98,6 @@ class Boxes:
 
 
 class Tasks:
-    """Any number of tasks."""
-
     path = None
 
     def __init__(self, count: int) -> None:
@@ -135,7 +131,6 @@ def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir, **
 
 
 async def execute(made: Experiment, run_dir: RunDir) -> RunSummary:
-    """Runs it from its plan to its end."""
     with run_dir.owned():
         names = await made.prepare()
         summary = await made.run(names, RunInfo(run_dir=run_dir.path, name="load", run_id="load"))

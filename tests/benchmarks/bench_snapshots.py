@@ -50,7 +50,6 @@ class EditingTask(InMemoryTask):
 
 
 def environment(containers: ContainerFactory, image: str | None) -> CodeEnvironment:
-    """One that has not been reset."""
     return CodeEnvironment([EditingTask(image)], container_factory=containers, code_agent_factory=ShellAgentFactory())  # type: ignore[list-item]
 
 
@@ -59,7 +58,6 @@ def reply(command: str) -> LLMResponse:
 
 
 def edit(number: int) -> LLMResponse:
-    """A small edit of three files."""
     names = " ".join(f"module{(number + step * 5) % FILES}.py" for step in range(EDITED))
     return reply(f"cd /work/source && for name in {names}; do echo 'number = {number}' >>$name; done")
 
@@ -81,7 +79,6 @@ def ms(values: Sequence[float]) -> str:
 
 
 def bytes_in(directory: Path) -> int:
-    """The sizes of all files below."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -114,7 +111,6 @@ async def first_snapshot(place: Place, client: docker.DockerClient) -> None:
 
 
 def download(client: docker.DockerClient, container: str) -> int:
-    """The container's whole file system into a file. Returns its bytes."""
     with tempfile.TemporaryFile() as file:
         for piece in client.api.get_archive(container, "/")[0]:
             file.write(piece)
@@ -122,7 +118,6 @@ def download(client: docker.DockerClient, container: str) -> int:
 
 
 async def later_snapshots(place: Place) -> None:
-    """One snapshot after each small edit."""
     name, containers, image = place
     took: list[float] = []
     added: list[float] = []

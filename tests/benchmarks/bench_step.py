@@ -1,34 +1,24 @@
 """What our own code costs per step: in-memory container, instant policy.
 
-Run by hand: `python -m tests.benchmarks.bench_step`. Prints CPU microseconds per step: with the shell agent at 1 and
-100 environments, the bare code environment, with the collecting environment around it, and through the async Gymnasium
-wrapper. Also measures `env.step` at 1 and 1,000 environments, with an agent that only sends requests and with an agent
-that also runs commands.
+Run by hand: `python -m tests.benchmarks.bench_step`. Prints the CPU microseconds of `env.step` at 1 and 1,000
+environments, with an agent that only sends requests and with an agent that also runs commands.
 """
 
 import asyncio
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.code_agent import AgentContainer, CodeAgent
-from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.environment import Environment, complete
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.episode_events import EpisodeEvents
-from ares_exp.rollout import run_episode
 from ares_exp.runs.experiment import collecting_seldom
 from ares_exp.tasks.task_contract import AgentContext, Verdict
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import EpisodeCollector
-from ares_exp.wrappers.async_gym import drive_async_gym
 
 STEPS = 50
 ROUNDS = 5
@@ -36,8 +26,6 @@ EPISODES = 100
 
 
 class InMemoryContainer:
-    """Answers every command with the same output, at once."""
-
     image = "memory"
 
     async def start(self) -> None: ...
@@ -103,19 +91,7 @@ class InMemoryTask:
         return {}
 
 
-class InstantPolicy:
-    """`STEPS - 1` commands, then the submit line."""
-
-    def __init__(self) -> None:
-        self.left = STEPS - 1
-
-    async def __call__(self, request: object) -> LLMResponse:
-        self.left -= 1
-        return SUBMIT if self.left < 0 else COMMAND
-
-
 COMMAND = LLMResponse.from_text("I look around.\n\n```bash\nls -la\n```\n")
-SUBMIT = LLMResponse.from_text("Done.\n\n```bash\necho done\n```\n")
 
 
 class TrivialAgents:
@@ -140,36 +116,7 @@ class TrivialAgents:
         return Trivial()
 
 
-def bare(env: CodeEnvironment) -> Environment:
-    return complete(env)
-
-
-def collecting(env: CodeEnvironment) -> Environment:
-    return complete(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
-
-
-def gym(env: CodeEnvironment) -> Environment:
-    return drive_async_gym(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
-
-
-async def execute(wrap: Callable[[CodeEnvironment], Environment], agents: ShellAgentFactory) -> None:
-    env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
-    await run_episode(wrap(env), InstantPolicy(), EpisodeEvents(), policy_timeout_sec=60)
-
-
-async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) -> float:
-    agents = ShellAgentFactory()
-    await execute(wrap, agents)
-    samples = []
-    for _ in range(ROUNDS):
-        started = time.process_time()
-        for _ in range(EPISODES // at_once):
-            await asyncio.gather(*(execute(wrap, agents) for _ in range(at_once)))
-        samples.append((time.process_time() - started) / (EPISODES * STEPS) * 1e6)
-    return statistics.median(samples)
-
-
-async def run_trivial(*, with_command: bool) -> None:
+async def execute(*, with_command: bool) -> None:
     agents = TrivialAgents(with_command=with_command)
     env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
     async with env:
@@ -178,35 +125,25 @@ async def run_trivial(*, with_command: bool) -> None:
             time_step = await env.step(COMMAND)
 
 
-async def steps_alone(at_once: int, *, with_command: bool) -> float:
+async def measure(at_once: int, *, with_command: bool) -> float:
     """CPU us per step of `env.step` and its share of making and closing the environment."""
     started, episodes = time.process_time(), 0
     while episodes < EPISODES:
-        await asyncio.gather(*(run_trivial(with_command=with_command) for _ in range(at_once)))
+        await asyncio.gather(*(execute(with_command=with_command) for _ in range(at_once)))
         episodes += at_once
     return (time.process_time() - started) / (episodes * STEPS) * 1e6
 
 
-def print_steps_alone() -> None:
-    """Prints the best of all rounds."""
-    print(f"\n{'trivial agent':<24}{'1 env':>10}{'1,000 envs':>12}")
+def main() -> None:
+    print(f"CPU us per step, best of {ROUNDS} rounds, {STEPS} steps per episode, Python {sys.version.split()[0]}")
+    print(f"{'':<24}{'1 env':>10}{'1,000 envs':>12}")
     for with_command in (False, True):
-        with collecting_seldom():
+        with collecting_seldom():  # as a run does
             one, thousand = (
-                min(asyncio.run(steps_alone(count, with_command=with_command)) for _ in range(ROUNDS))
+                min(asyncio.run(measure(count, with_command=with_command)) for _ in range(ROUNDS))
                 for count in (1, 1000)
             )
         print(f"{'requests, commands' if with_command else 'requests':<24}{one:>10.1f}{thousand:>12.1f}")
-
-
-def main() -> None:
-    print(f"CPU us per step, median of {ROUNDS} rounds, {STEPS} steps per episode, Python {sys.version.split()[0]}")
-    print(f"{'':<24}{'1 env':>10}{'100 envs':>10}")
-    for wrap in (bare, collecting, gym):
-        with collecting_seldom():  # as a run does
-            one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
-        print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
-    print_steps_alone()
 
 
 if __name__ == "__main__":

@@ -45,13 +45,10 @@ def chromium(profile: Path) -> Iterator[Page]:
 
 
 class Page:
-    """The window."""
-
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def open(self, address: str) -> None:
-        """Opens a file or an address, and waits until it is drawn."""
         self.driver.get("about:blank")
         self.take_console()
         self.take_requests()
@@ -59,7 +56,6 @@ class Page:
         self.until("return document.documentElement.dataset.drawn > 0")
 
     def go(self, view: str) -> None:
-        """Goes to a view of the page, and waits until it is drawn."""
         drawn = self.run("return document.documentElement.dataset.drawn")
         if self.run("return location.hash") == view:
             return
@@ -98,6 +94,5 @@ class Page:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def take_requests(self) -> list[str]:
-        """The addresses that were asked for."""
         events = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]

@@ -59,7 +59,6 @@ IN_BROWSERS = "\u202e\u2066\u200b\x1b\x07\x00"
 
 
 def hostile_run(path: Path, *, long_line: int = 10_000_000) -> list[str]:
-    """Writes a run whose every text is hostile; returns the ids of its episodes."""
     run = RunDir(path)
     run.trajectories.mkdir(parents=True)
     lines, ids = [], []

@@ -1,8 +1,4 @@
-"""Pictures of the page for the documentation, of runs that are run for them: `python -m tests.browser.pictures`.
-
-With a folder as argument every view goes there, at three widths, and one in the dark; without one docs/pictures is
-renewed.
-"""
+"""Pictures of the page for the documentation, of runs that are run for them: `python -m tests.browser.pictures`."""
 
 import contextlib
 import re
@@ -20,12 +16,9 @@ report = partial(COMMANDS["report"].main, program="ares-exp report")
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-WIDTHS = (1280, 800, 390)
-VIEWS = ("overview", "episodes", "tasks", "charts", "timeline", "search?q=notes", "config")
 OPTION = "# replies without a model\n_target_: tests.browser.improviser.Improviser\n"
 FAILED = "payload.runs[0].episodes.find(one => one.reward === 0 && one.num_steps > 4).episode_id"
 FAILED_FIRST = "payload.runs[0].episodes.find(one => one.reward === 0).episode_id"
-SAME_TASK = "payload.runs[0].episodes.filter(one => one.task_name === 'fix-moving-average').map(one => one.episode_id)"
 
 
 def execute(folder: Path, name: str, *overrides: str) -> None:
@@ -65,7 +58,6 @@ def reports(folder: Path) -> dict[str, Path]:
 
 
 def renew(page: Page, made: dict[str, Path]) -> None:
-    """The pictures of the documentation."""
     page.size(1100, 780)
     page.open(made["first"].as_uri())
     page.picture(PICTURES / "overview.png")
@@ -82,34 +74,9 @@ def renew(page: Page, made: dict[str, Path]) -> None:
     page.picture(PICTURES / "tutorial-episode.png")
 
 
-def everything(page: Page, made: dict[str, Path], out: Path) -> None:
-    for width in WIDTHS:
-        page.size(width)
-        page.open(made["first"].as_uri())
-        for view in VIEWS:
-            page.go(f"#/0/{view}")
-            page.run("return new Promise(done => setTimeout(done, 100))")
-            page.picture(out / f"{width}-{view.partition('?')[0]}.png")
-        page.go(page.run(f"return episodeAddress(0, {FAILED}, null)"))
-        page.picture(out / f"{width}-episode.png")
-        page.go(page.run(f"const two = {SAME_TASK}; return `#/diff/0/${{two[0]}}/0/${{two[1]}}`"))
-        page.picture(out / f"{width}-side-by-side.png")
-        for name in ("pair", "sweep"):
-            page.open(made[name].as_uri())
-            page.picture(out / f"{width}-{name}.png")
-    page.size(WIDTHS[0])
-    page.open(made["first"].as_uri())
-    page.press("d")
-    page.picture(out / "dark.png")
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, chromium(Path(scratch) / "profile") as page:
-        made = reports(Path(scratch))
-        if sys.argv[1:]:
-            everything(page, made, Path(sys.argv[1]))
-        else:
-            renew(page, {**made, "tutorial": tutorial(Path(scratch) / "tutorial")})
+        renew(page, {**reports(Path(scratch)), "tutorial": tutorial(Path(scratch) / "tutorial")})
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -23,11 +21,8 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.killed_run import check
-from tests.leaks import processes
 from tests.ray.cluster import SmallCluster
-from tests.ray.runs import PATIENCE_SEC, ran
-from tests.soak.cluster_faults import BOX_SEC, CONCURRENCY, Box, boxes_in, long_run
+from tests.soak.cluster_faults import BOX_SEC, Harm, boxes_in, living, soak
 
 NODES = 2
 SUBNET = "10.213.77"
@@ -48,7 +43,6 @@ class CutCluster(SmallCluster):
         super().__init__(nodes, node_ip_address=HEAD)
 
     def add(self) -> Any:
-        """Adds a node in a separate network."""
         number = next(self._numbers)
         name, link, address = f"{self._bridge}-{number}", f"ar{os.getpid()}v{number}", f"{SUBNET}.{number}"
         run("ip", "netns", "add", name)
@@ -63,7 +57,6 @@ class CutCluster(SmallCluster):
         return node
 
     def cut_off(self, node: Any) -> None:
-        """Drops all packets to and from a node."""
         for chain, interface in (("INPUT", "-i"), ("OUTPUT", "-o")):
             rule = ("iptables", "-I", chain, interface, "eth0", "-j", "DROP")
             run("ip", "netns", "exec", self._networks[node], *rule)
@@ -97,55 +90,29 @@ def within(network: str) -> Iterator[None]:
             libc.setns(before.fileno(), CLONE_NEWNET)
 
 
-class Cuts:
-    """Cuts nodes off while runs are run on them.
+class Cuts(Harm):
+    """Cuts nodes off while runs are run on them."""
 
-    Attributes:
-        todo: How many are still to come.
-        late: How many had containers longer than they may.
-    """
+    lease_sec = 20.0
 
-    def __init__(self, cluster: CutCluster, todo: int, lease_sec: float, rng: random.Random) -> None:
-        self.todo, self.late = todo, 0
-        self._cluster, self._lease_sec, self._rng = cluster, lease_sec, rng
-
-    def during(self, running: Future[int]) -> int:
-        """Cuts one node after the other off until the run has ended; returns how many.
-
-        It uses the main thread: Ray adds nodes only there.
-        """
-        done = 0
-        while self.todo and not running.done():
-            time.sleep(self._rng.uniform(0.2, 4.0))
-            nodes = [node for node in self._cluster.nodes if any(map(boxes_in, self._cluster.hosts(node)))]
-            if nodes and not running.done():
-                self._do(self._rng.choice(nodes))
-                self.todo, done = self.todo - 1, done + 1
-        return done
-
-    def _do(self, node: Any) -> None:
+    def do(self, what: str, node: Any) -> None:
         [host] = self._cluster.hosts(node)
         boxes = set(boxes_in(host))
         started = time.monotonic()
         self._cluster.cut_off(node)
-        ended = {"containers": lambda: not _left(boxes), "host": lambda: not host.is_running() or _is_dead(host)}
+        ended = {"containers": lambda: not living(boxes), "host": lambda: not host.is_running() or _is_dead(host)}
         at: dict[str, float] = {}
-        while ended.keys() - at.keys() and time.monotonic() - started < 3 * self._lease_sec:
+        while ended.keys() - at.keys() and time.monotonic() - started < 3 * self.lease_sec:
             at |= {name: time.monotonic() - started for name in ended.keys() - at.keys() if ended[name]()}
             time.sleep(0.1)
         after = at.get("containers", float("inf"))
-        self.late += after > self._lease_sec + BOX_SEC
+        self.left += boxes if after > self.lease_sec + BOX_SEC else ()
         print(
-            f"lease {self._lease_sec:g} s: {len(boxes)} processes in containers had ended {after:.1f} s after the cut "
-            f"({after - self._lease_sec:+.1f} s), the host after {at.get('host', float('inf')):.1f} s",
+            f"lease {self.lease_sec:g} s: {len(boxes)} processes in containers had ended {after:.1f} s after the cut "
+            f"({after - self.lease_sec:+.1f} s), the host after {at.get('host', float('inf')):.1f} s",
             flush=True,
         )
         self._cluster.forget(node)
-        self._cluster.add()
-
-
-def _left(boxes: set[Box]) -> set[Box]:
-    return boxes & {Box(pid, started) for pid, _, started, _ in processes()}
 
 
 def _is_dead(process: psutil.Process) -> bool:
@@ -155,35 +122,10 @@ def _is_dead(process: psutil.Process) -> bool:
 
 
 def main(cuts: int, lease_sec: float) -> int:
-    """Runs runs until so many nodes were cut off. Returns 1 if anything was not as it must be."""
-    folder = Path(tempfile.mkdtemp(prefix="cluster-cuts-"))
-    with long_run(folder / "whole") as whole:
-        assert whole.start() == 0, whole.said
-    cluster, runs = CutCluster(NODES), 0
-    overrides = (
-        *("executor=ray", f"executor.address={cluster.address}", "executor.resources={run: 1}"),
-        *(f"executor.lease_sec={lease_sec:g}", "executor.lost_per_attempt=1000"),
-        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
-    )
-    harm = Cuts(cluster, cuts, lease_sec, random.Random(0))
-    try:
-        while harm.todo:
-            runs += 1
-            with long_run(folder / f"run-{runs}", *overrides) as one:
-                with ran(one.start) as running:
-                    one.kills = harm.during(running)
-                    assert running.result() == 0, one.said
-                check(one, whole, concurrency=CONCURRENCY)
-            lost = sum(row["outcome"] == "lost" for row in one.all_rows)
-            print(
-                f"run {runs}: complete, {one.kills} cuts, {lost} tries lost; load {os.getloadavg()[0]:.0f}", flush=True
-            )
-        at_the_end = [words for _, _, _, words in processes() if "bwrap" in words and str(folder) in words]
-        late = f"containers there longer than lease + {BOX_SEC:g} s: {harm.late}"
-        print(f"{cuts} cuts in {runs} runs; {late}; left at the end: {len(at_the_end)}")
-    finally:
-        cluster.close()
-    return int(bool(harm.late or at_the_end))
+    cluster = CutCluster(NODES)
+    harm = Cuts(cluster, ["cut"] * cuts, random.Random(0))
+    harm.lease_sec = lease_sec
+    return soak(cluster, harm, lease_sec)
 
 
 if __name__ == "__main__":

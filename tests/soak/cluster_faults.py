@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +45,7 @@ class Box(NamedTuple):
 
 
 class Harm:
-    """Harms a cluster while runs are continued it.
+    """Harms a cluster while runs are run on it.
 
     Attributes:
         todo: Remaining faults, in this order.
@@ -53,8 +53,8 @@ class Harm:
         left: Processes of containers that outlived their bound.
     """
 
-    def __init__(self, cluster: SmallCluster, kills: int, cuts: int, rng: random.Random) -> None:
-        self.todo = [*["kill"] * kills, *["cut"] * cuts]
+    def __init__(self, cluster: SmallCluster, todo: Sequence[str], rng: random.Random) -> None:
+        self.todo = [*todo]
         self.done: Counter[str] = Counter()
         self.left: list[Box] = []
         self._cluster, self._rng = cluster, rng
@@ -65,20 +65,22 @@ class Harm:
 
         It uses the main thread: Ray adds nodes only there.
         """
-        before = self.done.total()
+        before, size = self.done.total(), len(self._cluster.nodes)
         while self.todo and not running.done():
             time.sleep(self._rng.uniform(*PAUSE_SEC))
-            nodes = [node for node in self._cluster.nodes if self._busy_hosts(node)]
+            nodes = [node for node in self._cluster.nodes if self.busy_hosts(node)]
             if nodes and not running.done():
-                self._do(self.todo.pop(), self._rng.choice(nodes))
+                self.done[what := self.todo.pop()] += 1
+                self.do(what, self._rng.choice(nodes))
+                while len(self._cluster.nodes) < size:
+                    self._cluster.add()
         return self.done.total() - before
 
-    def _busy_hosts(self, node: Any) -> list[psutil.Process]:
+    def busy_hosts(self, node: Any) -> list[psutil.Process]:
         return [host for host in self._cluster.hosts(node) if boxes_in(host)]
 
-    def _do(self, what: str, node: Any) -> None:
-        self.done[what] += 1
-        hosts = self._busy_hosts(node)
+    def do(self, what: str, node: Any) -> None:
+        hosts = self.busy_hosts(node)
         boxes = [box for host in hosts for box in boxes_in(host)]
         if what == "cut":
             self._cluster.cut_power(node)
@@ -86,29 +88,29 @@ class Harm:
             with contextlib.suppress(psutil.NoSuchProcess):
                 host.kill()
         time.sleep(BOX_SEC)
-        self.left += set(boxes) & {Box(pid, started) for pid, _, started, _ in processes()}
-        while len(self._cluster.nodes) < NODES:
-            self._cluster.add()
+        self.left += living(boxes)
+
+
+def living(boxes: Iterable[Box]) -> set[Box]:
+    return {*boxes} & {Box(pid, started) for pid, _, started, _ in processes()}
 
 
 def boxes_in(host: psutil.Process) -> list[Box]:
-    """The processes in the containers of a host."""
     family, found = {host.pid}, list(processes())
     while more := {pid for pid, parent, _, _ in found if parent in family} - family:
         family |= more
     return [Box(pid, started) for pid, _, started, _ in found if pid in family - {host.pid}]
 
 
-def main(kills: int, cuts: int, seed: int) -> int:
+def soak(cluster: SmallCluster, harm: Harm, lease_sec: float = LEASE_SEC) -> int:
     """Runs runs until everything has happened. Returns 1 if anything was not as it must be."""
-    cluster, failed, runs, told = SmallCluster(NODES), 0, 0, Counter[str]()
+    failed, runs, told = 0, 0, Counter[str]()
     folder = Path(tempfile.mkdtemp(prefix="cluster-faults-"))
     overrides = (
         *("executor=ray", f"executor.address={cluster.address}", "executor.resources={run: 1}"),
-        *(f"executor.lease_sec={LEASE_SEC}", "executor.lost_per_attempt=1000"),
+        *(f"executor.lease_sec={lease_sec:g}", "executor.lost_per_attempt=1000"),
         f"executor.join_timeout_sec={PATIENCE_SEC:g}",
     )
-    harm = Harm(cluster, kills, cuts, random.Random(seed))
     try:
         with long_run(folder / "whole") as whole:
             assert whole.start() == 0, whole.said
@@ -130,7 +132,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
             print(f"run {runs}: {dict(harm.done)}, {dict(told)}, {took}", flush=True)
         at_the_end = [words for _, _, _, words in processes() if "bwrap" in words and str(folder) in words]
         print(
-            f"seed {seed}: {dict(harm.done)} in {runs} runs, {failed} failed; containers {BOX_SEC:g} s after a harm: "
+            f"{dict(harm.done)} in {runs} runs, {failed} failed; processes of containers that lived too long: "
             f"{len(harm.left)}; at the end: {len(at_the_end)}"
         )
     finally:
@@ -147,6 +149,11 @@ def long_run(directory: Path, *overrides: str) -> Iterator[KilledRun]:
     with endpoint:
         overrides = (*overrides, f"concurrency={CONCURRENCY}")
         yield KilledRun(directory, endpoint, overrides=overrides, patience_sec=3 * PATIENCE_SEC)
+
+
+def main(kills: int, cuts: int, seed: int) -> int:
+    cluster = SmallCluster(NODES)
+    return soak(cluster, Harm(cluster, [*["kill"] * kills, *["cut"] * cuts], random.Random(seed)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from tests.loopback_endpoint import LoopbackEndpoint, respond
 from tests.ray.cluster import SmallCluster
 from tests.ray.conftest import cluster, cluster_and_whole, whole  # noqa: F401
 from tests.ray.runs import LEASE_SEC, PATIENCE_SEC, made, on, ran, until
-from tests.unit.agents.test_command_agent import COMMAND, GREET
 from tests.unit.containers.local_containers import needs_local
 
 pytestmark = [needs_local, pytest.mark.local]
@@ -39,7 +38,6 @@ def several_nodes(cluster: SmallCluster) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, cluster: SmallCluster) -> Iterator[KilledRun]:
-    """The run on the cluster, not started."""
     with made(tmp_path, *on(cluster)) as run:
         yield run
 
@@ -110,29 +108,6 @@ def test_killed_driver_resumes_without_the_cluster(run: KilledRun, whole: Killed
     assert run.resume(Moment(requests=4), "executor=local") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
     check(run, whole)
-
-
-def test_background_requests_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
-    """With a step and without, as `here`."""
-    replies = ["TITLE a greeting", "Greetings", GREET, "DONE"]
-    task = ["env.tasks=write-greeting", "tracker=none", "policy=scripted", f"policy.replies={json.dumps(replies)}"]
-    found = {}
-    for name, more in (("here", ()), ("there", on(cluster))):
-        words = (*task, *COMMAND, "agent.background_requests=answer", f"hydra.run.dir={name}", *more)
-        command = [sys.executable, "-m", "ares_exp", *words]
-        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-        assert ran.returncode == 0, ran.stderr
-        [stored] = load(tmp_path / name)
-        episode = stored.load()
-        found[name] = (
-            content(episode),
-            [
-                background_request.response["data"][0]["content"]
-                for background_request in episode.steps[1].background_requests
-            ],
-        )
-    assert found["here"] == found["there"]
-    assert found["there"][1] == ["Greetings"]
 
 
 @contextlib.contextmanager

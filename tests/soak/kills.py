@@ -28,7 +28,6 @@ def main(
     endpoint_type: type[CountingEndpoint] = CountingEndpoint,
     tasks: Sequence[str] = KINDS,
 ) -> int:
-    """Returns 1 if anything failed."""
     rng, failed, started = random.Random(seed), 0, time.monotonic()
     with tempfile.TemporaryDirectory() as temporary, endpoint_type() as endpoint:
         directory = Path(temporary)

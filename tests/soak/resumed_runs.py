@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import whole
 from tests.e2e.counting_endpoint import APPEND, CountingEndpoint
-from tests.e2e.killed_run import CONCURRENCY, KilledRun, Moment, check, make_run
+from tests.e2e.killed_run import CONCURRENCY, Moment, make_run
 from tests.e2e.test_kill_and_resume import check_time_is_up_again, endpoint
 
 __all__ = ["endpoint", "whole"]  # fixtures
@@ -24,17 +24,6 @@ def test_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: Count
     replayed = [row["replayed"] for row in run.all_rows if row["replayed"] is not None]
     assert any(one["from_snapshot"] for one in replayed), replayed
     assert {row["num_steps"] for row in run.final.values()} == {12, 24}, "one task has two steps"
-
-
-def test_exhausted_budget_can_be_increased(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
-    run = make_run(tmp_path, endpoint, "+budget.tokens=1500")
-    assert run.start() != 0
-    assert "budget" in run.said
-    asked = endpoint.asked.total()
-    assert asked < whole.endpoint.asked.total()
-    run.kills += 1  # the running episode was cancelled
-    assert run.resume(Moment(), "budget.tokens=100000") == 0, run.said
-    check(run, whole)
 
 
 def test_timed_out_stage_ends_again_with_snapshots(tmp_path: Path) -> None:

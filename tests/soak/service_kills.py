@@ -34,8 +34,6 @@ ROOT = Path(__file__).parents[2]
 
 
 class Killed:
-    """The processes of one soak, in a folder of its own."""
-
     def __init__(self, folder: Path, endpoint: LoopbackEndpoint, overrides: Sequence[str]) -> None:
         self._folder, self._endpoint, self._overrides = folder, endpoint, overrides
         self.run, self.ledger, self.wanted = folder / "run", folder / "ledger.jsonl", folder / "wanted"
@@ -79,14 +77,12 @@ class Killed:
         return len(children)
 
     def kill_trainer(self) -> int:
-        """Kills and restarts the trainer."""
         self.trainer.kill()
         self.trainer.wait()
         self.trainer = self._train()
         return 0
 
     def end(self) -> None:
-        """Lets the trainer finish its group, and ends the server."""
         self.wanted.touch()
         assert self.trainer.wait(PATIENCE_SEC) == 0, self.said
         self.server.send_signal(signal.SIGINT)
@@ -184,7 +180,6 @@ async def _took(session: aiohttp.ClientSession, url: str, submission: str, ledge
 
 
 def main(kills: int, seed: int, overrides: Sequence[str] = ()) -> None:
-    """Kills so many times."""
     rng, started = random.Random(seed), time.monotonic()
     engine = TokenEngine([GREET, SUBMIT])
     with (

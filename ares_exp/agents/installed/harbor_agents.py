@@ -26,7 +26,7 @@ from ares_exp.agents.installed.installed_agent import (
     InstalledAgent,
     InstalledAgentFactory,
 )
-from ares_exp.agents.installed.recipe import AGENT_DIR
+from ares_exp.agents.installed.recipe import AGENT_DIR, AgentFile
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
 from ares_exp.agents.toolbox.packing import PYTHON
@@ -243,7 +243,7 @@ class HarborAgent(InstalledAgent):
         root = await self._recipe.find_program(self._container) or mount
         with tempfile.TemporaryDirectory(prefix="ares_exp-harbor-") as folder:
             async with self._served() as (line, port):
-                await self._make_files({INSTRUCTION_FILE: task})
+                await self._make_files({INSTRUCTION_FILE: AgentFile(task)})
                 agent = self._harbor.create(Path(folder), port.url, line.key, self._context)
                 error = await self._until_lost(self._run(agent, task, root, Path(folder)), port)
         self._judge(ExecResult(error, 1 if error else 0, 0.0))

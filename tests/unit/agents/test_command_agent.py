@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +26,8 @@ from ares_exp.trajectories.exports.atif_writer import to_atif
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
 from ares_exp.trajectories.records import serialize_llm_response
-from ares_exp.trajectories.request_diff import request_change
-from ares_exp.trajectories.response_log import logged_episodes
-from tests.conftest import SECRET_FREE
 from tests.installed_agents import equipped_task
-from tests.leaks import processes, wait_until
-from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
+from tests.leaks import processes
 
 trajectories = partial(run_word, program="ares-exp")
 
@@ -56,8 +48,8 @@ def replies(*texts: str) -> tuple[str, str]:
     return "policy=scripted", f"policy.replies={json.dumps(list(texts))}"
 
 
-def execute(*words: str, container: str = "local", command: tuple[str, ...] = COMMAND) -> EpisodeResult:
-    overrides = [*TASK, f"container={container}", *command, "hydra.run.dir=run", *words]
+def execute(*words: str, command: tuple[str, ...] = COMMAND) -> EpisodeResult:
+    overrides = [*TASK, "container=local", *command, "hydra.run.dir=run", *words]
     [row] = ares_exp.run(overrides, quiet=True).rows
     return row
 
@@ -104,29 +96,6 @@ def test_program_solves_a_task_without_a_network() -> None:
     assert GREET in kept("output.txt")
     written = [path.read_bytes() for path in Path("run").rglob("*") if path.is_file()]
     assert not any(b"ares-key-" in data for data in written)
-
-
-def test_parallel_requests_are_separate_conversations() -> None:
-    row = execute(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
-    assert (row.reward, row.num_steps) == (1.0, 5)
-    conversations = [request["origin"].get("conversation", "main") for request in asked()]
-    assert (conversations[0], conversations[3:]) == ("main", ["main", "main"])
-    assert len({*conversations}) == 3
-    assert {*row.agent.conversations} == {*conversations}
-    [stored] = load(Path("run"))
-    steps = stored.load().steps
-    changes = [request_change(steps, number) for number in range(5)]
-    assert [(change.base, change.is_rewrite) for change in changes[1:4]] == [(None, False), (None, False), (0, False)]
-
-
-@pytest.mark.slow
-def test_replay_repeats_the_conversations() -> None:
-    execute(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
-    results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
-    [row] = results.rows
-    assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 5)
-    report = json.loads(Path("again/replay.json").read_text())
-    assert {step["match"] for episode in report["episodes"] for step in episode["steps"]} <= {"exact"}
 
 
 SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
@@ -445,49 +414,3 @@ def test_missing_forwarded_ports_are_refused_before_the_start(monkeypatch: pytes
         execute(*replies("DONE"))
     assert not Path("run/episodes.jsonl").exists()
     assert execute("policy=oracle").reward == 1.0, "the oracle runs without the program"
-
-
-@pytest.mark.docker
-@pytest.mark.slow
-def test_docker_without_a_network_works() -> None:
-    perl = AGENT.with_name("chat_agent.pl")
-    command = ("agent=command", "agent.command='perl /opt/a.pl'", f"agent.files={{/opt/a.pl: {perl}}}")
-    row = execute(*replies(GREET, "DONE"), container="docker", command=command)
-    assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
-
-
-@pytest.mark.slow
-def test_killed_run_resumes_without_repeated_requests(tmp_path: Path) -> None:
-    turns = ["PARTS one|two", GREET, "sleep 0.2", "DONE"]
-    asked: list[str] = []
-
-    async def respond(_: Any, received: Received) -> Any:
-        from aiohttp import web
-
-        messages = received.body["messages"]
-        number = sum(message["role"] == "assistant" for message in messages)
-        is_part = messages[0]["content"] in ("one", "two")
-        asked.append(f"{messages[0]['content'] if is_part else 'main'} {number}")
-        return web.json_response(completion(["sleep 0.1", "DONE"][number] if is_part else turns[number]))
-
-    with LoopbackEndpoint(otherwise=respond) as endpoint:
-        words = [*TASK, "container=local", *COMMAND, "policy=openai", f"policy.base_url={endpoint.url}"]
-        words += ["policy.model=m", "policy.api_key_env=null", "hydra.run.dir=run"]
-        command = [sys.executable, "-m", "ares_exp", *words]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, start_new_session=True, **quiet) as run:
-            assert wait_until(lambda: len(asked) >= 4 and _logged(tmp_path) >= 3, 60)
-            os.killpg(run.pid, signal.SIGKILL)
-        logged = _logged(tmp_path)
-        row = ares_exp.run(["resume=run"], quiet=True).rows[-1]
-    assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 8)
-    assert (row.replayed.steps, row.replayed.diverged_at) == (logged, None)
-    assert len({*asked}) == 8
-    paid_again = [turn for turn in {*asked} if asked.count(turn) > 1]
-    assert len(paid_again) <= 2  # asked when it was killed, and not yet answered
-    assert len(asked) - len(paid_again) == 8
-
-
-def _logged(folder: Path) -> int:
-    """How many responses are on record."""
-    return sum(len(log.exchanges) + len(log.ahead) for log in logged_episodes(folder / "run" / "responses"))

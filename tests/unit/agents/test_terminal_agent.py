@@ -42,8 +42,6 @@ class Scripted(RehearsalContainer):
 
 
 class Model:
-    """Gives replies in order, and keeps the requests."""
-
     def __init__(self, *replies: str | LLMResponse) -> None:
         self.requests: list[LLMRequest] = []
         self._replies = [one if isinstance(one, LLMResponse) else LLMResponse.from_text(one) for one in replies]
@@ -162,8 +160,6 @@ async def test_container_without_a_terminal_is_refused() -> None:
 
 
 class TestScreen:
-    """What is on the screen, and what is new."""
-
     def test_scrolled_lines_count_as_new_output(self) -> None:
         screen = TerminalScreen(20, 5)
         screen.feed("$ ")
@@ -197,7 +193,6 @@ async def box(tmp_path: Path) -> AsyncIterator[Any]:
 
 
 async def until(session: TerminalSession, text: str, keys: str = "") -> str:
-    """Types and reads until the terminal has printed `text`."""
     seen = await session.type_keys(keys, 0.05)
     while text not in seen and not session.has_ended:
         seen += await session.type_keys("", 0.05)
@@ -254,23 +249,6 @@ async def test_terminal_ends_with_its_shell_and_jobs(box: Any) -> None:
     await session.close()
     gone = "while grep -qa 2000 /proc/[0-9]*/cmdline 2>/dev/null; do sleep 0.05; done; echo gone"
     assert (await box.exec(gone.replace("2000", "200[0]"), timeout_sec=20)).output == "gone\n"
-
-
-@pytest.mark.local
-async def test_episode_runs_in_a_terminal(box: Any) -> None:
-    from ares_exp.agents.runtime.journal import Journal
-    from ares_exp.environments.agent_host import AgentHost
-
-    host = AgentHost(box, Journal(0.0, 0))
-    host.start(TerminalAgentFactory(), "Do it.", timeout_sec=None)
-    try:
-        assert await host.next_request() is not None
-        for reply in (keys(("echo $((6 * 7)) > /tmp/answer\n", 0.5)), DONE):
-            host.respond(LLMResponse.from_text(reply))
-            assert await host.next_request() is not None
-    finally:
-        await host.cancel()
-    assert (await box.exec("cat /tmp/answer; ls /dev/pts")).output == "42\nptmx\n"
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "terminus_replies.json"

@@ -28,8 +28,6 @@ def calls(*wanted: tuple[str, Any], text: str = "", tokens: int = 0) -> LLMRespo
 
 
 class Model:
-    """Gives replies in order, and keeps the requests."""
-
     def __init__(self, *replies: LLMResponse) -> None:
         self.requests: list[LLMRequest] = []
         self._replies = list(replies)
@@ -47,7 +45,6 @@ async def work(container: Any, *replies: LLMResponse, **options: Any) -> tuple[M
 
 
 def results(request: LLMRequest) -> list[str]:
-    """What the tools said last."""
     last = max(place for place, message in enumerate(request.messages) if message["role"] == "assistant")
     return [message["content"] for message in request.messages[last + 1 :]]
 
@@ -193,8 +190,6 @@ async def test_only_listed_tools_are_offered() -> None:
 
 
 class TestCompaction:
-    """What becomes of a conversation that is too long."""
-
     long = "x" * 1000
 
     async def test_old_outputs_are_dropped(self) -> None:

@@ -36,7 +36,6 @@ def run_of(path: Path, rows: Sequence[EpisodeResult], *episodes: EpisodeTrajecto
 
 
 def data_of(page: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The payload of a page, and its episodes by id."""
     return data_in(page.read_text())
 
 

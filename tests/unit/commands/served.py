@@ -10,7 +10,6 @@ from ares_exp.commands.view import Server, Shelf
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serves a folder while the body runs; yields the first address."""
     with Server(Shelf(folder), port=0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -30,13 +30,10 @@ def main(*words: str | Path) -> int:
 
 
 class Live:
-    """A run that goes on, and its command."""
-
     def __init__(self, path: Path, running: asyncio.Task[Any], capsys: pytest.CaptureFixture[str]) -> None:
         self.path, self.running, self._capsys = path, running, capsys
 
     async def ctl(self, *words: str) -> tuple[int, str]:
-        """Runs the command; returns exit code and output."""
         self._capsys.readouterr()
         code = await asyncio.to_thread(main, self.path, *words)
         captured = self._capsys.readouterr()

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -22,8 +21,6 @@ main = partial(COMMANDS["list"].main, program="ares-exp list")
 
 @pytest.fixture
 def listed(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the command prints as JSON."""
-
     def listed(*arguments: str) -> Any:
         assert main([*arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
@@ -133,17 +130,6 @@ def test_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: py
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
-
-
-@pytest.mark.once
-def test_closed_pipe_causes_no_traceback() -> None:
-    command = [sys.executable, "-m", "ares_exp", "list", "wrappers"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-    assert process.returncode == 141
 
 
 NOISY = """

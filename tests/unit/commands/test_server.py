@@ -22,8 +22,6 @@ ROWS = [row("a", 0, 1.0), row("b", 0, None)]
 
 
 class Visitor:
-    """A client that does what it is told; `page` is what a browser does after the first address."""
-
     def __init__(self, session: aiohttp.ClientSession, first: str) -> None:
         self._session = session
         self.first = first

@@ -69,13 +69,6 @@ def test_tasks_have_rows_before_the_totals(tmp_path: Path) -> None:
         assert told_of_more not in text
 
 
-def test_single_attempts_are_summarized_briefly(tmp_path: Path) -> None:
-    results = tuple(_result(f"t{n}", float(n < 4)) for n in range(6))
-    lines = _render(RunSummary(6, results, wall_sec=2.0), tmp_path).splitlines()
-    assert lines[10] == "mean reward 0.67 [0.30, 0.90] over 6 scored · 6 of 6 episodes finished · 2.0 s"
-    assert lines[11:] == ["", f"Written to {tmp_path}"]
-
-
 LOST = replace(_result("c", None), error=ErrorInfo("ContainerDiedError", "gone"))
 PAID = EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, prompt_tokens=1500, generated_tokens=34, cost=0.0125)
 JUDGED = EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, environment_usage=EnvironmentUsage(10, 5))
@@ -153,12 +146,6 @@ def test_attempts_are_averaged_in_one_row(tmp_path: Path) -> None:
         *("a", "3", "0.50", "2 completed, 1 agent_error", "2.3", "3.0")
     ]
     assert "means over the attempts" in text
-
-
-def test_missing_reward_is_a_dash(tmp_path: Path) -> None:
-    text = _render(RunSummary(1, (_result("a", None),)), tmp_path)
-    assert _cells(text)[1][2] == "-"
-    assert "no reward · 1 of 1 episodes finished" in text
 
 
 def test_environment_usage_is_shown_separately(tmp_path: Path) -> None:
@@ -298,14 +285,6 @@ def test_episodes_without_a_reward_are_listed_and_bounded(tmp_path: Path) -> Non
     assert listed[:2] == ["  task-00 (attempt 0): agent_error: AgentError: line one", "    line 0"]
     assert len(listed) == 21
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
-
-
-def test_attempts_that_never_started_are_counted(tmp_path: Path) -> None:
-    cut_short = (_result("a", 1.0), _result("b", None, message="cut short"))
-    lines = _render(RunSummary(5, cut_short), tmp_path).splitlines()
-    listed = lines[lines.index("Without a reward:") + 1 : -2]
-    assert listed == ["  b (attempt 0): agent_error: AgentError: cut short", "  3 attempts never started"]
-    assert "\nWithout a reward:\n  1 attempt never started\n" in _render(RunSummary(2, (_result("a", 1.0),)), tmp_path)
 
 
 def test_long_error_is_cut_at_its_end(tmp_path: Path) -> None:

@@ -416,9 +416,3 @@ def test_binary_option_file_has_no_description(site: Site, tmp_path: Path) -> No
     (tmp_path / "site" / "fine" / "conf" / "env" / "odd.yaml").write_bytes(b"\xff\xfe\x00")
     [option] = [one for one in options.find_options("env") if one.name == "odd"]
     assert option.description == ""
-
-
-@pytest.mark.usefixtures("nim")
-def test_plugin_option_is_composed_and_instantiated() -> None:
-    source = instantiate_group(compose_config(["env=nim", "env.matches=[4]"]), "env")
-    assert source.load(print) == ["nim_4"]

@@ -17,8 +17,6 @@ from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
 
 
 class Tasks:
-    """What a source needs at least, and one thing more."""
-
     path = None
     loads_offline = True
 
@@ -119,8 +117,6 @@ def test_backend_without_snapshots_is_refused() -> None:
 
 
 class Timer(Protocol):
-    """A contract with a method and a value."""
-
     left: float | None
 
     def wait(self) -> None: ...

@@ -1,6 +1,5 @@
 """`tracker=[wandb,jsonl]`: several trackers at once, composed and made as a job makes them."""
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -49,13 +48,6 @@ def test_each_tracker_has_separate_arguments(tmp_path: Path) -> None:
     trackers.finish(RunSummary(0, ()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
     assert trackers.failures == 0
-
-
-@pytest.mark.parametrize(("name", "kind"), [("jsonl", JsonlTracker), ("tensorboard", TensorboardTracker)])
-def test_option_shows_the_constructor_defaults(name: str, kind: type) -> None:
-    node = composed(f"tracker={name}").tracker[name]
-    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items() if key != "clock"}
-    assert {key: value for key, value in node.items() if key != "_target_"} == defaults
 
 
 def test_wrong_argument_of_one_tracker_is_named() -> None:

@@ -72,8 +72,6 @@ def turned(base: type, name: str, method: str, turn: Callable[[Any], Any]) -> ty
 
 
 class Room:
-    """An environment of one request."""
-
     export_state = step_count = None
 
     async def reset(self) -> Any:
@@ -83,8 +81,6 @@ class Room:
 
 
 class Rooms(SourceBase):
-    """A source that is as it should be."""
-
     path = None
     names: Iterable[str] = ("a", "b")
 
@@ -377,8 +373,6 @@ def test_broken_environment_is_found(test: str, broken: type, tmp_path: Path, mo
 
 
 class Talker(Policy):
-    """A policy that is as it should be."""
-
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("fine")
 
@@ -555,8 +549,6 @@ def test_broken_collector_is_found(test: str, broken: type) -> None:
 
 
 class Notes(TrackerBase):
-    """A tracker that is as it should be."""
-
     def start(self, run: RunInfo) -> None: ...
     def log_episode(self, result: Any, trajectory: Any = None) -> None: ...
     def finish(self, summary: Any) -> None: ...
@@ -700,7 +692,6 @@ async def test_broken_container_is_found(suite: type, test: str) -> None:
 
 
 def call(suite: type, test: str, fixtures: dict[str, Any]) -> Any:
-    """Calls one test of a suite as pytest would."""
     method: Callable[..., object] = vars(suite)[test]
     names = method.__code__.co_varnames[1 : method.__code__.co_argcount]
     return method(suite(), **{name: fixtures[name] for name in names})

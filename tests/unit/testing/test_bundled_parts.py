@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory
+from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.agents.terminal_agent import TerminalAgentFactory
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
@@ -105,7 +105,6 @@ SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 
 
 def code_environment() -> CodeEnvironment:
-    """Two tasks in local containers."""
     return CodeEnvironment(
         [load_task(SAMPLES / name) for name in ("write-greeting", "count-records")],
         container_factory=LocalContainerFactory(),
@@ -161,19 +160,6 @@ class TestWrappers(EnvironmentContract):
             schedule.around(code_environment(), episode_id="e"), NullTrajectoryCollector()
         )
         return TrackedEnvironment(inside, NullTracker())
-
-
-@needs_local
-class TestPreset(EnvironmentContract):
-    by_night = frozenset(dir(EnvironmentContract)) - {
-        *("test_same_seed_gives_the_same_task", "test_reset_after_the_end_starts_another"),
-        *("test_episode_steps_are_valid", "test_episodes_are_recorded", "test_close_works_at_any_time"),
-    }
-    replies = ("Hm.", SUBMIT)
-
-    @pytest.fixture
-    def environment(self) -> MinimalEnvironment:
-        return make("harbor:0:2")
 
 
 class TestTwentyQuestionsEnvironment(EnvironmentContract):
@@ -267,7 +253,6 @@ class TestPolicies(PolicyContract):
     ids=["json", "zstd", "jsonl", "memory"],
 )
 def bundled_collector(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryCollector:
-    """Each collector that keeps episodes."""
     return request.param(tmp_path / "trajectories")
 
 
@@ -370,17 +355,6 @@ class TestTerminalAgent(AgentContract):
     def factory(self) -> Any:
         pytest.importorskip("pyte")
         return TerminalAgentFactory()
-
-
-class TestAgentFunction(AgentContract):
-    @pytest.fixture
-    def factory(self) -> Any:
-        options = ShellAgentFactory(command_timeout_sec=1.0, max_output_chars=100)
-
-        def make(**given: Any) -> ShellAgent:
-            return ShellAgent(options, **given)
-
-        return make
 
 
 class TestThoroughAgent(AgentContract):

@@ -129,15 +129,6 @@ def test_agent_and_source_are_tested(run: Run, stub: Path) -> None:
     assert rows(done)["TestAresEnvironments::test_episode_starts"] == "PASSED"
 
 
-@pytest.mark.nightly
-def test_environment_of_another_package_is_tested(run: Run) -> None:
-    path = ROOT / "tests" / "e2e" / "ares_nim"
-    done = run("--ares-exp-part=ares_nim.environment:Nim", "--ares-exp-option=matches=6", path=path)
-    assert done.returncode == 0, done.stdout
-    assert rows(done)["TestNim::test_step_before_the_first_reset_is_refused"] == "PASSED"
-    assert rows(done)["TestNim::test_truncate_ends_the_episode"] == "SKIPPED"
-
-
 @pytest.mark.slow
 @pytest.mark.local
 def test_container_backend_is_tested(run: Run) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from openai import APIError, BadRequestError, OpenAI
 
-from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.agents.interception.served_chat import ChatCompletionsWire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.canonical import canonical_messages
@@ -194,14 +193,3 @@ def test_refused_and_failed_requests_are_client_errors(server: WireServer, clien
     finally:
         server.fails_with = None
     assert server.keys[-1] == "key-1"
-
-
-def test_images_in_tool_results_are_preserved() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    message = {"role": "tool", "tool_call_id": "c1", "content": [image]}
-    assert WIRE.read({**HELLO, "messages": [message]}, {}).request.messages == (freeze(message),)
-
-
-def test_wire_is_selected_by_path() -> None:
-    assert isinstance(wire_at("/v1/chat/completions"), ChatCompletionsWire)
-    assert wire_at("/v1/other") is None

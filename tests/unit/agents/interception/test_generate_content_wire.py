@@ -19,7 +19,6 @@ from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCall
 from tests.canonical_response import canonical_response
 from tests.drawn_responses import mixed_responses, responses
 from tests.examples import examples
-from tests.fault_proxy import reset
 from tests.served_line import Port, Recorder, served
 from tests.wire_server import event_data
 
@@ -244,20 +243,6 @@ async def test_refused_request_has_an_error_of_google(port: Port) -> None:
     error = json.loads(body)["error"]
     assert (status, error["code"], error["status"]) == (400, 400, "INVALID_ARGUMENT")
     assert "`role`" in error["message"]
-
-
-async def test_stream_is_kept_alive_and_repeated(port: Port, llm: Recorder) -> None:
-    llm.gate.clear()
-    path = f"{MODELS}:streamGenerateContent?alt=sse"
-    reader, writer = await port.raw(HELLO, path=path)
-    await reader.readuntil(b"text/event-stream")
-    for _ in range(3):
-        await reader.readuntil(b"1\r\n\n\r\n")
-    reset(writer)
-    llm.gate.set()
-    _, body = await port.post(HELLO, path=path)
-    assert (told(event_data(body), "text")[0][:8], len(llm.calls)) == ("answer 1", 1)
-    assert body.endswith(b"\n\n")
 
 
 async def test_tokens_are_counted_without_a_call(port: Port, llm: Recorder) -> None:

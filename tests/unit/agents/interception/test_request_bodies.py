@@ -186,7 +186,6 @@ values = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything in a body."""
     keys: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     return [path, *(one for key in keys for one in places(value[key], (*path, key)))]
 

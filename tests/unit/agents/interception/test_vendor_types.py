@@ -51,7 +51,6 @@ RESPONSES = {
 
 
 def validators(wire: str) -> list[Callable[[Any], object]]:
-    """Of a whole response and of an event."""
     if wire == "generate_content":
         return [Draft202012Validator(json.loads(GOOGLE.read_text())).validate] * 2
     return [TypeAdapter(resolve_name(kind)).validate_python for kind in TYPES[wire]]

@@ -29,14 +29,11 @@ REPLIES = ["first é\n", 'second "quoted"', "third"]
 
 
 class GoldenAgent:
-    """Does a little of everything."""
-
     def __init__(self, *, container: AgentContainer, llm_client: LLMClient) -> None:
         self.container, self.llm = container, llm_client
         self.messages: list[dict[str, Any]] = []
 
     async def run(self, task: str) -> None:
-        """Asks as often as there are replies."""
         self.say([task, time.time(), random.random(), random.getrandbits(64), uuid.uuid4().hex])
         for place in range(len(REPLIES)):
             if place == 1:
@@ -64,7 +61,6 @@ class GoldenAgent:
             self.say(str(error))
 
     def say(self, what: Any) -> None:
-        """Has the next request hold it."""
         self.messages.append({"role": "user", "content": json.dumps(what)})
 
 
@@ -73,7 +69,6 @@ def respond(command: str) -> ExecResult:
 
 
 async def record(path: Path) -> None:
-    """Runs an episode and writes its journal."""
     journal = Journal(STARTED_AT, SEED)
     host = AgentHost(cast("Container", RehearsalContainer(respond)), journal)
     host.start(GoldenAgent, "Shine.", timeout_sec=None)

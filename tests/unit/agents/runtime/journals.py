@@ -60,7 +60,6 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def journals(draw: st.DrawFn) -> Journal:
-    """A journal such as some agent might have."""
     entries: list[Entry] = []
     conversation: list[Any] = []
     waiting: list[CallEntry] = []

@@ -21,7 +21,6 @@ from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
 from ares_exp.agents.runtime.journal import Call, Journal
 from ares_exp.containers.container import ExecResult
-from ares_exp.errors import ContainerError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
@@ -119,13 +118,11 @@ def new_journal(seed: int = 7) -> Journal:
 
 
 def on_disk(journal: Journal) -> Journal:
-    """A journal as it is read back."""
     lines = JournalEncoder().update(journal)
     return decode_journal(lines, started_at=journal.started_at, seed=journal.seed, where="the test")
 
 
 async def again(agent: Program, journal: Journal) -> World:
-    """Runs a program again, from a journal as it is read back."""
     world = World(on_disk(journal), responses=False)
     try:
         world.runtime.replay(lambda: agent(world), elapsed_sec=60.0)
@@ -133,19 +130,6 @@ async def again(agent: Program, journal: Journal) -> World:
         await world.runtime.cancel(5)
         raise
     return world
-
-
-@program
-async def sequence(w: World) -> None:
-    for place in range(3):
-        w.log.append(await w.exec(f"{place}"))
-        w.log.append(await w.ask(f"question {place}"))
-
-
-@program
-async def gather_with_errors(w: World) -> None:
-    failing = w.exec("fails", error=ContainerError("down"))
-    w.log.append([str(one)[:5] for one in await asyncio.gather(w.exec("works"), failing, return_exceptions=True)])
 
 
 @program
@@ -196,15 +180,6 @@ async def timeout_that_may_expire(w: World) -> None:
                 w.log.append(await w.exec(f"{place}", turns=place * 20))
         except TimeoutError:
             w.log.append("late")
-
-
-@program
-async def nested_timeouts(w: World) -> None:
-    try:
-        async with asyncio.timeout(0.004), asyncio.timeout(10):
-            await w.never("never")
-    except TimeoutError:
-        w.log.append(round(time.monotonic(), 6))
 
 
 @program

@@ -172,20 +172,6 @@ async def test_timers_are_passed_to_the_owner() -> None:
     assert seen == ["first"]
 
 
-async def test_unawaited_exceptions_are_reported() -> None:
-    loop, owner = new_loop()
-
-    async def fails() -> None:
-        raise ValueError("unheard")
-
-    loop.create_task(fails())
-    loop.call_soon(lambda: 1 / 0)
-    pump(loop)
-    await asyncio.sleep(0)
-    kinds = [type(context["exception"]) for context in owner.reported]
-    assert sorted(kinds, key=str) == [ValueError, ZeroDivisionError]
-
-
 KEPT = {
     *("call_soon", "call_later", "call_at", "time", "create_future", "create_task", "run_in_executor", "is_running"),
     *("is_closed", "close", "get_debug", "set_debug", "get_task_factory", "call_exception_handler"),
@@ -261,18 +247,6 @@ async def test_other_arguments_diverge() -> None:
     assert """expected a call for exec {"command": "b"} as in the recording, got {"command": "c"}""" in message
 
 
-async def test_other_kind_of_call_diverges() -> None:
-    async def other(w: World) -> None:
-        await asyncio.gather(w.exec("a"), w.exec("b"))
-        await w.exec("question")
-
-    message = await divergence(other, await recorded())
-    assert (
-        'expected an LLM request with 1 messages as in the recording, got a call for exec {"command": "question"}'
-        in message
-    )
-
-
 async def test_extra_or_missing_call_diverges() -> None:
     async def more(w: World) -> None:
         await asyncio.gather(w.exec("a"), w.exec("b"), w.exec("c"))
@@ -288,17 +262,11 @@ async def test_extra_or_missing_call_diverges() -> None:
     )
 
 
-async def test_early_or_late_end_diverges() -> None:
-    async def early(w: World) -> None:
-        await asyncio.gather(w.exec("a"), w.exec("b"))
-
+async def test_late_end_diverges() -> None:
     async def late(w: World) -> None:
         await twice(w)
         await w.exec("late")
 
-    assert "expected an LLM request with 1 messages as in the recording, but it ended" in await divergence(
-        early, await recorded()
-    )
     message = await divergence(late, await recorded())
     assert "after 1 LLM responses (entry 6 of 6 of its journal): it made a call that is not in the recording" in message
 
@@ -347,20 +315,6 @@ async def test_divergence_shows_the_recorded_message() -> None:
     with pytest.raises(DivergenceError, match=r"it was ….*cat is black and white.*, now it is ….*cat is brown and wh"):
         world.runtime.replay(lambda: asks(world, "brown"), elapsed_sec=1.0, originals=originals)
     await world.runtime.cancel(5)
-
-
-async def test_agent_cannot_swallow_a_divergence() -> None:
-    heard: list[BaseException] = []
-
-    async def swallows(w: World) -> None:
-        while True:
-            try:
-                await w.exec("other")
-            except Exception as error:
-                heard.append(error)
-
-    assert "now" in await divergence(swallows, await recorded())
-    assert heard == []
 
 
 async def test_calls_after_a_divergence_are_not_executed() -> None:

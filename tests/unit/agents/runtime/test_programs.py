@@ -134,8 +134,6 @@ ASK = LLMRequest([{"role": "user", "content": "?"}])
 
 
 class Slow:
-    """A container whose commands take a moment."""
-
     async def exec(self, command: str, **_: object) -> None:
         await asyncio.sleep(0.01)
 
@@ -153,18 +151,6 @@ def host_of(run: Any) -> AgentHost:
     return host
 
 
-async def test_polling_without_waiting_is_an_error() -> None:
-    async def polls(container: Any, llm: Any) -> None:
-        command = asyncio.ensure_future(container.exec("ls"))
-        while not command.done():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-    host = host_of(polls)
-    with pytest.raises(AgentError, match="keeps running without waiting"):
-        await host.next_request()
-    await asyncio.wait_for(host.cancel(), 30)
-
-
 async def test_agent_that_insists_is_stopped() -> None:
     async def insists(container: Any, llm: Any) -> None:
         while True:
@@ -174,16 +160,6 @@ async def test_agent_that_insists_is_stopped() -> None:
     host = host_of(insists)
     assert await host.next_request() == ASK
     await asyncio.wait_for(host.cancel(), 30)
-
-
-async def test_endless_wait_is_an_error() -> None:
-    async def waits(container: Any, llm: Any) -> None:
-        await asyncio.Event().wait()
-
-    host = host_of(waits)
-    with pytest.raises(AgentError, match="but not for its LLM"):
-        await host.next_request()
-    await host.cancel()
 
 
 async def test_exit_in_a_thread_is_an_error() -> None:

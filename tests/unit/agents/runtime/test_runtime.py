@@ -11,7 +11,7 @@ import pytest
 
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.agents.runtime.journal import DoneEntry, SeedEntry
-from ares_exp.errors import ContainerError, EpisodeStateError, NondeterministicCallError
+from ares_exp.errors import ContainerError, EpisodeStateError
 from tests.unit.agents.runtime.programs import Program, World, again, new_journal
 
 GRACE_SEC = 20.0
@@ -43,18 +43,6 @@ async def test_call_returns_or_raises_its_outcome(deterministic: bool) -> None:
     assert world.log == ["works", "down"]
     assert world.performed == ["works", "fails"]
     assert nothing_is_left()
-
-
-@both_loops
-async def test_end_of_the_agent_is_signalled(deterministic: bool) -> None:
-    async def agent(w: World) -> None:
-        await w.ask("last")
-
-    world = new_world(deterministic, responses=False)
-    start(world, agent)
-    await world.until(lambda: world.asked)
-    world.runtime.deliver(world.asked[0], world.response_to(world.asked[0]))
-    await world.until(lambda: world.runtime.has_ended)
 
 
 @both_loops
@@ -229,30 +217,6 @@ async def test_new_seed_gives_new_reproducible_draws() -> None:
     assert (await again(agent, other.runtime.journal)).log == other.log
 
 
-async def test_refusal_is_recorded_even_if_swallowed() -> None:
-    async def agent(w: World) -> None:
-        try:
-            await asyncio.open_connection("127.0.0.1", 1)
-        except Exception as error:
-            w.log.append(type(error))
-
-    world = await new_world().execute(agent)
-    assert world.log == [NondeterministicCallError]
-    assert "create_connection" in str(world.runtime.refused)
-
-
-async def test_agent_without_pending_calls_is_stuck() -> None:
-    async def agent(w: World) -> None:
-        await w.exec("first")
-        await asyncio.Event().wait()
-
-    world = new_world()
-    start(world, agent)
-    assert world.runtime.blocked is None
-    await world.until(lambda: world.runtime.blocked is not None)
-    await world.runtime.cancel(GRACE_SEC)
-
-
 async def test_unawaited_exceptions_are_reported_during_the_phase(caplog: pytest.LogCaptureFixture) -> None:
     async def agent(w: World) -> None:
         async def fails(text: str) -> None:
@@ -276,19 +240,6 @@ async def test_unawaited_exceptions_are_reported_during_the_phase(caplog: pytest
     assert "too late" not in caplog.text
 
 
-async def test_awaited_exit_can_be_caught() -> None:
-    async def agent(w: World) -> None:
-        async def leaves() -> None:
-            raise SystemExit(4)
-
-        try:
-            await asyncio.create_task(leaves())
-        except SystemExit as error:
-            w.log.append(error.code)
-
-    assert (await new_world().execute(agent)).log == [4]
-
-
 async def test_foreign_future_cannot_be_awaited() -> None:
     foreign = asyncio.get_running_loop().create_future()
 
@@ -297,20 +248,6 @@ async def test_foreign_future_cannot_be_awaited() -> None:
 
     with pytest.raises(RuntimeError, match="attached to a different loop"):
         await new_world().execute(agent)
-
-
-async def test_concurrent_agents_have_independent_draws() -> None:
-    async def agent(w: World) -> None:
-        for place in range(5):
-            w.log.append([random.random(), uuid.uuid4().hex])
-            await w.exec(f"{place}")
-
-    async def one(seed: int) -> World:
-        return await World(new_journal(seed)).execute(agent)
-
-    together = await asyncio.gather(*(one(seed % 20) for seed in range(40)))
-    assert [world.log for world in together[:20]] == [world.log for world in together[20:]]
-    assert len({str(world.log) for world in together}) == 20
 
 
 async def test_hold_also_pauses_a_nondeterministic_agent() -> None:

@@ -26,17 +26,7 @@ from tests.conftest import ROOT
 from tests.unit.runs.sweeps.recorded_job import record, result
 from tests.warm_start import warm_command
 
-SHORT = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.commands.cli.main import main; sys.exit(main())"
-PROGRAMS = {"ares-exp": ["-c", SHORT], "python -m ares_exp": ["-m", "ares_exp"]}
-IN_PROCESSES_OF_ITS_OWN = "show"
-"""One of the commands, which is called as a user calls it; the others are called in this process."""
-
-
-def process(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1", "PYTHON_COLORS": "0"}
-    return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
-    )
+PROGRAMS = ("ares-exp", "python -m ares_exp")
 
 
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
@@ -64,7 +54,6 @@ def test_every_command_has_texts_and_examples(entry: CommandModule) -> None:
 
 
 def called(program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Calls the program in this process."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name, value in {"COLUMNS": "1000", "NO_COLOR": "1", "PYTHON_COLORS": "0"}.items():
@@ -81,9 +70,8 @@ def called(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_the_name_of_the_caller(command: str) -> None:
     texts = set()
-    for program, words in PROGRAMS.items():
-        own_process = command == IN_PROCESSES_OF_ITS_OWN
-        done = process(*words, command, "--help") if own_process else called(program, command, "--help")
+    for program in PROGRAMS:
+        done = called(program, command, "--help")
         name = f"{program} {command}"
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: {name} [-h]")
@@ -155,7 +143,8 @@ def test_commands_start_without_hydra() -> None:
         "assert main() == 2\n"
         "print(sorted({'hydra', 'omegaconf', 'gymnasium', 'numpy', 'docker', 'wandb'} & set(sys.modules)))"
     )
-    assert process("-c", load).stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
