@@ -1,5 +1,3 @@
-"""The terminal agent, and the commands and errors that it reads in responses."""
-
 import json
 import re
 from collections.abc import AsyncIterator, Callable

@@ -1,5 +1,3 @@
-"""The tools agent on local containers and on one in memory: calls in order, the editor, what it tells the LLM."""
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
