@@ -1,5 +1,3 @@
-"""`ares-exp list`: every option is there, and what is not known is no error."""
-
 import importlib
 import json
 import sys

@@ -1,5 +1,3 @@
-"""The check of agents: good ones pass it, and each bad one is found, where it goes astray, with what it did."""
-
 import asyncio
 import json
 import re
