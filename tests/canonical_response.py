@@ -1,5 +1,3 @@
-"""The canonical form of the message that repeats a response."""
-
 from typing import Any
 
 from ares_exp.llms.canonical import canonical_messages

@@ -1,5 +1,3 @@
-"""A port of this machine at which nobody listens."""
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-"""The tutorial's server, started as the tutorial does."""
-
 import signal
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""A scripted policy that takes its time."""
-
 import asyncio
 from typing import Any
 

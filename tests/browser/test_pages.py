@@ -99,10 +99,7 @@ def test_numbers_match_the_records(page: Page, runs: Path, tmp_path: Path, capsy
         assert page.run("return payload.runs[arguments[0]].results", number) == recorded
         page.go(f"#/{number}/overview")
         estimate = recorded["statistics"]["scored_only"]["mean_reward"]
-        shown = page.run(
-            "return [...document.querySelector('.card').querySelectorAll('.figure')].map(one => +one.dataset.value)"
-        )
-        assert shown == [estimate[key] for key in ("value", "low", "high")]
+        assert page.run(FIGURES) == [estimate[key] for key in ("value", "low", "high")]
     page.go("#/compare")
     page.run("document.querySelector('[data-table=paired] tbody a').click()")
     page.until("return document.body.innerText.includes('in common, then')")

@@ -1,5 +1,3 @@
-"""`agent=command`: a program of the user's runs, limited, scored, recorded and resumed like any other agent."""
-
 import asyncio
 import json
 import re

@@ -1,5 +1,3 @@
-"""MCP servers of a task, in real containers, as tools of the tools agent."""
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The terminal agent, and the commands and errors that it reads in responses."""
-
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -15,9 +13,9 @@ from ares_exp.containers.container import ContainerSpec, TerminalOutput
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.terminal import KEPT_BYTES, TerminalSession
 from ares_exp.errors import AgentError, RepeatedFormatError
-from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.testing.echo_container import RehearsalContainer
+from tests.unit.agents.scripted_model import Model
 
 pytest.importorskip("pyte")
 
@@ -39,20 +37,6 @@ class Scripted(RehearsalContainer):
             self.typed.append((keys, seconds))
             return TerminalOutput(("$ " if is_new else "") + self._prints(keys), is_new)
         return TerminalOutput("$ ", is_new)
-
-
-class Model:
-    def __init__(self, *replies: str | LLMResponse) -> None:
-        self.requests: list[LLMRequest] = []
-        self._replies = [one if isinstance(one, LLMResponse) else LLMResponse.from_text(one) for one in replies]
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        self.requests.append(request)
-        return self._replies.pop(0)
-
-    @property
-    def told(self) -> list[str]:
-        return [str(request.messages[-1]["content"]) for request in self.requests]
 
 
 def keys(*typed: tuple[str, float], done: bool = False) -> str:

@@ -1,5 +1,3 @@
-"""The tools agent on local containers and on one in memory: calls in order, the editor, what it tells the LLM."""
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.testing.check_agent import check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
+from tests.unit.agents.scripted_model import Model
 
 SUBMIT = ("submit", {})
 
@@ -25,16 +24,6 @@ def calls(*wanted: tuple[str, Any], text: str = "", tokens: int = 0) -> LLMRespo
         for n, (name, given) in enumerate(wanted)
     ]
     return LLMResponse([*([TextData(text)] if text else []), *pieces], usage=Usage(tokens, 0))
-
-
-class Model:
-    def __init__(self, *replies: LLMResponse) -> None:
-        self.requests: list[LLMRequest] = []
-        self._replies = list(replies)
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        self.requests.append(request)
-        return self._replies.pop(0)
 
 
 async def work(container: Any, *replies: LLMResponse, **options: Any) -> tuple[Model, Any]:

@@ -1,5 +1,3 @@
-"""Run directories made of rows and episodes, and what a report has in it."""
-
 import base64
 import html
 import json

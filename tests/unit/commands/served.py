@@ -1,5 +1,3 @@
-"""The server of `ares-exp view`, in a thread."""
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-"""`ares-exp compare`: run directories in, a verdict out."""
-
 import json
 import subprocess
 import sys

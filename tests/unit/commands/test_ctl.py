@@ -1,5 +1,3 @@
-"""`ares-exp ctl`: it shows and controls running runs, and rejects all others."""
-
 import asyncio
 import fcntl
 import json

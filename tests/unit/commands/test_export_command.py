@@ -1,5 +1,3 @@
-"""The command `export`: which episodes it takes, what it writes, and how it reports mistakes."""
-
 import gc
 import json
 from dataclasses import replace

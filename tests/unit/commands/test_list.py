@@ -1,5 +1,3 @@
-"""`ares-exp list`: every option is there, and what is not known is no error."""
-
 import importlib
 import json
 import sys
@@ -57,17 +55,6 @@ def test_tables_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a bubblewrap sandbox" in capsys.readouterr().out
     assert main(["plugins"]) == 0
     assert capsys.readouterr().out == "plugins\n  none\n\n"
-
-
-def test_uncountable_tasks_are_unknown(site: Site, listed: Any) -> None:
-    harbor = "_target_: ares_exp.environments.harbor.HarborEnvironments\n"
-    options = {"gone": f"{harbor}path: /nowhere\n", "needs": f"{harbor}path: ???\n", "odd": "_target_: os.getcwd\n"}
-    options |= {"torn": "a: [\n", "missing": "_target_: wanting.missing.Class\n"}
-    options["exits"] = "_target_: sys.exit\n"
-    site.install("wanting", {"wanting": "wanting.conf"}, {f"wanting/conf/env/{k}.yaml": v for k, v in options.items()})
-    rows = {row["name"]: row for row in listed("envs")["envs"]}
-    assert {name: rows[name]["tasks"] for name in options} == dict.fromkeys(options)
-    assert rows["gone"]["from"] == "plugin wanting"
 
 
 def test_options_of_a_custom_directory_are_listed(tmp_path: Path, listed: Any) -> None:

@@ -1,5 +1,3 @@
-"""`ares-exp report`: which trajectories it has, what it says of the others, and what it hides."""
-
 import contextlib
 import json
 import os

@@ -1,5 +1,3 @@
-"""`ares-exp view`: who is answered, what is read, and that nothing else is."""
-
 import itertools
 import json
 import os

@@ -1,5 +1,3 @@
-"""The printed summary of a run."""
-
 import io
 import os
 from dataclasses import replace

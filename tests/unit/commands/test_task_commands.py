@@ -1,5 +1,3 @@
-"""The commands for tasks: folders that `check` finds, its verdicts, and templates of new tasks."""
-
 import shutil
 from pathlib import Path
 from typing import Any

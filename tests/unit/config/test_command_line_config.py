@@ -1,5 +1,3 @@
-"""Command lines: composition, known keys, overrides, run modes, and messages for mistakes."""
-
 import functools
 import inspect
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Options: their files, components inside other components, and plugins."""
-
 import enum
 import logging
 import os

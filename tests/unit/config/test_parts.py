@@ -1,5 +1,3 @@
-"""Parts that lack something of their contract are completed by its defaults, and keep their names."""
-
 import functools
 from typing import Any, Protocol
 

@@ -1,5 +1,3 @@
-"""`tracker=[wandb,jsonl]`: several trackers at once, composed and made as a job makes them."""
-
 from pathlib import Path
 
 import pytest

@@ -68,9 +68,6 @@ def turned(base: type, name: str, method: str, turn: Callable[[Any], Any]) -> ty
     return made
 
 
-# Sources
-
-
 class Room:
     export_state = step_count = None
 
@@ -170,9 +167,6 @@ def test_broken_source_is_found(test: str, broken: type) -> None:
         run(SourceContract, test, of_source(Rooms()))
     with pytest.raises(FAILURES):
         run(SourceContract, test, of_source(broken()))
-
-
-# Environments
 
 
 class Whole:
@@ -369,9 +363,6 @@ def test_broken_environment_is_found(test: str, broken: type, tmp_path: Path, mo
         run(EnvironmentContract, test, {"environment": broken(), "tmp_path": tmp_path / "broken"})
 
 
-# Policies
-
-
 class Talker(Policy):
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("fine")
@@ -462,9 +453,6 @@ def test_broken_policy_is_found(test: str, broken: type) -> None:
         run(PolicyContract, test, {"policy": broken(), **given})
 
 
-# Collectors
-
-
 class NoEnd:
     def begin_episode(self, *, task_name: str) -> None: ...
     def record_step(self, record: Any) -> None: ...
@@ -545,9 +533,6 @@ def test_broken_collector_is_found(test: str, broken: type) -> None:
         run(CollectorContract, test, {"collector": made, "complete": made if broken is NoEnd else as_collector(made)})
 
 
-# Trackers
-
-
 class Notes(TrackerBase):
     def start(self, run: RunInfo) -> None: ...
     def log_episode(self, result: Any, trajectory: Any = None) -> None: ...
@@ -604,9 +589,6 @@ def test_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkey
         execute(broken(), tmp_path / "broken")
 
 
-# Agents
-
-
 class NotReady(ShellAgentFactory):
     async def preflight(self) -> None:
         raise UserError("no")
@@ -656,9 +638,6 @@ def test_broken_agent_is_found(test: str, broken: type) -> None:
     run(AgentContract, test, given(ShellAgentFactory()))
     with pytest.raises((*FAILURES, DivergenceError)):
         run(AgentContract, test, given(broken if broken is careless.Now else broken()))
-
-
-# Containers
 
 
 class Mute:

@@ -52,15 +52,12 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deseria
 from ares_exp.wrappers.registry import make
 from ares_exp.wrappers.tracked_environment import TrackedEnvironment
 from tests import swebench_rows
-from tests.agents.stateful_agent import StatefulAgentFactory
 from tests.agents.thorough_agent import ThoroughAgentFactory, respond
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.loopback_endpoint import respond as completion
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.trajectories.chats import chat, write
-
-# Sources
 
 
 @needs_local
@@ -98,8 +95,6 @@ class TestPluginSource(SourceContract):
 
         return NimEnvironments(matches=[3, 5])
 
-
-# Environments
 
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 
@@ -186,9 +181,6 @@ class TestPluginEnvironment(EnvironmentContract):
         return Nim(6)
 
 
-# Policies
-
-
 RECORDED = chat(length=4)
 
 
@@ -240,9 +232,6 @@ class TestPolicies(PolicyContract):
         return request.param()
 
 
-# Collectors
-
-
 @pytest.fixture(
     params=[
         lambda path: JsonTrajectoryCollector(path),
@@ -292,9 +281,6 @@ class TestForeignCollector(CollectorContract):
         return OneAtATime()
 
 
-# Trackers
-
-
 def wandb_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
     monkeypatch.setenv("HOME", str(tmp_path))
     return WandbTracker(mode="offline", finish_timeout_sec=100.0)
@@ -321,9 +307,6 @@ class TestTrackers(TrackerContract):
     )
     def tracker(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
         return request.param(tmp_path, monkeypatch)
-
-
-# Agents
 
 
 class TestShellAgent(AgentContract):
@@ -369,11 +352,3 @@ class TestThoroughAgent(AgentContract):
         from ares_exp.testing.echo_container import RehearsalContainer
 
         return RehearsalContainer(respond)
-
-
-class TestStatefulAgent(AgentContract):
-    replies = ("a", "b", "done")
-
-    @pytest.fixture
-    def factory(self) -> Any:
-        return StatefulAgentFactory()

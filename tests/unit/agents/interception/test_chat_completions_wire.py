@@ -1,5 +1,3 @@
-"""The chat-completions wire, judged by OpenAI's client."""
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,12 +20,6 @@ from tests.wire_server import WireServer, event_data
 WIRE = ChatCompletionsWire()
 HELLO: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[WireServer]:
-    with WireServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""The generateContent wire: what its clients get, and what comes back when they repeat it."""
-
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping

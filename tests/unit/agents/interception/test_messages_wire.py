@@ -1,5 +1,3 @@
-"""The Messages wire, judged by Anthropic's client."""
-
 from __future__ import annotations
 
 import json
@@ -25,12 +23,6 @@ if TYPE_CHECKING:
 
 WIRE = MessagesWire()
 HELLO: dict[str, Any] = {"model": "policy", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[WireServer]:
-    with WireServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

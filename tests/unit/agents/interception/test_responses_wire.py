@@ -1,5 +1,3 @@
-"""The wire of Responses, judged by OpenAI's client."""
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -36,12 +34,6 @@ TOOLS: Any = [
     },
 ]
 HELLO: dict[str, Any] = {"model": "policy", "input": "hello", "tools": TOOLS, "store": False}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[WireServer]:
-    with WireServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

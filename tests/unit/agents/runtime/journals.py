@@ -1,5 +1,3 @@
-"""Hypothesis strategies for journals."""
-
 from typing import Any
 
 from hypothesis import strategies as st

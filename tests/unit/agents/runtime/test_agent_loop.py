@@ -1,5 +1,3 @@
-"""The event loop of agents, and runs that diverge from their journals."""
-
 import asyncio
 import inspect
 from collections.abc import Callable
@@ -238,47 +236,43 @@ async def test_concurrent_calls_may_change_their_order() -> None:
     await again(reversed_order, await recorded())
 
 
-async def test_other_arguments_diverge() -> None:
-    async def other(w: World) -> None:
-        await asyncio.gather(w.exec("a"), w.exec("c"))
-
-    message = await divergence(other, await recorded())
-    assert "after 0 LLM responses (entry 1 of 6 of its journal)" in message
-    assert """expected a call for exec {"command": "b"} as in the recording, got {"command": "c"}""" in message
+async def other_arguments(w: World) -> None:
+    await asyncio.gather(w.exec("a"), w.exec("c"))
 
 
-async def test_extra_or_missing_call_diverges() -> None:
-    async def more(w: World) -> None:
-        await asyncio.gather(w.exec("a"), w.exec("b"), w.exec("c"))
-
-    async def less(w: World) -> None:
-        await asyncio.gather(w.exec("a"), asyncio.Event().wait())
-
-    assert 'it made a call that is not in the recording: a call for exec {"command": "c"}' in await divergence(
-        more, await recorded()
-    )
-    assert 'expected a call for exec {"command": "b"} as in the recording, but it waited' in await divergence(
-        less, await recorded()
-    )
+async def extra_call(w: World) -> None:
+    await asyncio.gather(w.exec("a"), w.exec("b"), w.exec("c"))
 
 
-async def test_late_end_diverges() -> None:
-    async def late(w: World) -> None:
-        await twice(w)
-        await w.exec("late")
-
-    message = await divergence(late, await recorded())
-    assert "after 1 LLM responses (entry 6 of 6 of its journal): it made a call that is not in the recording" in message
+async def missing_call(w: World) -> None:
+    await asyncio.gather(w.exec("a"), asyncio.Event().wait())
 
 
-async def test_cancelling_an_awaited_call_diverges() -> None:
-    async def gives_up(w: World) -> None:
-        tasks = [asyncio.create_task(w.exec("a")), asyncio.create_task(w.exec("b"))]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
+async def late_end(w: World) -> None:
+    await twice(w)
+    await w.exec("late")
 
-    assert "it cancelled call" in await divergence(gives_up, await recorded())
+
+async def cancels_a_call(w: World) -> None:
+    tasks = [asyncio.create_task(w.exec("a")), asyncio.create_task(w.exec("b"))]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (other_arguments, "after 0 LLM responses (entry 1 of 6 of its journal): "
+         'expected a call for exec {"command": "b"} as in the recording, got {"command": "c"}'),
+        (extra_call, 'it made a call that is not in the recording: a call for exec {"command": "c"}'),
+        (missing_call, 'expected a call for exec {"command": "b"} as in the recording, but it waited'),
+        (late_end, "after 1 LLM responses (entry 6 of 6 of its journal): it made a call that is not in the recording"),
+        (cancels_a_call, "it cancelled call"),
+    ],
+)  # fmt: skip
+async def test_other_calls_diverge(agent: Program, message: str) -> None:
+    assert message in await divergence(agent, await recorded())
 
 
 async def test_other_message_or_settings_diverge() -> None:

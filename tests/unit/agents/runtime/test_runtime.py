@@ -1,5 +1,3 @@
-"""The runtime at work: what it carries out, gives up, keeps back and refuses."""
-
 import asyncio
 import gc
 import logging

@@ -1,5 +1,3 @@
-"""Commands and flags of the command line, its completion, and the end of a sweep."""
-
 import argparse
 import inspect
 import os
