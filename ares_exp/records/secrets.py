@@ -90,7 +90,7 @@ _PLACES = frozenset({"dir", "env", "file", "name", "path", "sock", "url"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _REFERENCE = re.compile(r"\$\{\w+\}|\$\w+")
-_INLINE_KEY = re.compile(r"([\w-]+)['\"]?\s*[:=]")
+_INLINE_KEY = re.compile(r"(?<![\w-])([\w-]+)['\"]?\s*[:=]")
 
 
 @functools.lru_cache(maxsize=4096)  # called for every environment variable whenever the environment changes
