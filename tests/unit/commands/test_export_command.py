@@ -187,7 +187,7 @@ def test_existing_files_are_overwritten_only_with_force(run: Path, capsys: pytes
     folder.mkdir()
     for name in ("atif", "harbor"):
         assert export(run, folder, name) == 2
-        assert "out exists. Use another name, or remove it." in capsys.readouterr().err
+        assert "out already exists. Use another name, or remove it." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ async def test_an_unreachable_service_is_named() -> None:
 
 @pytest.mark.parametrize("arguments", [{"url": "localhost:8300"}, {"url": "http://h:1", "key_env": "UNSET_VARIABLE"}])
 def test_a_client_rejects_wrong_arguments(arguments: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"Expected the (URL|key) of the rollout service"):
+    with pytest.raises(ConfigError, match=r"(the URL of the rollout service|for the key of the rollout service)"):
         Client(**arguments)
 
 

@@ -114,7 +114,7 @@ def test_wrong_argument_of_another_id_is_named(id_, arguments, said):
         ({"step_limit": 0}, r"`step_limit`: .*greater than or equal to 1 \(got 0\)"),
         ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
         ({"container": "lxc"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'lxc'"),
-        ({"agent": "json"}, "`agent`: expected 'claude_code', .* or a factory of agents, got 'json'"),
+        ({"agent": "json"}, "`agent`: expected 'aider', .* or a factory of agents, got 'json'"),
         ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
         ({"seed": "x"}, "`seed`"),
         ({"pth": PATH}, r"there is no argument `pth`\. Did you mean `path`"),
