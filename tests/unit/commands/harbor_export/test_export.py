@@ -313,7 +313,7 @@ def refused(run: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_impossible_exports_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, jobs = record(tmp_path / "run", [tried()]), tmp_path / "jobs"
     (jobs / "run").mkdir(parents=True)
-    assert f"{jobs / 'run'} already already exists" in refused(run, jobs / "run", capsys)
+    assert f"{jobs / 'run'} already exists" in refused(run, jobs / "run", capsys)
     assert "is not a run directory" in refused(jobs, jobs / "job", capsys)
     for name in (".hidden", "a job"):
         assert "letters, digits and `._-`" in refused(run, jobs / name, capsys)
