@@ -169,7 +169,7 @@ class ShellPool:
                 f"No shell could be opened in the container as {user or 'its default user'}: {channel.complaint}"
             )
         if not channel.is_open:
-            raise ContainerError("The container runs no commands: its shell ended immediately.")
+            raise ContainerError("The container cannot run commands: its shell ended immediately.")
         self._channels[user].add(channel)
         return channel
 

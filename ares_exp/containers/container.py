@@ -214,12 +214,14 @@ class Container(Protocol):
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file of the container to the host path `target`, or a directory's contents into that directory.
+        """Copies a file from the container to the host path `target`, or the contents of a directory into it.
 
-        The content is untrusted: no traversal, no links that leave `target`, no devices, bounded size and count.
+        The content is untrusted: path traversal, links that leave `target` and devices are rejected, and the size and
+        the number of entries are bounded.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+                the reason.
             ContainerDiedError: The container is gone.
         """
 

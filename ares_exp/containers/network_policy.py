@@ -50,7 +50,10 @@ class NetworkPolicy:
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
 
     def allows_address(self, address: IPAddress) -> bool:
-        """Returns whether an IP address may be reached because it, or a network that contains it, is an entry."""
+        """Returns whether an IP address may be reached.
+
+        Unless the mode is public, `allowed_hosts` must contain the address or a network that contains the address.
+        """
         entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 
@@ -63,7 +66,8 @@ def normalise_host(entry: str) -> str:
     """Returns the canonical form of one entry of `allowed_hosts`.
 
     Args:
-        entry: A DNS name, `*.` and a DNS name, an IP address, or a network in CIDR notation without host bits.
+        entry: A DNS name, a DNS name prefixed with `*.`, an IP address, or a network in CIDR notation without host
+            bits.
 
     Raises:
         ValueError: `entry` has none of these forms.

@@ -359,7 +359,7 @@ def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
         if was.get(key) != now.get(key):
             raise SnapshotMismatchError(
                 f"{snapshot.snapshot_dir}: the task has changed since the snapshot was taken: its {key} was "
-                f"{was.get(key)!r:.80}, is {now.get(key)!r:.80}. Restore with the task as it was."
+                f"{was.get(key)!r:.80} and is now {now.get(key)!r:.80}. Use the original version of the task."
             )
     return task
 

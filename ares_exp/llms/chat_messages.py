@@ -146,7 +146,7 @@ _INVALID_ARGUMENTS = "invalid_arguments"
 
 
 def input_of_arguments(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call as an object, for wires that have no other form."""
+    """Returns the arguments of a call as an object, for wire formats that accept only objects."""
     given = arguments_object(arguments)
     return {_INVALID_ARGUMENTS: arguments} if given is None else given
 

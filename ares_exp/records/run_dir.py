@@ -92,7 +92,7 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
 def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
     """Appends `text` atomically, in one write. The text survives the end of this process.
 
-    Texts of concurrent writers are not mixed. Links are not followed.
+    Concurrent writes are not interleaved. Symbolic links are not followed.
 
     Args:
         path: The file.

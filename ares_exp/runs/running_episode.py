@@ -96,7 +96,7 @@ class RunningEpisode(EpisodeEvents):
             self.environment.grant_time(seconds)
 
     def has_room(self, responses: int) -> bool:
-        """Checks that this number of further responses reaches no limit, given the tokens and cost so far."""
+        """Returns whether this many more responses would stay within all limits, given the tokens and cost so far."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + responses)) is None
 
     def pay(self, response: LLMResponse) -> None:

@@ -47,7 +47,7 @@ _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """An episode that waits for an action, with all data to continue it in another process.
+    """An episode that is waiting for an action, with all the data needed to continue it in another process.
 
     Contents (files, the journal, messages) are objects in the `ObjectStore` next to `snapshot_dir`, named by their
     digests. Mappings and sequences are plain JSON.
@@ -66,7 +66,7 @@ class EnvironmentSnapshot:
         container_resources: `cpus`, `memory_mb`, `storage_mb`, `gpus`; `None` is unlimited.
         time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
         message_objects: Lines with the pending request's messages; see `agent_messages`.
-        journal: Lines with the agent's calls of its environment and their results.
+        journal: Lines with the agent's calls to its environment and their results.
         journal_entries: Number of lines in the journal.
         filesystem: Lines with the delta of the container's files.
         filesystem_base: Base of the delta.
@@ -74,7 +74,7 @@ class EnvironmentSnapshot:
         filesystem_bytes: Total size of the files in the delta, bytes.
         container: `options`, `workdir`, `env_names`, and state that is not captured: `processes` and `not_captured`.
         agent: `factory`, `options`, `source_digest`, and optionally `state` (an object) and its `state_version`.
-        episode: Tokens, cost, elapsed seconds, states of random generators and similar facts.
+        episode: Tokens, cost, elapsed seconds, random generator states, and so on.
         lineage: Origin: `root`, `parent`, `step`, `branch`, …; may be empty.
         writer: Versions of the software that wrote the snapshot.
         requires_reset: Always false: the next call is `step()`.

@@ -31,7 +31,8 @@ class SnapshottingEnvironment(EnvironmentWrapper):
 
     A snapshot starts when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy computes. The
     next call waits for it. A failed snapshot never changes the episode; it is reported and counted. Cancelling a call,
-    or leaving with a cancellation, cancels the snapshot in progress. Any other end of the episode waits for it.
+    or leaving the context because of a cancellation, cancels the snapshot in progress. If the episode ends in any
+    other way, the snapshot is completed first.
 
     Attributes:
         snapshots: Names of the episode's kept snapshots, `<episode_id>@<step>`, oldest first.

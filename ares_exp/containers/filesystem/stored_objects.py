@@ -197,9 +197,8 @@ class ObjectStore:
             raise ValueError("Expected lines without line ends in them.")
         if known.found_in(data):
             raise CaptureError(
-                "Expected no secrets in a snapshot, got a line with the value of a sensitive environment "
-                "variable or of a protected value. Keep the secret out of the container and of the "
-                "conversation."
+                "Expected no secrets in a snapshot, but a line contains a protected value or the value of a sensitive "
+                "environment variable. Keep secrets out of the container and the conversation."
             )
         return self.put(data)
 

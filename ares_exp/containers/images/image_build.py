@@ -31,11 +31,11 @@ _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
 
 
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
-    """Rejects a Dockerfile that needs BuildKit if no local command uses BuildKit of the engine. Blocking.
+    """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
 
     Args:
         dockerfile: The file.
-        connect: Function that connects to the engine, called only if the file needs BuildKit.
+        connect: Connects to the engine. Called only if the file needs BuildKit.
 
     Raises:
         TaskError: The file cannot be read.

@@ -262,7 +262,7 @@ def _check_call(key: str, part: Any) -> None:
         signature.bind(None, None, **options)
     except TypeError as error:
         raise ConfigError(
-            f"Expected `{key}` to be callable with an episode and its container, and options by name: {error}."
+            f"Expected `{key}` to accept an episode, its container, and the options as keyword arguments: {error}."
         ) from None
 
 

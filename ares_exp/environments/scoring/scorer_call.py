@@ -61,8 +61,8 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
     value = numbers.get(REWARD, next(iter(numbers.values())) if len(numbers) == 1 else None)
     if value is None and weight:
         raise ScorerError(
-            f"Expected the scorer `{name}` to return one number, or `reward` among several, got the keys "
-            f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or have them recorded only: `weight: 0`.",
+            f"Expected the scorer `{name}` to return one number, or several including `reward`, got the keys "
+            f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or set `weight: 0` to only record them.",
             scorer=name,
         )
     recorded = {name if key == REWARD else f"{name}.{key}": number for key, number in numbers.items()}

@@ -79,9 +79,10 @@ class Held:
     Attributes:
         since: Start of the pause, in epoch seconds.
         now: Whether requests to the policy are also paused.
-        until: Time at which the run resumes automatically, in epoch seconds; `None` if only an order resumes it.
-        by: Author of the order.
-        reason: Reason that the author specified.
+        until: Time at which the run resumes automatically, in epoch seconds; `None` if the run stays paused until a
+            user resumes it.
+        by: User who requested the pause.
+        reason: Reason that the user gave.
     """
 
     since: float

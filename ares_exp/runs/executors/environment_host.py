@@ -94,8 +94,8 @@ class EnvironmentHost(ModelsElsewhere):
         """Creates a host without environments.
 
         Args:
-            lease_sec: Time without a call of the run after which the host ends, in seconds.
-            on_end: Function that is called when the host has ended by itself.
+            lease_sec: Number of seconds without a call from the run after which the host shuts down.
+            on_end: Called when the host has shut itself down.
         """
         self._lease_sec = lease_sec
         self._on_end = on_end

@@ -159,7 +159,10 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Treats the host as lost: current and later calls raise `HostLostError`. Further calls have no effect."""
+        """Treats the host as lost: current and later calls to it raise `HostLostError`.
+
+        Calling `lose` again has no effect.
+        """
         if self.why_lost is None:
             self._give_up(why)
             self._on_lost(self)
