@@ -56,7 +56,7 @@ def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
 
 
 def _counts(member: object, name: str, contract: Any) -> bool:
-    """Checks whether a value counts as a member. `None` does not count as a method."""
+    """Returns whether a value counts as a member. `None` does not count as a method."""
     return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 

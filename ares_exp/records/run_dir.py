@@ -342,7 +342,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Checks whether a folder is a run directory."""
+    """Returns whether a folder is a run directory."""
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 

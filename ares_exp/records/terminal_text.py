@@ -91,7 +91,7 @@ def _shown(char: str) -> str:
 
 
 def encodable(text: str, stream: TextIO) -> bool:
-    """Checks whether the encoding of `stream` can represent `text`."""
+    """Returns whether the encoding of `stream` can represent `text`."""
     try:
         text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -457,7 +457,7 @@ class Experiment:
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Checks whether the disk or mount of a record caused an error. If so, the run is ended."""
+        """Returns whether the disk or mount of a record caused an error. If so, the run is ended."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:

@@ -190,7 +190,7 @@ class RunOnRequest(TrainedRun):
             self._scheduler.resume(TRAINER)
 
     def is_cancelled(self, slot: Slot) -> bool:
-        """Checks whether the trainer has cancelled an attempt that has not ended."""
+        """Returns whether the trainer has cancelled an attempt that has not ended."""
         return slot in self._cancelled
 
     def tried(self, episode: RunningEpisode) -> None:

@@ -162,7 +162,7 @@ class HarborEnvironment:
         await self._watched(self._container.download(source_path, target_path))
 
     async def is_dir(self, path: str, user: User | None = None) -> bool:
-        """Checks whether a path is a directory."""
+        """Returns whether a path is a directory."""
         return bool((await self.exec(f"test -d {shlex.quote(path)}", user=user)).return_code == 0)
 
     async def _upload_logs(self) -> None:

@@ -39,7 +39,7 @@ class Seat(Generic[HostT]):
     kept_for: int | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Checks whether an environment that allows `limit` - 1 other environments can be added."""
+        """Returns whether an environment that allows `limit` - 1 other environments can be added."""
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 

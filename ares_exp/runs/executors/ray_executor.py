@@ -325,7 +325,7 @@ class RayExecutor(ExecutorBase):
         return host
 
     def _uses_shared_disk(self, ready: HostReady) -> bool:
-        """Checks whether the host writes to the run directory.
+        """Returns whether the host writes to the run directory.
 
         Raises:
             PreflightError: The host must write to the run directory, but cannot access it.
