@@ -488,7 +488,7 @@ class CaptureError(SnapshotError):
 
 
 class SnapshotMetadataError(SnapshotError, ValueError):
-    """A snapshot cannot be read. The message names the path and the problem."""
+    """A snapshot cannot be read. The message gives the path and the problem."""
 
 
 class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
@@ -528,7 +528,7 @@ class RestoreError(SnapshotError):
 
 
 class TrajectoryFormatError(AresExpError, ValueError):
-    """A trajectory file cannot be read; the message names the path and the position."""
+    """A trajectory file cannot be read; the message gives the path and the position."""
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
@@ -550,7 +550,7 @@ class ServiceError(AresExpError):
 
 
 class UntrainableError(AresExpError, ValueError):
-    """An episode has calls that cannot be trained on; the message names the episode, the step and a fix."""
+    """An episode has calls that cannot be trained on; the message gives the episode, the step and a fix."""
 
 
 INFRASTRUCTURE: Mapping[str, int] = {

@@ -50,7 +50,7 @@ class ServerGoneError(McpError):
 
 @dataclass(frozen=True, slots=True)
 class McpCall:
-    """A call of a server's tool.
+    """A call to a tool on a server.
 
     Attributes:
         name: Name of the tool, as offered to the LLM.

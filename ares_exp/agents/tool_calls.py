@@ -118,7 +118,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
 
 
 def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
-    """Validates a call of one of the offered tools. Unknown arguments are ignored."""
+    """Validates a call to one of the offered tools. Unknown arguments are ignored."""
     name = _OTHER_NAMES.get(piece.name, piece.name)
     if name not in tools:
         return UnusableCall(f"There is no tool {piece.name!r:.60}. The tools are: {', '.join(tools)}.")

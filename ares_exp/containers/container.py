@@ -209,7 +209,7 @@ class Container(Protocol):
         symlinks are preserved. The owner is root.
 
         Raises:
-            TransferError: The copy failed. The message names the path and the reason.
+            TransferError: The copy failed. The message gives the path and the reason.
             ContainerDiedError: The container is gone.
         """
 
@@ -266,10 +266,13 @@ class ServiceContainer(Protocol):
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file or directory of the service to the host, even after it has ended; see `Container.download`.
+        """Copies a file or directory from the service to the host, even after the service has ended.
+
+        See `Container.download`.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+                the reason.
         """
 
     async def stop(self) -> None:
@@ -301,7 +304,7 @@ class SnapshottableContainer(Protocol):
             objects: Store for the contents of files.
 
         Raises:
-            CaptureError: The files could not be read. The message names the path and the reason.
+            CaptureError: The files could not be read. The message gives the path and the reason.
             SnapshotUnsupportedError: This container cannot be captured. The message has the reason and a suggested fix.
             ContainerDiedError: The container is gone.
         """
@@ -402,7 +405,7 @@ class ContainerFactoryBase(ContainerFactory):
 
         Args:
             images: Whether images that are kept for the next run also count as stale.
-            snapshots: Whether snapshots that the backend's service keeps also count as stale.
+            snapshots: Whether snapshots that are stored at the backend's service also count as stale.
 
         Raises:
             PreflightError: The backend is not available. The message suggests a fix.
@@ -417,10 +420,10 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
 
 
 def refuse_second_start(*, started: bool) -> None:
-    """Rejects the second start of a container.
+    """Rejects a second start of a container.
 
     Args:
-        started: Whether the container has been started or stopped before.
+        started: Whether the container has already been started or stopped.
 
     Raises:
         ContainerStartError: `started` is true.
@@ -438,7 +441,7 @@ async def bounded_start(
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
-        stop: Function that undoes a complete or partial start.
+        stop: Undoes a complete or partial start.
         remedy: Advice to the user if the start times out, as a sentence.
 
     Raises:

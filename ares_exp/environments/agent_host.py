@@ -162,7 +162,7 @@ class AgentHost:
             env: Environment variables that are set for every command, in addition to the variables of the command.
             limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit of the
                 whole agent phase applies, as for a task's solution.
-            activity: Record to which every call of the container is added.
+            activity: Record to which every call to the container is added.
             on_requests: Callback for changes of `pending`: a new LLM call while another call is pending, or a call that
                 the agent may have cancelled.
             background_client: LLM client for background requests (`Origin.is_background`); `None` makes all requests
@@ -375,7 +375,7 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until no call of the agent is running, and holds new calls back until `runtime.release`.
+        """Waits until no call from the agent is running, and holds new calls back until `runtime.release`.
 
         Raises:
             SnapshotBusyError: A call is still running after `timeout_sec`.

@@ -296,7 +296,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts a response to a response of the package, with text, cost and usage. Other fields are dropped.
+    """Converts a response to the package's response type, with text, cost and usage. Other fields are dropped.
 
     Args:
         response: Response to convert.

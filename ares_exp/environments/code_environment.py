@@ -505,7 +505,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step, and rejects all calls of other methods inside the block."""
+        """Yields the pending time step, and rejects all calls to other methods inside the block."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = (

@@ -336,7 +336,7 @@ class EpisodeModel:
         return None
 
     async def _known(self, question: str, reading: Reading[T]) -> T | None:
-        """Returns the recorded answer of an earlier episode, if any. Each recorded answer is used once."""
+        """Returns the recorded answer from an earlier episode, if any. Each recorded answer is used once."""
         files = self._files
         if files is None:
             return None

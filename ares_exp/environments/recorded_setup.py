@@ -154,7 +154,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
-    """Returns the recorded options of the agent of a snapshot."""
+    """Returns the recorded options of a snapshot's agent."""
     return dict(snapshot.agent.get("options") or {})
 
 
@@ -170,7 +170,7 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the options of a factory class whose values may be taken from a file."""
+    """Returns the factory class's options whose values may be taken from a file."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 

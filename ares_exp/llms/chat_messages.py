@@ -55,7 +55,7 @@ def check_message(value: Any) -> Mapping[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Returns the joined texts of a content."""
+    """Returns the joined text parts of a content."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else ()

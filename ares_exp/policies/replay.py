@@ -277,7 +277,7 @@ class _Replayed:
 
 
 def _in_words(difference: Difference, counts: str) -> str:
-    """Describes a difference: both texts, from shortly before the first different character, or `counts`."""
+    """Describes a difference: both strings, from shortly before the first differing character, or `counts`."""
     old, new = difference.old, difference.new
     if difference.where.startswith("message") and (old is None or new is None):
         return counts

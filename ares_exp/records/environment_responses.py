@@ -40,7 +40,7 @@ class Asked:
     Attributes:
         task: Name of the task.
         question: Question of the policy.
-        said: Texts of the model's responses. The answer was parsed from the last one.
+        said: The text of each of the model's responses. The answer was parsed from the last one.
         answer: Parsed answer, in the environment's terms; `None` if no response could be parsed.
         model: Name of the model; `None` if unknown.
         prompt_tokens, generated_tokens: Total tokens of all responses.

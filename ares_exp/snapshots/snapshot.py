@@ -177,7 +177,7 @@ class EnvironmentSnapshot:
         Raises:
             SnapshotNotFoundError: The file does not exist.
             SnapshotVersionError: The schema version is not the current one.
-            SnapshotMetadataError: The file is malformed. The message names the line or the field.
+            SnapshotMetadataError: The file is malformed. The message gives the line or the field.
             SnapshotCorruptError: The file was changed or damaged after it was written.
         """
         path = _file_at(Path(path))

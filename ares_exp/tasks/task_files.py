@@ -201,7 +201,7 @@ def with_files(content: str, texts: Mapping[str, str]) -> str:
 
     Args:
         content: Content digest of the task.
-        texts: Texts of additional files that change the agent's instruction, by file name.
+        texts: Contents of additional files that change the agent's instruction, by file name.
     """
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content

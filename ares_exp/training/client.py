@@ -353,7 +353,7 @@ class Client:
         Args:
             scope: `requests` or `starts`.
             drain_sec: Maximum time in seconds to wait until no request is in flight.
-            for_sec: Time in seconds after which the service resumes by itself. Defaults to the limit of the service.
+            for_sec: Number of seconds after which the service resumes automatically. Defaults to the service's limit.
         """
         body = {"scope": scope, "drain_sec": drain_sec, **({} if for_sec is None else {"for_sec": for_sec})}
         return await self._control("pause", body, wait_sec=drain_sec)

@@ -263,7 +263,7 @@ class Difference(NamedTuple):
 
     Attributes:
         where: The place in words, such as `message 3 (user)` or the name of a setting.
-        old, new: Texts at this place; `None` if the old or the new object has no text there.
+        old, new: Text at this place; `None` if the old or the new object has no text there.
     """
 
     where: str
@@ -283,11 +283,11 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns excerpts of two texts at their first difference.
+    """Returns excerpts from two strings at their first difference.
 
     Returns:
         The start of the excerpts (at most `before` characters before the difference), and `width` characters of each
-        text.
+        string.
     """
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]

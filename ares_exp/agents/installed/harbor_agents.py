@@ -173,7 +173,7 @@ class HarborEnvironment:
             await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
 
     async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits a call of the container. After a cancellation, the commands of a class's cleanup are not run."""
+        """Awaits a call to the container. After a cancellation, the cleanup commands of a class are not run."""
         if self._cancelled:
             call.close()
             raise asyncio.CancelledError

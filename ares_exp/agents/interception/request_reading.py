@@ -29,7 +29,7 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def parse_body(raw: bytes) -> Any:
-    """Parses a JSON body. Unpaired surrogates, which clients create when they cut texts, are replaced by U+FFFD.
+    """Parses a JSON body. Unpaired surrogates, which clients create when they cut strings, become U+FFFD.
 
     Raises:
         WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.

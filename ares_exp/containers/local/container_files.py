@@ -5,7 +5,7 @@ one directory of the host. bubblewrap mounts these; snapshots exclude its other 
 
 Changes are relative to a base: a description of this host's system, which is the same for hosts that look the same from
 inside a container. It covers the release of the operating system, the installed packages, the directories that a
-container sees, and its Python. It does not cover every file of the host, because reading them would take seconds.
+container sees, and its Python. It does not cover every file on the host, because reading them would take seconds.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class MachinePaths:
 
 
 def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
-    """Checks that a task's files do not conflict with files of this machine.
+    """Checks that a task's files do not conflict with files on this machine.
 
     Raises:
         UnsupportedTaskError: Some paths exist. The message names them.
@@ -182,7 +182,7 @@ def _occupied(path: str) -> str:
 
 
 def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
-    """Yields the files and links of this machine that a COPY would replace."""
+    """Yields the files and links on this machine that a COPY would replace."""
     into = step.target.endswith("/") or Path(step.target).is_dir()
     for source in find_sources(step, context):
         if source.is_dir():

@@ -88,7 +88,7 @@ class ScoredEpisode:
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """Texts of the policy's responses, in order."""
+        """The text of each of the policy's responses, in order."""
         return tuple(_said(step.action) for step in self.steps if step.action is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""The call of one scorer, with a time limit, errors that name the scorer, and a validated result."""
+"""The call to one scorer, with a time limit, errors that name the scorer, and a validated result."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class RunControl:
         set: Function that changes settings of the run by key. If one is invalid, it changes nothing.
         interrupt: Function that ends the run, like Ctrl-C.
         running: Function that returns the running episodes.
-        on_drop: Function that is called with each episode that is removed from the queue.
-        note: Function that is called with each line of the record.
+        on_drop: Called with each episode that is removed from the queue.
+        note: Called with each line of the record.
         interval_sec: Interval between two writes of the state, in seconds.
         is_recorded: Function that returns whether the run can write its records. If it cannot, the run has already
             reported the reason.

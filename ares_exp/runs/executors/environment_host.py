@@ -1,6 +1,6 @@
 """The environment host, which serves environments on one node to the run. It does not import Ray.
 
-Only the run calls the host. The run polls for news of the host: requests to a model, records and warnings. If the host
+Only the run calls the host. The run polls the host for news: requests to a model, records and warnings. If the host
 receives no call within its lease time, it closes its environments and ends.
 """
 
@@ -348,7 +348,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_news.set()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the run, and returns its result."""
+        """Calls a method of the run, and returns the result."""
         number = next(self._questions)
         waiting = self._answers[number] = asyncio.get_running_loop().create_future()
         self._tell(method, *arguments, number=number)
@@ -360,7 +360,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the outcome of a call of a method of the run."""
+        """Receives the outcome of a call to a method of the run."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
@@ -393,7 +393,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Requests the recorded model calls of an episode's environment from the run."""
+        """Requests from the run the recorded model calls of an episode's environment."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)

@@ -75,11 +75,11 @@ class RayExecutor(ExecutorBase):
             address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the
                 variable `RAY_ADDRESS`, or otherwise starts a local cluster that ends with the run.
             episodes_per_host: Maximum number of concurrent environments on a host.
-            hosts_per_node: Number of hosts on each node. If a host ends, only its own environments are lost.
+            hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
             resources: Ray resources that a node must have and a host reserves, such as `{docker: 1}`. `None` means no
                 requirements.
             num_cpus: Number of CPUs that a host reserves in Ray.
-            lease_sec: Time without contact after which the run treats a host as lost and the host ends, in seconds.
+            lease_sec: Number of seconds without contact after which the run treats a host as lost and the host ends.
             lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if it was the only
                 environment on the last host.
             storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are

@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 class RemoteHost:
     """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
 
-    Each piece of news from the host is a call of a method that starts with `on_`.
+    Each message from the host calls a method whose name starts with `on_`.
 
     Attributes:
         node: Name of the host's node.
@@ -88,8 +88,8 @@ class RemoteHost:
             actor: Handle of the Ray actor, an `EnvironmentHost`.
             node: Name of the host's node.
             models: Models of environments, by key. The run sends the environments' requests to them.
-            lease_sec: Time without a reply after which the host is lost, in seconds. The host has the same lease.
-            on_lost: Function that is called once, when the host is lost.
+            lease_sec: Number of seconds without a reply after which the host is lost. The host has the same lease.
+            on_lost: Called once, when the host is lost.
         """
         self.node = node
         self.guests: dict[str, RemoteEnvironment] = {}
@@ -196,7 +196,7 @@ class RemoteHost:
                 await in_daemon_thread(lambda: self._ray.kill(self._actor))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Calls a method of the host without waiting for its end."""
+        """Calls a method of the host without waiting for it to end."""
         self._spawn(self._tell(method, *arguments))
 
     async def _tell(self, method: str, *arguments: Any) -> None:
@@ -269,7 +269,7 @@ class RemoteHost:
         return await guest.respond_in_background(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:
-        """Returns the recorded model calls of an episode's environment."""
+        """Returns the recorded model calls from an episode's environment."""
         files = self._files(environment)
         return await asyncio.to_thread(read_asked, files) if files is not None else None
 
@@ -293,7 +293,8 @@ class RemoteEnvironment(EnvironmentBase):
 
     Attributes:
         output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
-        asked: Usage of the environment's own models in this episode, as counted by the run; `None` without model calls.
+        asked: Usage of the environment's own models in this episode, as counted by the run; `None` if there were no
+            model calls.
     """
 
     time_step: TimeStep[Any] | None = None
@@ -314,7 +315,7 @@ class RemoteEnvironment(EnvironmentBase):
             order: Order from which the host creates the environment at the first `reset`.
             output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
             background_client: Client that responds to the agent's background requests.
-            loss: Function that converts the `HostLostError` to the error that calls raise.
+            loss: Converts the `HostLostError` to the error that calls raise.
         """
         self._host = host
         self._order = order

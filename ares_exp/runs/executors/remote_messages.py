@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
 
 
 class News(NamedTuple):
-    """News of a host: a call of the method `on_{method}` of `RemoteHost`. With a number, the host awaits its result."""
+    """News from a host: calls `RemoteHost.on_{method}`. If the message has a number, the host awaits the result."""
 
     number: int | None
     method: str
