@@ -105,7 +105,7 @@ class HarborEnvironment:
         self.task_env_config = SimpleNamespace(workdir=None)
 
     async def link_programs(self, root: str, link: str | None) -> None:
-        """Puts the programs in `root` where Harbor's classes look for them, and detects the user.
+        """Links the programs in `root` to the places where Harbor's classes look for them, and detects the user.
 
         Raises:
             AgentInstallError: The user has no home directory that can be written to.
@@ -132,7 +132,7 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command. Secrets of this machine do not reach it, except in variables of the config."""
+        """Runs a command. Secrets on this machine do not reach it, except in variables that the config sets."""
         from harbor.environments.base import ExecResult as HarborResult
 
         await self._upload_logs()

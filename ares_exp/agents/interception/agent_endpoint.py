@@ -171,7 +171,7 @@ class Endpoint:
         return endpoint
 
     async def serve(self, line: Line, client: socket.socket) -> None:
-        """Takes over a connection of an agent. Returns when the server has accepted it."""
+        """Takes over a connection from an agent. Returns when the server has accepted it."""
         connections = self._connections.setdefault(line, set())
         connections -= {one for one in connections if one.transport is None}
         made = Connection(self._server, line)
@@ -200,7 +200,7 @@ class Endpoint:
         return made
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Responds to one HTTP request. Closes the connection if it cannot have another one."""
+        """Responds to one HTTP request. Closes the connection if it cannot be used for another request."""
         connection = request.protocol
         assert isinstance(connection, Connection)
         response = await self._answer(request, connection)

@@ -87,7 +87,7 @@ class Losses:
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body into all fields except the named ones, and the named fields that have a non-empty value."""
+    """Splits a body in two: all fields except the named ones, and the named fields that have a non-empty value."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}

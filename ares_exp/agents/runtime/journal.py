@@ -1,4 +1,4 @@
-"""The in-memory journal of one episode: every call of the agent, every completion and every time step, in order."""
+"""The in-memory journal of one episode: every call from the agent, every completion and every time step, in order."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class SeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """A response of the policy to an LLM call that the agent had already cancelled.
+    """A response from the policy to an LLM call that the agent had already cancelled.
 
     Attributes:
         call_id: Number of the call.
-        response: Response of the policy.
+        response: Response from the policy.
     """
 
     call_id: int
