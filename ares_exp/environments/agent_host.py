@@ -160,7 +160,7 @@ class AgentHost:
             user: Default user of the agent's commands.
             shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
             env: Environment variables that are set for every command, in addition to the variables of the command.
-            limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit of the
+            limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit on the
                 whole agent phase applies, as for a task's solution.
             activity: Record to which every call to the container is added.
             on_requests: Callback for changes of `pending`: a new LLM call while another call is pending, or a call that
@@ -237,7 +237,7 @@ class AgentHost:
             instruction: Instruction with which the agent was started.
             context: Extra data with which the agent was started.
             timeout_sec: The whole time limit of the agent, including `elapsed_sec`.
-            elapsed_sec: Time that the agent had used before.
+            elapsed_sec: Number of seconds that the agent had already used.
             state: State of an agent without a journal.
             originals: Recorded requests, if they are still known; see `JournalReplay`.
 
@@ -312,7 +312,7 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late`: ignore the time limit.
+        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late` ignores the time limit.
 
         Raises:
             AgentError, ContainerError: The agent raised, or its container failed.
@@ -352,7 +352,7 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit by time that the environment used, unless the time limit has passed."""
+        """Extends the agent's time limit by the time that the environment used, unless the limit has passed."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())

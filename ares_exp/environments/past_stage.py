@@ -185,7 +185,7 @@ class _StepsOfOneAgent:
     Attributes:
         requests: The time steps with their requests, in order.
         responses: Responses to the LLM calls, by call id.
-        is_incomplete: Whether the request of a time step is missing.
+        is_incomplete: Whether the request for a time step is missing.
     """
 
     def __init__(self, journal: Journal) -> None:

@@ -38,7 +38,7 @@ class EpisodeFacts:
 
     Attributes:
         seed: Seed of the episode.
-        stage_seed: Seed of the random values of the running agent.
+        stage_seed: Seed for the random values of the running agent.
         unanswered: Number of time steps for which the policy gave no response in time.
         tokens: Number of prompt and generated tokens so far.
         cost: Cost in US dollars so far.
@@ -176,7 +176,7 @@ def _harmless(factory: Any) -> frozenset[str]:
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory with its recorded options. `argument` is the caller's argument that an error suggests."""
+    """Makes a factory with its recorded options. `argument` is the argument that an error tells the caller to pass."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."

@@ -81,7 +81,7 @@ class Judge(ScorerBase):
                 for the conversation at the end of the episode, `{answer}` for the last reply, `{reward}` for the
                 verifier's reward, or `{output}` for the output of `command`. Any other word in braces must have spaces
                 around it.
-            criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded by these
+            criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded under these
                 names, and their mean is the reward. `None` for only one score.
             lowest: The worst grade.
             highest: The best grade.

@@ -41,12 +41,13 @@ class ScoredEpisode:
         task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the object of another
             environment, or a name; `None` if the environment exposes no task.
         reward: Reward of the environment at LAST, given by the verifier; `None` without a reward.
-        rewards: All rewards of the verifier, by key; `{"reward": reward}` for an environment without a verifier.
+        rewards: All rewards from the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
         output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
         scorer: Name of the called scorer.
-        spend: Function to report the scorer's tokens and cost, which count in `environment_usage` and the budget.
+        spend: Function that reports the scorer's tokens and cost, which count towards `environment_usage` and the
+            budget.
     """
 
     trajectory: EpisodeTrajectory

@@ -28,9 +28,9 @@ class Score:
     Attributes:
         name: Name of the scorer.
         weight: Weight in the episode's reward. With 0, the score is only recorded.
-        value: Number that counts in the episode's reward; `None` if the scorer returned several numbers without
+        value: Number that counts towards the episode's reward; `None` if the scorer returned several numbers without
             `reward`, which requires weight 0.
-        rewards: All numbers of the scorer, by the names under which they are recorded.
+        rewards: All numbers from the scorer, by the names under which they are recorded.
     """
 
     name: str
@@ -81,7 +81,7 @@ def combined_reward(reward: float | None, verifier_weight: float, scores: Sequen
 
 
 def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
-    """Returns all rewards of the verifier and the scorers, by name.
+    """Returns all rewards from the verifier and the scorers, by name.
 
     Raises:
         ScorerError: Two rewards have the same name.
