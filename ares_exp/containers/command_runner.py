@@ -337,7 +337,7 @@ class CommandRunner:
                 shells.
             starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
                 container engines do.
-            try_again: Function that gets the message of a shell that could not start, and returns whether to try again.
+            try_again: Called with the message of a shell that could not start. Returns whether to try again.
             shell: Default shell of commands.
             default_user: User of shells that are opened as `None`. Commands of this user share them, and root kills
                 what this user cannot kill. `None`: root, for whom no shells are shared.

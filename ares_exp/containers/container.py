@@ -111,7 +111,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The container that a task needs, independent of the backend.
+    """The container that a task needs, independent of any backend.
 
     Attributes:
         name: Short name for humans and labels; need not be unique.

@@ -17,7 +17,7 @@ _MAX_NAME = 253
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """The hosts that a container may reach in addition to itself: all, none, or the hosts of a list.
+    """The hosts that a container may reach in addition to itself: all, none, or the hosts in a list.
 
     Attributes:
         mode: `"public"`, `"no-network"` or `"allowlist"`.
@@ -25,7 +25,7 @@ class NetworkPolicy:
             empty, no host may be reached.
 
     Raises:
-        ValueError: The mode is unknown, an entry is malformed, or another mode than `"allowlist"` has hosts.
+        ValueError: The mode is unknown, an entry is malformed, or a mode other than `"allowlist"` has hosts.
     """
 
     mode: NetworkMode

@@ -1,6 +1,6 @@
 """A shell that kills a child program when this process ends, even by `kill -9`.
 
-The shell reads a pipe whose writing end only this process holds. When the process ends, the kernel closes the pipe.
+The shell reads a pipe whose write end only this process holds. When the process ends, the kernel closes the pipe.
 """
 
 from __future__ import annotations

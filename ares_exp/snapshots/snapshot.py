@@ -109,7 +109,7 @@ class EnvironmentSnapshot:
     schema: tuple[int, int] = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the content of its snapshot.json: all fields except `snapshot_dir`."""
+        """Returns the content of snapshot.json: all fields except `snapshot_dir`."""
         return with_checksum({name: getattr(self, name) for name in _KEYS})
 
     @classmethod
@@ -118,8 +118,8 @@ class EnvironmentSnapshot:
 
         Args:
             data: The JSON object.
-            where: Name of its file in error messages.
-            snapshot_dir: Directory in its store; `None` uses the directory in `data`.
+            where: Name of the file in error messages.
+            snapshot_dir: Directory of the snapshot in its store; `None` uses the directory in `data`.
 
         Raises:
             SnapshotVersionError: The schema version is not the current one.
@@ -218,7 +218,7 @@ class EnvironmentSnapshot:
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns the digests in its fields, without duplicates. Digests of the files' contents are in the delta."""
+        """Returns the digests in the fields, without duplicates. Digests of the files' contents are in the delta."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))

@@ -114,7 +114,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return await super().fork(n, diversify=diversify)
 
     def request_snapshot(self) -> None:
-        """Requests a snapshot as soon as the environment waits for an action. Call it from any thread, at any time."""
+        """Requests a snapshot, which is taken as soon as the environment waits for an action. Thread-safe."""
         if self._loop is None:
             self._wanted = True
             return

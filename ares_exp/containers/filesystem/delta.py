@@ -171,7 +171,7 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries whose directory is also an entry, parents first.
+    """Returns the entries whose directories also have entries, parents first.
 
     If a directory has no entry, it was removed during the read.
     """

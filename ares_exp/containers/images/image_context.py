@@ -113,7 +113,7 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
 def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
     """Returns the text, with an added unused stage if this is needed to make the SDK send the whole directory.
 
-    The stage is needed if another instruction than `COPY`, or a `COPY` with a here-document, needs files of the
+    The stage is needed if an instruction other than `COPY`, or a `COPY` with a here-document, needs files from the
     context.
     """
     for instruction in found:

@@ -162,7 +162,7 @@ class RayExecutor(ExecutorBase):
             yield _RayPlace(host, may_be_blamed=losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
-        """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' last round trips."""
+        """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' latest round-trip times."""
         hosts = self._placement.hosts
         return {
             "system/hosts": len(hosts),
@@ -269,7 +269,7 @@ class RayExecutor(ExecutorBase):
         return all(has.get(name, 0) >= amount for name, amount in self._resources.items())
 
     async def _keep(self, node: _Node) -> None:
-        """Restarts a host of a node whenever it ends, until the node turns out to be unable to run the tasks."""
+        """Restarts a host on a node whenever the host ends, until the node turns out to be unable to run the tasks."""
         await asyncio.gather(*(self._keep_one(node) for _ in range(self._hosts_per_node)))
 
     async def _keep_one(self, node: _Node) -> None:

@@ -118,7 +118,7 @@ class Outcome(NamedTuple):
         """Returns the value, or raises the error.
 
         Args:
-            host: Name of the host of the call.
+            host: Name of the host that executed the call.
         """
         if self.failure is not None:
             raise self.failure.error(host)
@@ -138,7 +138,7 @@ class HostOrder:
     """The order to prepare a host for a run.
 
     Attributes:
-        recipe: Recipe from which environments are created.
+        recipe: Recipe with which environments are created.
         task_names: Names of the tasks of the run.
         digests: Digest of each task's content; `None` for an unknown digest.
         parts: Parts of any episode, without the factories.
