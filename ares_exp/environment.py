@@ -191,7 +191,7 @@ class EpisodeReport:
 
     Attributes:
         task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
-        agent: Name of the code agent in records; `None` without a code agent.
+        agent: Name of the code agent in records; `None` if there is no code agent.
         agent_facts: Facts from an installed code agent; `None` for other agents.
         seed: Seed of the episode; `None` if the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` if the environment does not count.
@@ -200,7 +200,7 @@ class EpisodeReport:
         limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
         format_errors: Number of replies that the agents could not use, if the agents count them.
         rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
-        note: Reason that the tests could not be run or graded, or that an episode has no reward after a limit ended it.
+        note: Reason why the tests could not be run or graded, or why an episode has no reward after a limit ended it.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
             uses. `None` while the environment waits for an action.
@@ -261,7 +261,7 @@ class PastStep:
 
 
 class PendingRequest(NamedTuple):
-    """A request of the agent that has no response yet.
+    """A request from the agent that has no response yet.
 
     Attributes:
         call_id: Number of the LLM call, unique within its stage of the episode.

@@ -96,7 +96,7 @@ class ExecOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory of the host that a container sees, read-only.
+    """A directory on the host that a container sees, read-only.
 
     Attributes:
         source: Directory on the host. Its contents must not change while the container exists.
@@ -130,7 +130,7 @@ class ContainerSpec:
         lifetime_sec: Bound on the time for which the container is needed (start, agent and scoring), or `None` if
             unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
-        mounts: Read-only directories of the host. Captured changes do not include them.
+        mounts: Read-only directories on the host. Captured changes do not include them.
         directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
             to the directories that the Dockerfile creates. A backend whose containers are not separate from the
             machine rejects the task if one of them exists and is not empty.

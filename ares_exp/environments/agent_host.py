@@ -1,6 +1,6 @@
 """The agent host, which runs one code agent and is its only connection to the LLM and the container.
 
-All requests of the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
+All requests from the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.
 """
 

@@ -481,7 +481,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the agent's time limit; `None` without a limit or an episode in progress."""
+        """Seconds left of the agent's time limit; `None` if there is no limit or no episode in progress."""
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:

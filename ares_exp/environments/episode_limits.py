@@ -37,7 +37,7 @@ class Deadline:
 
     @property
     def left_sec(self) -> float | None:
-        """Seconds left, at least 0; `None` without a limit."""
+        """Seconds left, at least 0; `None` if there is no limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:

@@ -43,7 +43,7 @@ class EpisodeParts:
             is true.
         episode_id: Id of the episode in its run; `None` outside of a run.
         attempt: Number of the attempt at the task, from 0.
-        background_client: LLM client for background requests of the agent, which are then not steps of the episode.
+        background_client: LLM client for background requests from the agent, which are then not steps of the episode.
             With `None`, background requests become observations.
     """
 

@@ -241,7 +241,7 @@ class PaidBackgroundRequests:
         self._pay = pay
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the response of the client."""
+        """Returns the response from the client."""
         return await self._client(request)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:

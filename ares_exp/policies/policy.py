@@ -41,7 +41,7 @@ class EpisodeSpec:
             `None` means that the policy does not wait.
         normalisers: Patterns for the parts of the agent's requests that differ in every run: name → pattern and
             replacement.
-        earlier: Responses of the parent episode before the branching point, in order; empty without a branch.
+        earlier: Responses of the parent episode before the branching point, in order; empty if there is no branch.
         headers: HTTP headers to add to each request to an endpoint.
     """
 

@@ -124,7 +124,7 @@ def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> Non
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:
-    """Sums the usage of the record, without responses that were taken over; `None` without a record. Blocking."""
+    """Sums the usage of the record, without responses that were taken over; `None` if there is no record. Blocking."""
     asked = read_asked(files)
     if asked is None:
         return None

@@ -59,7 +59,7 @@ class RunSummary:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of the attempts that have a reward; `None` without rewards."""
+        """The mean reward of the attempts that have a reward; `None` if there are no rewards."""
         rewards = [result.reward for result in self.scored if result.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 

@@ -142,7 +142,7 @@ class BudgetMeter:
             earlier: Results of all episodes of earlier sessions of the run.
             earlier_wall_sec: Wall-clock seconds of these sessions.
             run_dir: Directory of the run, if it is a job of a sweep.
-            sweep_dir: Directory of the sweep, which has a folder for each job; `None` without a sweep.
+            sweep_dir: Directory of the sweep, which has a folder for each job; `None` if there is no sweep.
             clock: Monotonic clock in seconds.
             since: Time in epoch seconds from which the other jobs' errors in a row count. Defaults to the start of this
                 process. Earlier errors do not count, because their cause may be fixed when the run is resumed.
@@ -393,7 +393,7 @@ class Spending:
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a response of the policy, and the new spending of the episode's environment."""
+        """Counts a response from the policy, and the new spending of the episode's environment."""
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):

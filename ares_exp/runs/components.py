@@ -98,7 +98,7 @@ class Settings:
     """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`.
 
     Attributes:
-        sweep_dir: Directory of the sweep; `None` without a sweep.
+        sweep_dir: Directory of the sweep; `None` if there is no sweep.
     """
 
     attempts: int

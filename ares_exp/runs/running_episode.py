@@ -42,7 +42,7 @@ class RunningEpisode(EpisodeEvents):
         environment: The environment, without the recording wrapper; `None` until it is created.
         log: The response log; `None` until it is created.
         given_again: Responses that the policy replayed from an earlier episode; `None` until the policy is created.
-        from_snapshot: Number of exchanges of an earlier episode that the restored snapshot contains.
+        from_snapshot: Number of exchanges from an earlier episode that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
         is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.

@@ -164,8 +164,8 @@ class Client:
 
         Args:
             url: URL of the service, such as `http://127.0.0.1:8300`.
-            key_env: Name of the environment variable that has the service's key; `None` without a key.
-            timeout_sec: Time limit for one response of the service, in seconds, in addition to a poll's wait.
+            key_env: Name of the environment variable that has the service's key; `None` if there is no key.
+            timeout_sec: Time limit for one response from the service, in seconds, in addition to a poll's wait.
             retry_sec: Time limit for the retries of a call while the service is unreachable, in seconds.
             full_sec: Time limit for the retries of a call while the service is full, in seconds.
 

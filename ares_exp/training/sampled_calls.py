@@ -47,7 +47,7 @@ _MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", 
 
 @dataclass(frozen=True, slots=True)
 class SampledCall:
-    """One call of the policy.
+    """One call to the policy.
 
     Attributes:
         step: `step_index` of the step that has this call as its action or background request.

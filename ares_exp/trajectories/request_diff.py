@@ -1,4 +1,4 @@
-"""Comparison of two requests of an agent, and the place where they first differ.
+"""Comparison of two requests from an agent, and the place where they first differ.
 
 Resume, replay, branches and `ares-exp compare` use the same rules. Requests are compared message by message and setting
 by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
@@ -181,7 +181,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """The comparison of one step, which is one request of the agent.
+    """The comparison of one step, which is one request from the agent.
 
     Attributes:
         step: Number of responses that the agent had received before this request; 0 for the first request.

@@ -147,7 +147,7 @@ class InstalledAgent:
 
     @property
     def facts(self) -> AgentFacts:
-        """Facts about the requests of the program so far."""
+        """Facts about the requests from the program so far."""
         report = self._line.report if self._line is not None else LineReport()
         return AgentFacts(
             self._recipe.name,

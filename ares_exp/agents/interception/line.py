@@ -116,7 +116,7 @@ class Conversations:
         """Finds or starts the conversation of a request, and makes the request its last one.
 
         Args:
-            request: Request of the agent.
+            request: Request from the agent.
             key: Name of the conversation from the client; empty if the client sends none.
             asked: Digests of the request's canonical form.
         """

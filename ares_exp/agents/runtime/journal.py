@@ -15,7 +15,7 @@ CallKind = Literal["llm", "exec", "upload", "download", "terminal", "timer", "th
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """A call of the agent.
+    """A call from the agent.
 
     Attributes:
         call_id: Number of the call, starting at 0.
@@ -118,7 +118,7 @@ class Journal:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of the agent, with its execution.
+    """A call from the agent, with its execution.
 
     Attributes:
         call_id: Number in the journal.

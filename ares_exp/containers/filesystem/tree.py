@@ -1,4 +1,4 @@
-"""Writer of a delta's files below a directory of the host, which may be the upper directory of an overlay."""
+"""Writer of a delta's files below a directory on the host, which may be the upper directory of an overlay."""
 
 from __future__ import annotations
 

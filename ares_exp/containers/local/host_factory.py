@@ -279,7 +279,7 @@ class HostContainerFactory(ContainerFactoryBase):
             raise PreflightError(f"container=host cannot run commands on this machine: {error}") from error
 
     def check_snapshots(self) -> None:
-        """Rejects snapshots, because the files of this machine cannot be captured."""
+        """Rejects snapshots, because the files on this machine cannot be captured."""
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
@@ -338,7 +338,7 @@ class HostContainer(LocalContainer):
         await in_thread(paths.settle)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Rejects snapshots, because the files of this machine cannot be captured."""
+        """Rejects snapshots, because the files on this machine cannot be captured."""
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:

@@ -40,7 +40,7 @@ class ScoredEpisode:
             run recorded.
         task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the object of another
             environment, or a name; `None` if the environment exposes no task.
-        reward: Reward of the environment at LAST, given by the verifier; `None` without a reward.
+        reward: Reward of the environment at LAST, given by the verifier; `None` if there is no reward.
         rewards: All rewards from the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.

@@ -47,7 +47,7 @@ class Order:
         verb: Action of the order.
         by: User and machine of the author, as reported by the author's process.
         at: Time of the order, in epoch seconds.
-        reason: Reason that the author specified.
+        reason: Reason that the author gave.
         what: Task or episode to cancel (only for `cancel`).
         now: Whether requests to the policy are also paused (only for `pause`).
         for_sec: Seconds after which the run resumes automatically (only for `pause`).

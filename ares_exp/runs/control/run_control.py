@@ -38,7 +38,7 @@ class RunControl:
 
     Attributes:
         run_dir: Directory of the run.
-        sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` without a sweep.
+        sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
         scheduler: Scheduler of the run.
         gate: Gate that can pause requests to the policy.
         live: Live state of the run.

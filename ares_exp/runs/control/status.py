@@ -101,8 +101,8 @@ class RunStatus:
         started_at: Start of this session, in epoch seconds.
         pid, hostname: Process id and host of the run.
         state: State of the run: `running`, `pausing`, `paused`, `ending` or `ended`.
-        held: Pause that a user requested; `None` without a pause.
-        outage: Causes of an automatic pause, such as an unreachable service; empty without a pause.
+        held: Pause that a user requested; `None` if there is no pause.
+        outage: Causes of an automatic pause, such as an unreachable service; empty if there is no pause.
         concurrency: Maximum number of concurrent episodes.
         planned: Number of attempts of the run.
         done_before: Number of attempts that earlier sessions have done.
@@ -223,7 +223,7 @@ class LiveStatus:
         planned: Number of attempts of the run.
         expected: Number of episodes of this session: attempts and retries.
         done_before: Number of attempts that earlier sessions have done.
-        held: Pause that a user requested; `None` without a pause.
+        held: Pause that a user requested; `None` if there is no pause.
         has_ended: Whether all episodes have ended.
         spent: Function that returns the spending that counts towards the budget.
         budget: Current budget.

@@ -269,7 +269,7 @@ class EnvironmentHost(ModelsElsewhere):
         )
 
     async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
-        """Waits until the pending requests of an environment differ from `known`."""
+        """Waits until the pending requests from an environment differ from `known`."""
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
         return tuple(await self._of(name).environment.changed_requests(stand_ins))
 
@@ -384,7 +384,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._waits[client][1](seconds)
 
     def background_client_of(self, name: str) -> LLMClient:
-        """Creates a client that sends the background requests of an environment to the run."""
+        """Creates a client that sends the background requests from an environment to the run."""
 
         async def ask(request: LLMRequest) -> LLMResponse:
             response: LLMResponse = await self._ask("background_request", name, request)

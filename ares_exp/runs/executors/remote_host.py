@@ -250,7 +250,7 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request of an environment to its model. Keeps an episode's client until its environment ends."""
+        """Sends a request from an environment to its model. Keeps an episode's client until its environment ends."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
@@ -263,7 +263,7 @@ class RemoteHost:
         return await self._models[key].call(self._clients[client][1], request)
 
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
-        """Sends a background request of an agent to the policy. The request is cancelled when the episode ends."""
+        """Sends a background request from an agent to the policy. The request is cancelled when the episode ends."""
         if (guest := self.guests.get(environment)) is None:
             raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
         return await guest.respond_in_background(request)

@@ -176,7 +176,7 @@ class EnvironmentOrder(NamedTuple):
         task_name: Name of the task.
         parts: Parts of the episode, without the factories.
         streams: Whether files of the episode are stored in the host until the run fetches them.
-        has_background_requests: Whether the run responds to background requests of the agent.
+        has_background_requests: Whether the run responds to background requests from the agent.
     """
 
     task_name: str
@@ -190,7 +190,7 @@ class Facts(NamedTuple):
 
     Attributes:
         report: Report of the environment; `None` before the first call. Then the other fields are empty.
-        step_type: Type of the current time step; `None` without a time step.
+        step_type: Type of the current time step; `None` if there is no time step.
         step_count, time_left_sec, activity, pending: Values of the environment's members with these names.
         past: Past steps of a restored or forked episode (only after `reset` and `fork`).
         has_files: Whether files of the episode are on the node and must be fetched.
