@@ -372,7 +372,7 @@ class EnvironmentBase:
     def time_left_sec(self) -> float | None:
         """Seconds left of the environment's time limit on the agent, to which the policy's time counts.
 
-        If the time is over before the policy responds, `step(None)` is called. `None` without a limit, without a
+        If the time is over before the policy responds, `step(None)` is called. `None` if there is no limit or no
         running episode, and by default.
         """
         return None
@@ -564,11 +564,11 @@ class EnvironmentWrapper(EnvironmentBase):
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
-    """Returns `env` if it inherits `EnvironmentBase`, otherwise a view of it with the missing members.
+    """Returns `env` if it inherits from `EnvironmentBase`, otherwise a view of it with the missing members.
 
-    It is called for every custom environment, so that other code can rely on all members. The view's `reset` takes
-    `seed` and `options`. If the environment's `reset` takes no seed, the seed is dropped, which is logged once. If it
-    takes no options, the view raises `TypeError` for non-empty options.
+    Called for every custom environment, so that other code can rely on all members. The view's `reset` accepts `seed`
+    and `options`. If the environment's `reset` does not accept a seed, the seed is dropped, which is logged once. If it
+    does not accept options, the view raises `TypeError` for non-empty options.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)

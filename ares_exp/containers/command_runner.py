@@ -1,4 +1,4 @@
-"""Command execution in one container on persistent shells, so that a command needs no engine call.
+"""Command execution in one container on persistent shells, so that a command does not need an engine call.
 
 A command uses a free channel (one persistent shell, see `shell_channel`), or opens a new one. The channel is free again
 when no process in the container holds the command's output open. So a background process of a command neither blocks

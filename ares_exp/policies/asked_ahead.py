@@ -245,7 +245,7 @@ class PaidBackgroundRequests:
         return await self._client(request)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a background request, which takes no step.
+        """Responds to a background request, which is not a step.
 
         Raises:
             PolicyError: The policy failed or returned an invalid response.

@@ -227,7 +227,7 @@ class _Replayed:
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Returns the recorded response to a background request.
 
-        `strict` does not apply, because a background request takes no step.
+        `strict` does not apply, because a background request is not a step.
         """
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:

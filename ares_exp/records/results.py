@@ -57,7 +57,7 @@ class EpisodeUsage:
         return self.prompt_tokens + self.generated_tokens
 
     def add(self, action: LLMResponse | object | None) -> None:
-        """Counts one step and its response, if any. Actions that are not an `LLMResponse` have no known cost."""
+        """Counts one step and its response, if any. The cost of an action that is not an `LLMResponse` is unknown."""
         if action is None:
             self.unanswered += 1
             return

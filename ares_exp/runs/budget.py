@@ -37,7 +37,7 @@ _PROCESS_BEGAN = time.time()
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Limits:
-    """Spending limits. `None` means no limit.
+    """Spending limits. `None` means that there is no limit.
 
     Attributes:
         wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
@@ -73,7 +73,7 @@ class Budget(Limits):
     sweep: Limits = Limits()
 
     def changed(self, values: Mapping[str, Any]) -> Budget:
-        """Returns the budget with other limits, such as `cost` or `sweep.tokens`.
+        """Returns the budget with changed limits, such as `cost` or `sweep.tokens`.
 
         Raises:
             ConfigError: A limit does not exist.
@@ -304,7 +304,7 @@ class _Job:
 
 
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
-    """Returns the seconds in which at least one episode was running, so without the time between sessions."""
+    """Returns the number of seconds in which at least one episode was running. Excludes the time between sessions."""
     total, until = 0.0, 0.0
     for started, ended in sorted((result.started_at, result.finished_at) for result in results):
         total += max(0.0, ended - max(started, until))

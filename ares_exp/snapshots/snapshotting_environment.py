@@ -109,7 +109,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return snapshot
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Waits for the snapshot in progress, then forks the wrapped environment. The branches take no snapshots."""
+        """Waits for the snapshot in progress, then forks the wrapped environment. The branches are not snapshotted."""
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 

@@ -92,7 +92,7 @@ class Build:
         version: Version of the agent; empty for a package that a user packed (its manifest has the version).
         machine: Architecture, `"x64"` or `"arm64"`.
         libc: Required C library.
-        python: Required minor version of Python, such as `"3.12"`; `None` if the build needs no Python.
+        python: Required minor version of Python, such as `"3.12"`; `None` if the build does not need Python.
         parts: Tarballs, wheels and packs of the build.
     """
 

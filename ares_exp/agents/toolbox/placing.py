@@ -33,7 +33,7 @@ class Placed:
 
     Attributes:
         build: Build that fits.
-        python: Interpreter in the container for the build; empty if the build needs no Python.
+        python: Interpreter in the container for the build; empty if the build does not need Python.
     """
 
     build: Build

@@ -61,8 +61,8 @@ def find_buildkit(engine: Engine) -> Path | None:
 def find_buildkit_feature(text: str) -> tuple[int, str] | None:
     """Returns the line and the name of the first feature in a Dockerfile that the classic builder does not support.
 
-    The classic builder gets no new features: it does not support flags of RUN, and supports only two flags of COPY
-    and ADD.
+    New features are not added to the classic builder. It does not support any flag of RUN, and supports only two flags
+    of COPY and ADD.
     """
     if (syntax := find_syntax(text)).is_foreign:
         return syntax.line, f"the frontend {syntax.frontend}"

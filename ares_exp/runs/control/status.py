@@ -106,8 +106,8 @@ class RunStatus:
         concurrency: Maximum number of concurrent episodes.
         planned: Number of attempts of the run.
         done_before: Number of attempts that earlier sessions have done.
-        expected: Number of episodes of this session: attempts and retries.
-        ended: Number of episodes of this session that have ended.
+        expected: Number of episodes in this session: attempts and retries.
+        ended: Number of episodes in this session that have ended.
         cut_short: Number of ended episodes without a result, because they were cancelled or lost.
         queued: Number of episodes that wait for a slot, or for the end of their delay.
         waiting: Number of running episodes by the phase in which they wait.
@@ -331,7 +331,7 @@ class LiveStatus:
 
     @property
     def outage(self) -> str:
-        """The causes of an automatic pause; empty without one."""
+        """The causes of an automatic pause; empty if there is no such pause."""
         return " ".join(filter(None, list(self._scheduler.holds.values())))
 
     @property

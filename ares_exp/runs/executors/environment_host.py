@@ -230,7 +230,7 @@ class EnvironmentHost(ModelsElsewhere):
             name: Name of the environment.
             method: Name of the method.
             arguments: Arguments of the method.
-            order: Order from which the environment is created if it does not exist yet.
+            order: Order with which the environment is created if it does not exist yet.
         """
         if name not in self._hosted:
             if method == "close":
@@ -379,7 +379,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def waited(self, client: int, seconds: float) -> None:
-        """Receives from the run that a client's request waited for something other than its response."""
+        """Receives the news that a client's request waited for something other than its response."""
         if client in self._waits:
             self._waits[client][1](seconds)
 

@@ -238,7 +238,7 @@ class RemoteHost:
             await self._tell("answer", news.number, outcome)
 
     async def on_log(self, name: str, level: int, text: str) -> None:
-        """Logs a warning of the host."""
+        """Logs a warning from the host."""
         logging.getLogger(name).log(level, "%s (on %s)", text, self.node)
 
     async def on_report(self, reports: Mapping[str, EpisodeReport]) -> None:
@@ -469,14 +469,14 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """The time until the time limit in seconds, computed from the host's last reply."""
+        """The number of seconds until the time limit, computed from the host's last reply."""
         left = self._facts.time_left_sec
         if left is None or self.time_step is None or self.time_step.last():
             return None
         return max(0.0, left + self._granted_sec - (time.monotonic() - self._facts_at))
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit, immediately in this process and soon in the host."""
+        """Extends the time limit: in this process immediately, and in the host soon after."""
         self._granted_sec += seconds
         if self._name in self._host.guests:
             self._host.tell("grant", self._name, seconds)

@@ -170,7 +170,7 @@ class HostReady(NamedTuple):
 
 
 class EnvironmentOrder(NamedTuple):
-    """The order from which a host creates an environment.
+    """The order with which a host creates an environment.
 
     Attributes:
         task_name: Name of the task.

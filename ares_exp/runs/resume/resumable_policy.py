@@ -289,4 +289,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Ignores a response, for clients that need no notification."""
+    """Ignores a response, for clients that do not need to be notified."""
