@@ -44,7 +44,7 @@ class Limits:
         tokens: Paid prompt and generated tokens of the policy and of environments.
         cost: Paid US dollars for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
-            policy failed. A reward, an error of the agent, a refusal or a too long conversation resets the count,
+            policy failed. A reward, an agent error, a refusal or a conversation that is too long resets the count,
             because these show that all other parts work. Cancelled and lost episodes do not count.
     """
 
