@@ -191,7 +191,7 @@ class EpisodeReport:
 
     Attributes:
         task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
-        agent: Name of the code agent in records; `None` without a code agent.
+        agent: Name of the code agent in records; `None` if there is no code agent.
         agent_facts: Facts from an installed code agent; `None` for other agents.
         seed: Seed of the episode; `None` if the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` if the environment does not count.
@@ -200,7 +200,7 @@ class EpisodeReport:
         limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
         format_errors: Number of replies that the agents could not use, if the agents count them.
         rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
-        note: Reason that the tests could not be run or graded, or that an episode has no reward after a limit ended it.
+        note: Reason why the tests could not be run or graded, or why an episode has no reward after a limit ended it.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
             uses. `None` while the environment waits for an action.
@@ -261,7 +261,7 @@ class PastStep:
 
 
 class PendingRequest(NamedTuple):
-    """A request of the agent that has no response yet.
+    """A request from the agent that has no response yet.
 
     Attributes:
         call_id: Number of the LLM call, unique within its stage of the episode.
@@ -372,7 +372,7 @@ class EnvironmentBase:
     def time_left_sec(self) -> float | None:
         """Seconds left of the environment's time limit on the agent, to which the policy's time counts.
 
-        If the time is over before the policy responds, `step(None)` is called. `None` without a limit, without a
+        If the time is over before the policy responds, `step(None)` is called. `None` if there is no limit or no
         running episode, and by default.
         """
         return None
@@ -564,11 +564,11 @@ class EnvironmentWrapper(EnvironmentBase):
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
-    """Returns `env` if it inherits `EnvironmentBase`, otherwise a view of it with the missing members.
+    """Returns `env` if it inherits from `EnvironmentBase`, otherwise a view of it with the missing members.
 
-    It is called for every custom environment, so that other code can rely on all members. The view's `reset` takes
-    `seed` and `options`. If the environment's `reset` takes no seed, the seed is dropped, which is logged once. If it
-    takes no options, the view raises `TypeError` for non-empty options.
+    Called for every custom environment, so that other code can rely on all members. The view's `reset` accepts `seed`
+    and `options`. If the environment's `reset` does not accept a seed, the seed is dropped, which is logged once. If it
+    does not accept options, the view raises `TypeError` for non-empty options.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)

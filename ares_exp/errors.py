@@ -32,8 +32,8 @@ AresExpError
 │   │   │   ├── EndpointTimeoutError (TimeoutError)
 │   │   │   └── EndpointUnreachableError
 │   │   └── WireFormatError (ValueError)  a request or response does not fit the wire format
-│   │       ├── UnsendableRequestError  a request of the agent
-│   │       └── MalformedResponseError  a response of the endpoint
+│   │       ├── UnsendableRequestError  a request from the agent
+│   │       └── MalformedResponseError  a response from the endpoint
 │   ├── ContainerError              the container, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
@@ -222,7 +222,7 @@ class EndpointError(PolicyError):
     """An endpoint gave no usable response.
 
     Attributes:
-        status: HTTP status; `None` without a connection or a response in time.
+        status: HTTP status; `None` if there was no connection, or no response in time.
         code: The server's own name for the error (`"context_length_exceeded"`, …), if it sent one.
         retryable: Whether the same request may succeed later.
         retry_after_sec: Seconds that the server asked to wait, if it did.
@@ -293,7 +293,7 @@ class WireFormatError(PolicyError, ValueError):
 
 
 class UnsendableRequestError(WireFormatError):
-    """A request of the agent cannot be expressed in the wire format."""
+    """A request from the agent cannot be expressed in the wire format."""
 
 
 class MalformedResponseError(WireFormatError):
@@ -347,7 +347,7 @@ class ContainerServiceError(ContainerError):
     """A container service rejected a request, or did not respond.
 
     Attributes:
-        status: HTTP status; `None` without a response.
+        status: HTTP status; `None` if there is no response.
         retryable: Whether the same request may succeed later.
         retry_after_sec: Seconds that the service asked to wait, if it did.
     """
@@ -488,7 +488,7 @@ class CaptureError(SnapshotError):
 
 
 class SnapshotMetadataError(SnapshotError, ValueError):
-    """A snapshot cannot be read. The message names the path and the problem."""
+    """A snapshot cannot be read. The message gives the path and the problem."""
 
 
 class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
@@ -524,11 +524,11 @@ class DivergenceError(_Divergence, JournalError):
 
 
 class RestoreError(SnapshotError):
-    """The files of the container could not be restored."""
+    """The files in the container could not be restored."""
 
 
 class TrajectoryFormatError(AresExpError, ValueError):
-    """A trajectory file cannot be read; the message names the path and the position."""
+    """A trajectory file cannot be read; the message gives the path and the position."""
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
@@ -539,7 +539,7 @@ class ServiceError(AresExpError):
     """The rollout service rejected a call, or cannot be reached.
 
     Attributes:
-        status: HTTP status; `None` without a response.
+        status: HTTP status; `None` if there is no response.
         code: The service's name for the error, if it sent one.
     """
 
@@ -550,7 +550,7 @@ class ServiceError(AresExpError):
 
 
 class UntrainableError(AresExpError, ValueError):
-    """An episode has calls that cannot be trained on; the message names the episode, the step and a fix."""
+    """An episode has calls that cannot be trained on; the message gives the episode, the step and a fix."""
 
 
 INFRASTRUCTURE: Mapping[str, int] = {

@@ -20,7 +20,7 @@ from ares_exp.tasks.task_contract import AgentContext
 
 
 class AgentContainer(Protocol):
-    """The view that a code agent has of its container. The agent works in it, but cannot start or stop it."""
+    """A code agent's view of its container. The agent works in the container, but cannot start or stop it."""
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `Container.exec`. `user` defaults to the task's agent user."""
@@ -67,7 +67,7 @@ class CodeAgent(Protocol):
 
 @runtime_checkable
 class ContextualAgent(CodeAgent, Protocol):
-    """An agent that uses other parts of a task in addition to the instruction; its factory lists them in `supports`."""
+    """An agent that uses parts of a task other than the instruction. Its factory lists them in `supports`."""
 
     def set_context(self, context: AgentContext) -> None:
         """Receives the context of the task. It is called before `run` or `resume`."""

@@ -7,7 +7,7 @@ All bundled agents shorten long conversations in one of three ways (`compaction`
 - `summarise`: the LLM is asked for a summary, which replaces everything after the task. The agent sends this request,
   so it is a step of the episode, with tokens, a cost and a place in the trajectory.
 
-The engine reports the length of the conversation with each response. If it does not, four characters count as one
+With each response, the engine reports the length of the conversation. If it does not, four characters count as one
 token. An agent that is run again therefore shortens the conversation at the same point.
 """
 

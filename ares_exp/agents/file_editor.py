@@ -31,7 +31,7 @@ class EditError(Exception):
 
 
 class FileEditor:
-    """Executes calls of the `edit` tool."""
+    """Executes calls to the `edit` tool."""
 
     def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
         """Creates an editor for one container.

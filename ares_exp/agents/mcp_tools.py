@@ -50,7 +50,7 @@ class ServerGoneError(McpError):
 
 @dataclass(frozen=True, slots=True)
 class McpCall:
-    """A call of a server's tool.
+    """A call to a tool on a server.
 
     Attributes:
         name: Name of the tool, as offered to the LLM.
@@ -124,7 +124,7 @@ class McpTools:
                 raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
 
     def read(self, piece: ToolCallData) -> McpCall | UnusableCall | None:
-        """Parses a call. Returns `None` if the tool does not belong to these servers."""
+        """Parses a call. Returns `None` if none of these servers has the tool."""
         if piece.name not in self._tools:
             return None
         try:

@@ -36,7 +36,7 @@ class Skill:
 
 
 async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: float) -> list[Skill]:
-    """Finds the skills in a directory of the container, sorted by path. Logs a warning if there are no skills.
+    """Finds the skills in a directory in the container, sorted by path. Logs a warning if there are no skills.
 
     Raises:
         ContainerError: The container failed.

@@ -1,6 +1,6 @@
 """Prompt templates of agents, and the rendering of command results.
 
-Custom templates of the user take precedence over the templates of the package.
+The user's custom templates take precedence over the templates in the package.
 """
 
 from __future__ import annotations

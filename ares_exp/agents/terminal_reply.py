@@ -128,7 +128,7 @@ def _around(text: str, place: slice) -> tuple[tuple[str, str], ...]:
 
 
 def _of_order(source: str) -> list[str]:
-    """Returns a warning if the fields are not in the required order."""
+    """Returns a warning if the fields are not in the required order; otherwise an empty list."""
     matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
     places = {name: match.start() for name, match in matches.items() if match is not None}
     found = sorted(places, key=lambda name: places[name])

@@ -1,4 +1,4 @@
-"""Tools that an agent offers its LLM: their definitions, and the validated calls of a response."""
+"""Tools that an agent offers its LLM: their definitions, and the validated calls in a response."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
 
 @checked_dataclass(frozen=True)
 class BashCall:
-    """A call of `bash`."""
+    """A call to `bash`."""
 
     command: str
     timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -81,7 +81,7 @@ class BashCall:
 
 @checked_dataclass(frozen=True)
 class EditCall:
-    """A call of `edit`. `new_str` is also the older name of `insert_text`."""
+    """A call to `edit`. `new_str` is also the older name of `insert_text`."""
 
     command: Literal["view", "create", "str_replace", "insert"]
     path: Annotated[str, Field(min_length=1)]
@@ -95,7 +95,7 @@ class EditCall:
 
 @checked_dataclass(frozen=True)
 class SubmitCall:
-    """A call of `submit`."""
+    """A call to `submit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
 
 
 def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
-    """Validates a call of one of the offered tools. Unknown arguments are ignored."""
+    """Validates a call to one of the offered tools. Unknown arguments are ignored."""
     name = _OTHER_NAMES.get(piece.name, piece.name)
     if name not in tools:
         return UnusableCall(f"There is no tool {piece.name!r:.60}. The tools are: {', '.join(tools)}.")
@@ -138,7 +138,7 @@ def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[
     """Returns a response as a message, and its calls, each with a unique id.
 
     Args:
-        response: Response of the LLM. Its reasoning is omitted, because the policy adds it where the endpoint needs it.
+        response: Response from the LLM. Its reasoning is left out. The policy adds it where the endpoint needs it.
         first_number: Number of the first call, for the ids of calls without an id or with a duplicate one.
     """
     calls: list[ToolCallData] = []

@@ -102,7 +102,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
 
 
 class ToolsAgent(ConversingAgent):
-    """An agent that executes the calls of each response in order and returns their results, until the LLM submits."""
+    """An agent that executes the calls in each response in order and returns their results, until the LLM submits."""
 
     _options: ToolsAgentFactory
 
@@ -141,7 +141,7 @@ class ToolsAgent(ConversingAgent):
             conversation.add(*results)
 
     async def _act(self, response: LLMResponse) -> Sequence[Message] | None:
-        """Executes the calls of a response in order.
+        """Executes the calls in a response in order.
 
         Returns the response and the results as messages, or `None` if it submitted.
         """

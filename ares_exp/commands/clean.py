@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshots",
         action="store_true",
-        help="also remove the sandbox snapshots that the Daytona service keeps for runs of this machine, also "
-        "for runs in progress; you can then no longer restore recorded snapshots that need them",
+        help="also remove the sandbox snapshots that the Daytona service keeps for this machine's runs, including runs "
+        "in progress; recorded snapshots that need them can then no longer be restored",
     )
     parser.add_argument(
         "--config-dir",
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="DIR",
-        help="also remove leftovers of your own backends, which have options in DIR/container; repeatable",
+        help="also remove leftovers of custom backends whose options are defined in DIR/container; repeatable",
     )
 
 

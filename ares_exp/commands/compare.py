@@ -208,7 +208,7 @@ def _print_divergence(console: Console, divergence: Divergence, *, full: bool) -
 
 
 def _diff_lines(difference: Difference) -> list[str]:
-    """Returns a unified diff of both texts, without the header lines with file names."""
+    """Returns a unified diff of both strings, without the header lines with file names."""
     old, new = ((text or "").split("\n") if text is not None else [] for text in difference[1:])
     return [line.rstrip("\n") for line in unified_diff(old, new, n=CONTEXT_LINES, lineterm="")][2:]
 

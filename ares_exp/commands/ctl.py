@@ -227,7 +227,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
 
 
 class _Records:
-    """Reads new lines of a run's `control.jsonl`."""
+    """Reads new lines from a run's `control.jsonl`."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, RunDir(run).orders

@@ -145,7 +145,7 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
-    """Adds links to inputs, new scores, and files of a killed or moved run.
+    """Links the inputs of the run. Also uploads its scores and files if it was killed or moved, or has new scores.
 
     Returns the parent runs whose trajectories changed.
     """

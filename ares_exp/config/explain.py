@@ -85,7 +85,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
 
 
 def is_below_a_list(error: BaseException) -> bool:
-    """Checks whether an override set a key below a list. OmegaConf has no separate class for this error."""
+    """Returns whether an override tried to set a named key inside a list. OmegaConf has no error class for this."""
     return re.match(r"Index '.*' \(str\) is not an int", str(error)) is not None
 
 
@@ -159,11 +159,11 @@ def _first_quoted(text: str) -> str:
 def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
     """Returns a sentence that suggests a replacement for an unknown key.
 
-    The sentence starts with a blank. It is empty if no key is similar.
+    The sentence starts with a space. It is empty if no key is similar.
 
     Args:
-        word: The unknown key, dotted.
-        argv: The command line. Its choices of options determine the known keys.
+        word: The unknown key, in dotted form.
+        argv: The command line. The options that it selects determine which keys are known.
         root_config: Name of the config that was composed.
     """
     known = keys_of(argv, root_config)

@@ -63,7 +63,7 @@ def register_resolvers() -> None:
 
 
 def is_fresh_dir(node: Any) -> bool:
-    """Checks whether Hydra's `run` or `sweep` node has the default directory, which is new for each command.
+    """Returns whether Hydra's `run` or `sweep` node has the default directory, which is new for each command.
 
     Does not resolve the directory, because that would create it.
     """
@@ -183,7 +183,7 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
 
 
 def _is_clean(path: Path) -> bool:
-    """Checks whether a YAML file has nothing to mask, using the fastest loader available."""
+    """Returns whether a YAML file has nothing to mask, using the fastest loader available."""
     import yaml
 
     loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # both load every value as a string

@@ -77,7 +77,7 @@ def key_set_by(override: Override) -> str:
 
 
 def covers(key: str, other: str) -> bool:
-    """Checks whether `other` is `key` or is below it."""
+    """Returns whether `other` is `key` or is below it."""
     return other == key or other.startswith((f"{key}.", f"{key}/"))
 
 

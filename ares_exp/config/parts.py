@@ -15,7 +15,7 @@ _ABSENT = object()
 
 
 def completed(part: object, contract: type[C]) -> C:
-    """Returns `part` if it inherits `contract`. Otherwise, returns a view that adds defaults for missing members.
+    """Returns `part` if it inherits from `contract`. Otherwise, returns a view that adds defaults for missing members.
 
     Each part is completed once, when it is created, so that later code sees complete objects. The required members are
     in separate Protocols (`EnvironmentSource`, `ContainerFactory`, …) and are not checked here.
@@ -56,7 +56,7 @@ def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
 
 
 def _counts(member: object, name: str, contract: Any) -> bool:
-    """Checks whether a value counts as a member. `None` does not count as a method."""
+    """Returns whether a value counts as a member. `None` does not count as a method."""
     return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 

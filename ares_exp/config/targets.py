@@ -302,7 +302,7 @@ def _checked(group: str, made: Any) -> Any:
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(
             f"Expected the option of `{group}` to create {what}, got {type(made).__name__}, which has no "
-            f"{', '.join(f'`{name}`' for name in lacking)}. `_target_` names its class."
+            f"{', '.join(f'`{name}`' for name in lacking)}. Check the class in its `_target_`."
         )
     return made
 

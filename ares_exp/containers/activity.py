@@ -31,7 +31,7 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRequest:
-    """An LLM request of the agent that the policy answered without a time step of the environment."""
+    """An LLM request from the agent that the policy answered without a time step in the environment."""
 
     request: LLMRequest
     response: LLMResponse

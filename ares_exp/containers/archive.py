@@ -30,7 +30,7 @@ def pack(source: Path, file_name: str) -> IO[bytes]:
     directory are named relative to it.
 
     Args:
-        source: A file or directory of the host.
+        source: A file or directory on the host.
         file_name: Name of the only member if `source` is a file; not used for a directory.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Command execution in one container on persistent shells, so that a command needs no engine call.
+"""Command execution in one container on persistent shells, so that a command does not need an engine call.
 
 A command uses a free channel (one persistent shell, see `shell_channel`), or opens a new one. The channel is free again
 when no process in the container holds the command's output open. So a background process of a command neither blocks
@@ -169,7 +169,7 @@ class ShellPool:
                 f"No shell could be opened in the container as {user or 'its default user'}: {channel.complaint}"
             )
         if not channel.is_open:
-            raise ContainerError("The container runs no commands: its shell ended immediately.")
+            raise ContainerError("The container cannot run commands: its shell ended immediately.")
         self._channels[user].add(channel)
         return channel
 
@@ -337,7 +337,7 @@ class CommandRunner:
                 shells.
             starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
                 container engines do.
-            try_again: Function that gets the message of a shell that could not start, and returns whether to try again.
+            try_again: Called with the message of a shell that could not start. Returns whether to try again.
             shell: Default shell of commands.
             default_user: User of shells that are opened as `None`. Commands of this user share them, and root kills
                 what this user cannot kill. `None`: root, for whom no shells are shared.

@@ -96,7 +96,7 @@ class ExecOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory of the host that a container sees, read-only.
+    """A directory on the host that a container sees, read-only.
 
     Attributes:
         source: Directory on the host. Its contents must not change while the container exists.
@@ -111,7 +111,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The container that a task needs, independent of the backend.
+    """The container that a task needs, independent of any backend.
 
     Attributes:
         name: Short name for humans and labels; need not be unique.
@@ -130,7 +130,7 @@ class ContainerSpec:
         lifetime_sec: Bound on the time for which the container is needed (start, agent and scoring), or `None` if
             unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
-        mounts: Read-only directories of the host. Captured changes do not include them.
+        mounts: Read-only directories on the host. Captured changes do not include them.
         directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
             to the directories that the Dockerfile creates. A backend whose containers are not separate from the
             machine rejects the task if one of them exists and is not empty.
@@ -209,17 +209,19 @@ class Container(Protocol):
         symlinks are preserved. The owner is root.
 
         Raises:
-            TransferError: The copy failed. The message names the path and the reason.
+            TransferError: The copy failed. The message gives the path and the reason.
             ContainerDiedError: The container is gone.
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file of the container to the host path `target`, or a directory's contents into that directory.
+        """Copies a file from the container to the host path `target`, or the contents of a directory into it.
 
-        The content is untrusted: no traversal, no links that leave `target`, no devices, bounded size and count.
+        The content is untrusted: path traversal, links that leave `target` and devices are rejected, and the size and
+        the number of entries are bounded.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+                the reason.
             ContainerDiedError: The container is gone.
         """
 
@@ -264,10 +266,13 @@ class ServiceContainer(Protocol):
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file or directory of the service to the host, even after it has ended; see `Container.download`.
+        """Copies a file or directory from the service to the host, even after the service has ended.
+
+        See `Container.download`.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+                the reason.
         """
 
     async def stop(self) -> None:
@@ -299,7 +304,7 @@ class SnapshottableContainer(Protocol):
             objects: Store for the contents of files.
 
         Raises:
-            CaptureError: The files could not be read. The message names the path and the reason.
+            CaptureError: The files could not be read. The message gives the path and the reason.
             SnapshotUnsupportedError: This container cannot be captured. The message has the reason and a suggested fix.
             ContainerDiedError: The container is gone.
         """
@@ -400,7 +405,7 @@ class ContainerFactoryBase(ContainerFactory):
 
         Args:
             images: Whether images that are kept for the next run also count as stale.
-            snapshots: Whether snapshots that the backend's service keeps also count as stale.
+            snapshots: Whether snapshots that are stored at the backend's service also count as stale.
 
         Raises:
             PreflightError: The backend is not available. The message suggests a fix.
@@ -415,10 +420,10 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
 
 
 def refuse_second_start(*, started: bool) -> None:
-    """Rejects the second start of a container.
+    """Rejects a second start of a container.
 
     Args:
-        started: Whether the container has been started or stopped before.
+        started: Whether the container has already been started or stopped.
 
     Raises:
         ContainerStartError: `started` is true.
@@ -436,7 +441,7 @@ async def bounded_start(
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
-        stop: Function that undoes a complete or partial start.
+        stop: Undoes a complete or partial start.
         remedy: Advice to the user if the start times out, as a sentence.
 
     Raises:

@@ -83,8 +83,8 @@ class EgressProxy:
         Args:
             policy: Network policy. Only `allowlist` uses the proxy.
             known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
-            resolve: Function that looks up the other names.
-            idle_timeout_sec: Time without data after which a connection is closed.
+            resolve: Looks up the other names.
+            idle_timeout_sec: Number of seconds without data after which a connection is closed.
             head_timeout_sec: Time limit for receiving a request's head.
         """
         self._policy = policy

@@ -17,7 +17,7 @@ _MAX_NAME = 253
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """The hosts that a container may reach in addition to itself: all, none, or the hosts of a list.
+    """The hosts that a container may reach in addition to itself: all, none, or the hosts in a list.
 
     Attributes:
         mode: `"public"`, `"no-network"` or `"allowlist"`.
@@ -25,7 +25,7 @@ class NetworkPolicy:
             empty, no host may be reached.
 
     Raises:
-        ValueError: The mode is unknown, an entry is malformed, or another mode than `"allowlist"` has hosts.
+        ValueError: The mode is unknown, an entry is malformed, or a mode other than `"allowlist"` has hosts.
     """
 
     mode: NetworkMode
@@ -50,7 +50,10 @@ class NetworkPolicy:
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
 
     def allows_address(self, address: IPAddress) -> bool:
-        """Returns whether an IP address may be reached because it, or a network that contains it, is an entry."""
+        """Returns whether an IP address may be reached.
+
+        Unless the mode is public, `allowed_hosts` must contain the address or a network that contains the address.
+        """
         entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 
@@ -63,7 +66,8 @@ def normalise_host(entry: str) -> str:
     """Returns the canonical form of one entry of `allowed_hosts`.
 
     Args:
-        entry: A DNS name, `*.` and a DNS name, an IP address, or a network in CIDR notation without host bits.
+        entry: A DNS name, a DNS name prefixed with `*.`, an IP address, or a network in CIDR notation without host
+            bits.
 
     Raises:
         ValueError: `entry` has none of these forms.

@@ -128,7 +128,7 @@ _QUESTION_SEC = 10.0
 
 
 def owner_labels() -> dict[str, str]:
-    """Returns the labels of this process. A value is empty if it cannot be determined."""
+    """Returns the labels that name this process. A value is empty if it cannot be determined."""
     return dict(_labels_of(os.getpid()))
 
 

@@ -1,6 +1,6 @@
 """A shell that kills a child program when this process ends, even by `kill -9`.
 
-The shell reads a pipe whose writing end only this process holds. When the process ends, the kernel closes the pipe.
+The shell reads a pipe whose write end only this process holds. When the process ends, the kernel closes the pipe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ wait $program
 def while_we_live(command: Sequence[str], *, pipe: int | None = None, at_end: str = "") -> list[str]:
     """Returns a command line that runs `command`, and kills the program's process group when a pipe is closed.
 
-    The command line has the exit code of the program. Start it with `start_new_session=True`, so that it leads a
+    The command line exits with the program's exit code. Start it with `start_new_session=True`, so that it leads a
     process group. Always close the pipe, or the shell keeps waiting after the program has ended.
 
     Args:
         command: The program and its arguments.
-        pipe: Descriptor of the pipe's reading end, which the child inherits (`pass_fds`); the program then inherits
+        pipe: Descriptor of the pipe's read end, which the child inherits (`pass_fds`); the program then inherits
             stdin. If `None`, stdin is the pipe, and the program has no input.
         at_end: Shell source that runs before the program is killed.
     """

@@ -349,8 +349,9 @@ async def open_relayed_port(
         open_shell: Function that starts a shell, which becomes the relay.
         serve: See `ServingContainer.forward_port`.
         port: First port to try.
-        lease_sec: Seconds without a frame from this process after which the relay ends, for a backend whose shells
-            outlive this process. This process sends frames four times as often. 0: the relay ends only with its stdin.
+        lease_sec: Number of seconds without a frame from this process after which the relay ends, for a backend whose
+            shells outlive this process. This process sends frames four times as often. 0: the relay ends only with its
+            stdin.
         remedy: Further advice if the image has no interpreter, appended to the advice to add one.
 
     Raises:

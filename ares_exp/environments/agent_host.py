@@ -1,6 +1,6 @@
 """The agent host, which runs one code agent and is its only connection to the LLM and the container.
 
-All requests of the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
+All requests from the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.
 """
 
@@ -160,9 +160,9 @@ class AgentHost:
             user: Default user of the agent's commands.
             shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
             env: Environment variables that are set for every command, in addition to the variables of the command.
-            limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit of the
+            limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit on the
                 whole agent phase applies, as for a task's solution.
-            activity: Record to which every call of the container is added.
+            activity: Record to which every call to the container is added.
             on_requests: Callback for changes of `pending`: a new LLM call while another call is pending, or a call that
                 the agent may have cancelled.
             background_client: LLM client for background requests (`Origin.is_background`); `None` makes all requests
@@ -237,7 +237,7 @@ class AgentHost:
             instruction: Instruction with which the agent was started.
             context: Extra data with which the agent was started.
             timeout_sec: The whole time limit of the agent, including `elapsed_sec`.
-            elapsed_sec: Time that the agent had used before.
+            elapsed_sec: Number of seconds that the agent had already used.
             state: State of an agent without a journal.
             originals: Recorded requests, if they are still known; see `JournalReplay`.
 
@@ -312,7 +312,7 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late`: ignore the time limit.
+        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late` ignores the time limit.
 
         Raises:
             AgentError, ContainerError: The agent raised, or its container failed.
@@ -352,7 +352,7 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit by time that the environment used, unless the time limit has passed."""
+        """Extends the agent's time limit by the time that the environment used, unless the limit has passed."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
@@ -375,7 +375,7 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until no call of the agent is running, and holds new calls back until `runtime.release`.
+        """Waits until no call from the agent is running, and holds new calls back until `runtime.release`.
 
         Raises:
             SnapshotBusyError: A call is still running after `timeout_sec`.

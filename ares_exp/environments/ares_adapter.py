@@ -64,7 +64,7 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
                 these; `None` for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            container: Container type of the package: `docker` or `daytona`. The group `container` is not used.
+            container: The package's container type: `docker` or `daytona`. The group `container` is not used.
             import_timeout_sec: Time limit in seconds for importing the package, which fetches a list of data sets from
                 a hosted registry.
             timeout_sec: Time limit in seconds of one `reset` or `step` of the package's environments.
@@ -176,7 +176,7 @@ class AresEnvironment(EnvironmentBase):
         Args:
             task_name: Name of the task, for the records.
             make: Function that makes the wrapped environment. Blocking, because it may download the task.
-            response: Function that converts a response to an action of the wrapped environment.
+            response: Function that converts a response to an action for the wrapped environment.
             timeout_sec: Time limit in seconds of one `reset` or `step` of the wrapped environment.
         """
         self._make = make
@@ -267,7 +267,7 @@ async def _leave(wrapped: Any) -> None:
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts a request of the package to an `LLMRequest`. Missing fields get their default."""
+    """Converts a request from the package to an `LLMRequest`. Missing fields get their default."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]
@@ -280,7 +280,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts a message. A tool call that is a separate message becomes a message of the assistant."""
+    """Converts a message. A tool call that is a separate message becomes an assistant message."""
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}
@@ -296,7 +296,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts a response to a response of the package, with text, cost and usage. Other fields are dropped.
+    """Converts a response to the package's response type, with text, cost and usage. Other fields are dropped.
 
     Args:
         response: Response to convert.

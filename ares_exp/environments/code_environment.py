@@ -1,6 +1,6 @@
 """The code environment, which combines a task, a container and a code agent behind `reset`, `step` and `close`.
 
-One long class contains the whole life cycle of an episode, because every part must handle a call of `close`.
+One long class contains the whole life cycle of an episode, because every part must handle a call to `close`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CodeEnvironment(EnvironmentBase):
         seed: Seed of the random values of the agent.
         usage: Usage of the steps, including the steps before a snapshot.
         truncated_by: The limit that ended the episode; `None` if no limit did.
-        limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
+        limit_note: A sentence with details about the limit in `truncated_by`; `None` if there are no details.
         verdict: Combined result of the verifiers; `None` until they have run.
         past_stages: The finished stages.
         ran: The time steps that were replayed with recorded responses, ending with the pending step.
@@ -97,7 +97,7 @@ class CodeEnvironment(EnvironmentBase):
         container_image: Image or other source of the container's files; `None` before the container has started.
         host: The agent host; `None` before and after the episode.
         encoder: Encoder of the agent's journal.
-        on_release: Callback that is awaited once, after the agent and the container were released.
+        on_release: Awaited once, after the agent and the container were released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -481,7 +481,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the agent's time limit; `None` without a limit or an episode in progress."""
+        """Seconds left of the agent's time limit; `None` if there is no limit or no episode in progress."""
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
@@ -505,7 +505,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step, and rejects all calls of other methods inside the block."""
+        """Yields the pending time step, and rejects all calls to other methods inside the block."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = (

@@ -37,7 +37,7 @@ class Deadline:
 
     @property
     def left_sec(self) -> float | None:
-        """Seconds left, at least 0; `None` without a limit."""
+        """Seconds left, at least 0; `None` if there is no limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:
@@ -115,7 +115,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Returns a limit that `usage` has reached, so that no further step is allowed. Ignores time limits."""
+        """Returns a limit that `usage` has reached. No further step is then allowed. Ignores time limits."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -129,7 +129,7 @@ GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
-    """Returns `env` if it enforces `limits`; otherwise, wraps it in a `LimitedEnvironment`.
+    """Returns `env` itself if it enforces `limits`, and otherwise `env` wrapped in a `LimitedEnvironment`.
 
     Args:
         env: The environment.
@@ -214,7 +214,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Makes the environment end an episode that waits for an action. If it cannot, gives the episode up."""
+        """Makes the environment end an episode that waits for an action. If it cannot, abandons the episode."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last
@@ -256,7 +256,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the time limit of the wrapped environment or, if it has none, of this wrapper."""
+        """Seconds left until the time limit of the wrapped environment or, if it has none, of this wrapper."""
         if not self._keeps_time:
             return super().time_left_sec
         is_over = self._pending is None or self._pending.step_type == "LAST"

@@ -51,7 +51,7 @@ _MAX_PROCESSES = 100
 
 
 async def left_processes(container: Container) -> list[str]:
-    """Lists processes that commands have left running, as "PID COMMAND". Processes of unknown origin are left out."""
+    """Lists processes that commands have left running, as "PID COMMAND". Omits processes of unknown origin."""
     listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
     return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
 

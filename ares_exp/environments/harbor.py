@@ -72,8 +72,8 @@ class HarborEnvironments(SelectingSource[HarborTask]):
             limit: Maximum number of tasks.
             reward_key: Key of the reward in `reward.json`. Only needed if the file has several keys, and none is
                 `reward`.
-            extra_instruction_paths: Files whose texts are appended to every instruction, each after a blank line.
-            extra_instructions: Texts that are appended to every instruction, after the texts of these files.
+            extra_instruction_paths: Files whose contents are appended to every instruction, each after a blank line.
+            extra_instructions: Strings that are appended to every instruction, after the contents of these files.
         """
         super().__init__("harbor", tasks=tasks, exclude=exclude, limit=limit)
         self._source: TaskFolder | ListedTasks

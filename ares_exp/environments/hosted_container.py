@@ -29,7 +29,7 @@ class HostedContainer:
     """An `AgentContainer`. An agent that is not deterministic can also use it as a `ServingContainer`.
 
     Attributes:
-        died: The error that ended a call of the agent because the container had died, if any.
+        died: The error that a call from the agent got because the container had died, if any.
     """
 
     def __init__(

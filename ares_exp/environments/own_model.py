@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """How the responses of a model are parsed to answers.
+    """How a model's responses are parsed into answers.
 
     Attributes:
-        parse: Function that parses the text of a response to an answer; returns `None` if the text is invalid.
+        parse: Function that parses the text of a response into an answer; returns `None` if the text is invalid.
         expected: Description of a valid response, for messages.
         again: Message to the model after an invalid response.
         to_record: Function that serializes an answer, to at most 2,000 characters.
-        from_record: Inverse of `to_record`; returns `None` for an invalid text.
+        from_record: Inverse of `to_record`; returns `None` for an invalid string.
         tries: Maximum number of times that a question is asked if the responses are invalid.
     """
 
@@ -336,7 +336,7 @@ class EpisodeModel:
         return None
 
     async def _known(self, question: str, reading: Reading[T]) -> T | None:
-        """Returns the recorded answer of an earlier episode, if any. Each recorded answer is used once."""
+        """Returns the recorded answer from an earlier episode, if any. Each recorded answer is used once."""
         files = self._files
         if files is None:
             return None

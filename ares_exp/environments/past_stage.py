@@ -147,9 +147,10 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 
 
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
-    """Returns all time steps of a running episode, ending with the pending step; empty if its journals lack some.
+    """Returns all time steps of a running episode, ending with the pending step.
 
-    For an episode without a journal, replayed steps (`ran`) are only known until the next step.
+    Returns an empty sequence if its journals are incomplete. If there is no journal, the replayed steps (`ran`) are
+    available only until the episode takes its next step.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran
@@ -184,7 +185,7 @@ class _StepsOfOneAgent:
     Attributes:
         requests: The time steps with their requests, in order.
         responses: Responses to the LLM calls, by call id.
-        is_incomplete: Whether the request of a time step is missing.
+        is_incomplete: Whether the request for a time step is missing.
     """
 
     def __init__(self, journal: Journal) -> None:

@@ -38,7 +38,7 @@ class EpisodeFacts:
 
     Attributes:
         seed: Seed of the episode.
-        stage_seed: Seed of the random values of the running agent.
+        stage_seed: Seed for the random values of the running agent.
         unanswered: Number of time steps for which the policy gave no response in time.
         tokens: Number of prompt and generated tokens so far.
         cost: Cost in US dollars so far.
@@ -154,7 +154,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
-    """Returns the recorded options of the agent of a snapshot."""
+    """Returns the recorded options of a snapshot's agent."""
     return dict(snapshot.agent.get("options") or {})
 
 
@@ -170,13 +170,13 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the options of a factory class whose values may be taken from a file."""
+    """Returns the factory class's options whose values may be taken from a file."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory with its recorded options. `argument` is the caller's argument that an error suggests."""
+    """Makes a factory with its recorded options. `argument` is the argument that an error tells the caller to pass."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."

@@ -89,11 +89,11 @@ class Rerun:
             step: Number of responses to replay.
             seed: The recorded seed.
             lineage: Origin of the new episode, for its trajectory.
-            edits: Changes of messages before the policy sees them, both recorded and new. Ignored with a snapshot,
+            edits: Changes to messages before the policy sees them, both recorded and new. Ignored with a snapshot,
                 which has its own edits.
             snapshot: Snapshot of an earlier step from which to continue; by default the replay starts at the first
                 step.
-            report: Function that receives a message for the user if requests differ from the recorded requests.
+            report: Called with a message for the user if requests differ from the recorded requests.
         """
         self._task_name = task_name
         self._exchanges = exchanges
@@ -204,9 +204,9 @@ class Continuation:
             snapshot: The snapshot from which the episode continues.
             task: The task; by default read from its recorded path.
             lineage: Origin of the new episode, for its trajectory; by default the lineage in the snapshot.
-            edits: Changes of messages before the policy sees them, in addition to the edits in the snapshot.
+            edits: Changes to messages before the policy sees them, in addition to the edits in the snapshot.
             new_seed: Seed for random values of the agent after the snapshot; `None` keeps its random state.
-            on_release: Callback that is awaited after the episode was released.
+            on_release: Awaited after the episode was released.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -359,7 +359,7 @@ def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
         if was.get(key) != now.get(key):
             raise SnapshotMismatchError(
                 f"{snapshot.snapshot_dir}: the task has changed since the snapshot was taken: its {key} was "
-                f"{was.get(key)!r:.80}, is {now.get(key)!r:.80}. Restore with the task as it was."
+                f"{was.get(key)!r:.80} and is now {now.get(key)!r:.80}. Use the original version of the task."
             )
     return task
 

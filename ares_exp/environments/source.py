@@ -43,8 +43,8 @@ class EpisodeParts:
             is true.
         episode_id: Id of the episode in its run; `None` outside of a run.
         attempt: Number of the attempt at the task, from 0.
-        background_client: LLM client for background requests of the agent, which are then not steps of the episode.
-            `None` makes background requests observations.
+        background_client: LLM client for background requests from the agent, which are then not steps of the episode.
+            With `None`, background requests become observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -148,7 +148,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads only local files. If not, `load` is not called only to count tasks. Default: no."""
+        """Whether `load` reads only local files. If not, `load` is never called just to count tasks. Default: no."""
         return False
 
     @property
@@ -202,7 +202,7 @@ class SelectingSource(SourceBase, Generic[T]):
         self._selected: dict[str, T] = {}
 
     def _choose(self, tasks: Sequence[U]) -> list[U]:
-        """Returns the selected tasks of a set, and stores the positions of all of them."""
+        """Returns the tasks that are selected from a set, and stores the positions of all tasks in the set."""
         self.positions = positions_of(tasks)
         return select(tasks, preset=self._preset, **self._selection)
 

@@ -383,7 +383,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
 
 
 def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
-    """Returns the blocks of a content without empty texts, which the wire does not allow."""
+    """Returns the blocks of a content without empty text blocks, which the wire does not allow."""
     if not isinstance(content, list | tuple):
         return [text_part(content)] if content else []
     blocks: list[dict[str, Any]] = []

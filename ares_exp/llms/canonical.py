@@ -5,7 +5,7 @@ The canonical form removes insignificant differences:
 
 | part | canonical form |
 |---|---|
-| content | adjacent texts are joined, a list with one text becomes a string, missing content becomes an empty text |
+| content | adjacent text parts are joined, a list with one text part becomes a string, missing content becomes `""` |
 | arguments of tool calls | parsed JSON: whitespace and the order of keys are ignored, `1` and `1.0` are equal |
 | ids of tool calls | the number of the call in the conversation |
 | null or empty fields of messages, `cache_control` | removed |
@@ -125,7 +125,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _content(content: Any) -> Any:
-    """Joins adjacent texts of a content. A content with a single text becomes a string."""
+    """Joins adjacent text parts. Content with a single text part becomes a string."""
     if not isinstance(content, list | tuple):
         return _value(content)
     parts: list[Any] = []

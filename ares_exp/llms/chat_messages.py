@@ -55,7 +55,7 @@ def check_message(value: Any) -> Mapping[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Returns the joined texts of a content."""
+    """Returns the joined text parts of a content."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else ()
@@ -146,7 +146,7 @@ _INVALID_ARGUMENTS = "invalid_arguments"
 
 
 def input_of_arguments(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call as an object, for wires that have no other form."""
+    """Returns the arguments of a call as an object, for wire formats that accept only objects."""
     given = arguments_object(arguments)
     return {_INVALID_ARGUMENTS: arguments} if given is None else given
 

@@ -14,7 +14,7 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | the requested model | not part of an `LLMRequest`: an argument when writing, `body["model"]` when reading |
 | a refusal | text, with `finish_reason="refusal"`, so that the agent sees it |
 | `prompt_token_ids`, `completion_token_ids` | vLLM's `prompt_token_ids` and `choices[0].token_ids` |
-| `logprobs` | `choices[0].logprobs.content[].logprob`; token texts are not kept |
+| `logprobs` | `choices[0].logprobs.content[].logprob`; token strings are not kept |
 | reasoning (`ThinkingData`) | `reasoning_content`, `reasoning`, `reasoning_details` of the message (see `reasoning`) |
 | `usage.cached_tokens`, `cache_write_tokens` | `usage.prompt_tokens_details`, by the same names |
 | `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`. If the total shows that a server does \

@@ -2,7 +2,7 @@
 
 | in the chunks | in the assembled response |
 |---|---|
-| texts of the `delta` (content, reasoning, refusal) | joined |
+| strings in the `delta` (content, reasoning, refusal) | joined |
 | parts of the `content` (Mistral) | adjacent parts of the same type are joined |
 | `tool_calls` | merged by `index`, with joined arguments; a different id at the same index is a new call (Gemini) |
 | `reasoning_details` | merged by `index` and type; details without an index stay separate |

@@ -32,7 +32,7 @@ class Message(dict[str, Any]):
         return Message, (dict(self),)
 
     def __deepcopy__(self, memo: object) -> Message:
-        """Returns itself. Vector environments copy observations, and immutable objects need no copy."""
+        """Returns itself. Vector environments copy observations, and immutable objects do not need to be copied."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""LLM responses: the responses of a policy, which are its actions."""
+"""LLM responses: the responses from a policy, which are its actions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ThinkingData:
 
     Attributes:
         content: Text of the reasoning, or the endpoint's replacement for it.
-        signature: The endpoint's signature, to be sent back with the content; `None` without a signature.
+        signature: The endpoint's signature, to be sent back with the content; `None` if there is no signature.
         redacted: Whether `content` is the endpoint's encrypted form instead of text.
     """
 
@@ -71,7 +71,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LLMResponse:
-    """One response of an LLM.
+    """One response from an LLM.
 
     Attributes:
         data: Generated pieces in order.

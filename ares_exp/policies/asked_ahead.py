@@ -241,11 +241,11 @@ class PaidBackgroundRequests:
         self._pay = pay
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the response of the client."""
+        """Returns the response from the client."""
         return await self._client(request)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a background request, which takes no step.
+        """Responds to a background request, which is not a step.
 
         Raises:
             PolicyError: The policy failed or returned an invalid response.

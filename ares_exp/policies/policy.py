@@ -41,7 +41,7 @@ class EpisodeSpec:
             `None` means that the policy does not wait.
         normalisers: Patterns for the parts of the agent's requests that differ in every run: name → pattern and
             replacement.
-        earlier: Responses of the parent episode before the branching point, in order; empty without a branch.
+        earlier: Responses of the parent episode before the branching point, in order; empty if there is no branch.
         headers: HTTP headers to add to each request to an endpoint.
     """
 
@@ -68,7 +68,7 @@ class Policy(LLMClient):
         needs_solution: Whether the environment has to put the task's solution into the container (the oracle). Known
             after `preflight`.
         model_name: Name of the model for the records; `None` if it is unknown or varies.
-        unpriced: Names of models that responded and have no known price. Their cost counts as 0.0.
+        unpriced: Names of models that responded and whose prices are unknown. Their cost counts as 0.0.
         recorded_tasks: Names of the tasks with recorded responses, for a policy that replays episodes; known after
             `preflight`. `None` means that the policy responds for every task.
         knows_prices: Whether the prices of responses are configured, so that cost limits can be set.

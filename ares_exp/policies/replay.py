@@ -227,7 +227,7 @@ class _Replayed:
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Returns the recorded response to a background request.
 
-        `strict` does not apply, because a background request takes no step.
+        `strict` does not apply, because a background request is not a step.
         """
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
@@ -277,7 +277,7 @@ class _Replayed:
 
 
 def _in_words(difference: Difference, counts: str) -> str:
-    """Describes a difference: both texts, from shortly before the first different character, or `counts`."""
+    """Describes a difference: both strings, from shortly before the first differing character, or `counts`."""
     old, new = difference.old, difference.new
     if difference.where.startswith("message") and (old is None or new is None):
         return counts

@@ -41,7 +41,7 @@ class Score:
 
     @property
     def value(self) -> float | None:
-        """Ratio of matching to compared steps, in [0, 1]; `None` without a compared step."""
+        """Ratio of matching to compared steps, in [0, 1]; `None` if there is no compared step."""
         return self.matching / self.compared if self.compared else None
 
     @classmethod
@@ -63,7 +63,7 @@ class ReplayedEpisode:
         task_name, attempt: Task and attempt of the replay.
         recorded_id, episode_id: Ids of the recorded episode and of the replay.
         recorded_outcome, outcome: Outcomes of the recorded episode and of the replay.
-        recorded_reward, reward: Rewards of the recorded episode and of the replay; `None` without a reward.
+        recorded_reward, reward: Rewards of the recorded episode and of the replay; `None` if there is no reward.
         steps: Comparisons of all steps of both episodes, in order.
     """
 

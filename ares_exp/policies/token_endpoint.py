@@ -154,7 +154,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return replace(response, sampling=sampling, policy_version=response.policy_version or version)
 
     async def _processes_logprobs(self) -> bool:
-        """Checks whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
+        """Returns whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
 
         The requests have the same prompt and two temperatures, at which the largest log-probabilities must differ.
         """

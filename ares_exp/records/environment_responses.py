@@ -40,7 +40,7 @@ class Asked:
     Attributes:
         task: Name of the task.
         question: Question of the policy.
-        said: Texts of the model's responses. The answer was parsed from the last one.
+        said: The text of each of the model's responses. The answer was parsed from the last one.
         answer: Parsed answer, in the environment's terms; `None` if no response could be parsed.
         model: Name of the model; `None` if unknown.
         prompt_tokens, generated_tokens: Total tokens of all responses.
@@ -124,7 +124,7 @@ def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> Non
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:
-    """Sums the usage of the record, without responses that were taken over; `None` without a record. Blocking."""
+    """Sums the usage of the record, without responses that were taken over; `None` if there is no record. Blocking."""
     asked = read_asked(files)
     if asked is None:
         return None

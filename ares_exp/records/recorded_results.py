@@ -122,7 +122,7 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def is_countable(response: LLMResponse) -> bool:
-    """Checks whether the cost and usage of an untrusted response can be summed and recorded."""
+    """Returns whether the cost and usage of an untrusted response can be summed and recorded."""
     for name in _COUNTS:
         count = getattr(response.usage, name)
         if not isinstance(count, int) or not 0 <= count < MAX_COUNT:

@@ -57,7 +57,7 @@ class EpisodeUsage:
         return self.prompt_tokens + self.generated_tokens
 
     def add(self, action: LLMResponse | object | None) -> None:
-        """Counts one step and its response, if any. Actions that are not an `LLMResponse` have no known cost."""
+        """Counts one step and its response, if any. The cost of an action that is not an `LLMResponse` is unknown."""
         if action is None:
             self.unanswered += 1
             return
@@ -160,7 +160,7 @@ def _bounded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Recorded responses of an earlier episode that were replayed instead of being requested from the policy.
+    """Recorded responses from an earlier episode that were replayed instead of being requested from the policy.
 
     Attributes:
         episode_id: Id of the earlier episode, of the same attempt.
@@ -181,7 +181,7 @@ class Replayed:
 
     @classmethod
     def of(cls, episode_id: str, responses: Sequence[LLMResponse]) -> Self:
-        """Creates the record for these responses of an earlier episode."""
+        """Creates the record for these responses from an earlier episode."""
         return cls(
             episode_id,
             len(responses),

@@ -92,7 +92,7 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
 def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
     """Appends `text` atomically, in one write. The text survives the end of this process.
 
-    Texts of concurrent writers are not mixed. Links are not followed.
+    Concurrent writes are not interleaved. Symbolic links are not followed.
 
     Args:
         path: The file.
@@ -342,7 +342,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Checks whether a folder is a run directory."""
+    """Returns whether a folder is a run directory."""
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 

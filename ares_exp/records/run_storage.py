@@ -131,7 +131,7 @@ class RunStorage:
                 self.write(write, self._run_dir.path)
 
     def causes(self, error: BaseException) -> bool:
-        """Checks whether a disk, a mount or a missing run directory caused an error. If so, ends the run."""
+        """Returns whether a disk, a mount or a missing run directory caused an error. If so, ends the run."""
         for cause in _chain(error):
             if isinstance(cause, OSError) and (cause.errno in _STORAGE_ERRORS or self._missing() is not None):
                 self.fail(cause, self._run_dir.path)

@@ -22,7 +22,7 @@ class RunSummary:
         wall_sec: Wall-clock seconds of all sessions of the run.
         recording_failures: Number of rows, trajectories and metrics that could not be recorded.
         unwritten_rows: Number of results that are missing in `episodes.jsonl`.
-        snapshot_dir: Directory of the run's snapshots; `None` if the run takes no snapshots.
+        snapshot_dir: Directory of the run's snapshots; `None` if the run does not take snapshots.
         max_loop_lag_sec: Longest time for which the event loop was blocked, in seconds.
         threshold: Minimum reward of an attempt that passes.
         must_pass: Whether every attempt is expected to pass, because the tasks' own solutions were run.
@@ -59,7 +59,7 @@ class RunSummary:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of the attempts that have a reward; `None` without rewards."""
+        """The mean reward of the attempts that have a reward; `None` if there are no rewards."""
         rewards = [result.reward for result in self.scored if result.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 

@@ -22,7 +22,7 @@ SHOWN_CHARS = 160
 class RepeatedWarnings(logging.Filter):
     """A log filter that shows only the first warning of each kind, and counts the others. Errors are always shown.
 
-    Two warnings are of the same kind if their texts differ only in the inserted values.
+    Two warnings are of the same kind if they differ only in the inserted values.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ _INLINE_KEY = re.compile(r"(?<![\w-])([\w-]+)['\"]?\s*[:=]")
 
 @functools.lru_cache(maxsize=4096)  # called for every environment variable whenever the environment changes
 def is_sensitive(key: str) -> bool:
-    """Checks whether the value of `key` is treated as a secret."""
+    """Returns whether the value of `key` is treated as a secret."""
     words = [word.lower() for word in _WORD.findall(key)]
     if not words or words[-1] in _PLACES:
         return False
@@ -148,7 +148,7 @@ class KnownSecrets:
         self.longest = max(map(len, self._spellings), default=0)
 
     def found_in(self, data: bytes) -> bool:
-        """Checks whether `data` contains one of the secrets."""
+        """Returns whether `data` contains one of the secrets."""
         return any(spelling in data for spelling in self._spellings)
 
 

@@ -65,7 +65,7 @@ def one_line(text: str, limit: int = 100) -> str:
 
 
 def collapsed(text: str, *, full: bool = False, head: int = HEAD_LINES, tail: int = TAIL_LINES) -> list[str]:
-    """Returns the printable lines of `text`. Omits the middle of long texts and long lines, unless `full` is set."""
+    """Returns the printable lines of `text`. Omits the middle of long strings and lines, unless `full` is set."""
     lines = text.split("\n")
     if not full and len(lines) > head + tail + 1:
         left_out = lines[head:-tail]
@@ -91,7 +91,7 @@ def _shown(char: str) -> str:
 
 
 def encodable(text: str, stream: TextIO) -> bool:
-    """Checks whether the encoding of `stream` can represent `text`."""
+    """Returns whether the encoding of `stream` can represent `text`."""
     try:
         text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -153,12 +153,12 @@ def width_of(stream: TextIO) -> int:
 
 
 def wrapped(text: str, stream: TextIO) -> str:
-    """Wraps lines at blanks if `stream` is a terminal. Long words, such as paths, are not split."""
+    """Wraps lines at spaces if `stream` is a terminal. Long words, such as paths, are not split."""
     return "\n".join(wrap(text, width_of(stream))) if stream.isatty() else text
 
 
 def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
-    """Wraps each line of `text` at blanks. Continuation lines are indented by two more characters."""
+    """Wraps each line of `text` at spaces. Continuation lines are indented by two more characters."""
     parts = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))] + "  "

@@ -1,6 +1,6 @@
 """The payload of an episode, which is the JSON data of its page: steps, messages, commands, times and files.
 
-A step contains only the changes of its request since an earlier step, and each message is stored once. Texts are
+A step contains only the changes to its request since an earlier step, and each message is stored once. Strings are
 complete, and the page shortens them. Times are seconds since the episode started.
 """
 

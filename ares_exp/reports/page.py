@@ -1,6 +1,6 @@
 """The page: one HTML file that contains its style, its script and its data. It loads no other files.
 
-Texts of agents and tasks are only data: blocks of JSON that an HTML parser does not read as HTML and that the script
+Text from agents and tasks is only data: blocks of JSON that an HTML parser does not read as HTML and that the script
 shows as text. A content security policy names the script and the style by their digests, so that no other code can
 run, even if it were injected.
 """

@@ -1,7 +1,7 @@
 """Branches (`branch_from=<run>/<episode>@<step>`): episodes that continue from one step of a recorded episode.
 
 If the recorded run has a snapshot of the step, the branches start from this snapshot. Otherwise, the episode is run
-again up to the step with the recorded responses, from its last earlier snapshot or from its start. A snapshot is then
+again with the recorded responses, from its last earlier snapshot or from its start, up to the step. A snapshot is then
 taken, so that all branches start from the same state. If the agent cannot be restored from a snapshot, each branch runs
 the earlier steps again in its own container.
 """
@@ -113,7 +113,7 @@ class Branching:
             make: Function that creates an environment from a starting point.
             check: Function that raises an error if no episode can start from a starting point. Blocking.
             store: Directory of a new snapshot, or of a snapshot that an earlier session of the run took.
-            report: Function that receives messages for the user.
+            report: Called with messages for the user.
 
         Raises:
             UserError: No snapshot exists and none can be taken. The message explains why.
@@ -234,7 +234,7 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a response that came from another source (a log)."""
+        """Skips a response that came from a log instead."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)

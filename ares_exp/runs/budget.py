@@ -37,14 +37,14 @@ _PROCESS_BEGAN = time.time()
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Limits:
-    """Spending limits. `None` means no limit.
+    """Spending limits. `None` means that there is no limit.
 
     Attributes:
         wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
         tokens: Paid prompt and generated tokens of the policy and of environments.
         cost: Paid US dollars for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
-            policy failed. A reward, an error of the agent, a refusal or a too long conversation resets the count,
+            policy failed. A reward, an agent error, a refusal or a conversation that is too long resets the count,
             because these show that all other parts work. Cancelled and lost episodes do not count.
     """
 
@@ -73,7 +73,7 @@ class Budget(Limits):
     sweep: Limits = Limits()
 
     def changed(self, values: Mapping[str, Any]) -> Budget:
-        """Returns the budget with other limits, such as `cost` or `sweep.tokens`.
+        """Returns the budget with changed limits, such as `cost` or `sweep.tokens`.
 
         Raises:
             ConfigError: A limit does not exist.
@@ -142,7 +142,7 @@ class BudgetMeter:
             earlier: Results of all episodes of earlier sessions of the run.
             earlier_wall_sec: Wall-clock seconds of these sessions.
             run_dir: Directory of the run, if it is a job of a sweep.
-            sweep_dir: Directory of the sweep, which has a folder for each job; `None` without a sweep.
+            sweep_dir: Directory of the sweep, which has a folder for each job; `None` if there is no sweep.
             clock: Monotonic clock in seconds.
             since: Time in epoch seconds from which the other jobs' errors in a row count. Defaults to the start of this
                 process. Earlier errors do not count, because their cause may be fixed when the run is resumed.
@@ -304,7 +304,7 @@ class _Job:
 
 
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
-    """Returns the seconds in which at least one episode was running, so without the time between sessions."""
+    """Returns the number of seconds in which at least one episode was running. Excludes the time between sessions."""
     total, until = 0.0, 0.0
     for started, ended in sorted((result.started_at, result.finished_at) for result in results):
         total += max(0.0, ended - max(started, until))
@@ -393,7 +393,7 @@ class Spending:
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a response of the policy, and the new spending of the episode's environment."""
+        """Counts a response from the policy, and the new spending of the episode's environment."""
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):

@@ -35,7 +35,7 @@ class Components:
     """The components of a run: one instance for each config group.
 
     Attributes:
-        recipe: Recipe from which other processes create environments; `None` if parts were passed as objects.
+        recipe: Recipe with which other processes create environments; `None` if parts were passed as objects.
         trainer: Trainer that chooses and learns from the episodes; `None` if every task is run `attempts` times.
     """
 
@@ -98,7 +98,7 @@ class Settings:
     """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`.
 
     Attributes:
-        sweep_dir: Directory of the sweep; `None` without a sweep.
+        sweep_dir: Directory of the sweep; `None` if there is no sweep.
     """
 
     attempts: int

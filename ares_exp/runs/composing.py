@@ -47,7 +47,7 @@ def compose_job(
     quiet: bool,
     given: Mapping[str, Any] | None = None,
 ) -> ComposedJob:
-    """Composes overrides like the command, and creates the run and its directory, including Hydra's records.
+    """Composes overrides as the command does, and creates the run and its directory, including Hydra's records.
 
     Args:
         overrides: Overrides as on the command line.
@@ -173,7 +173,7 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes log records to handlers: all records to the run's handlers, and records from a level to all others."""
+    """Passes log records to handlers: all records to the run's handlers, and records of a level or above to others."""
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()

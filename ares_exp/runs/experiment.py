@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Makes garbage collections rarer inside the block. Episodes have no reference cycles that need them.
+    """Makes garbage collections less frequent inside the block. Episodes have no reference cycles that need them.
 
     With a thousand running episodes, collections with Python's default threshold take a quarter of the CPU time.
     """
@@ -273,7 +273,7 @@ class Experiment:
         )
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """Changes settings while the run is running. If one of them is invalid, no setting is changed.
+        """Changes settings during the run. If one of them is invalid, no setting is changed.
 
         Raises:
             ConfigError: A key cannot be changed, or a value is invalid.
@@ -351,7 +351,7 @@ class Experiment:
         await self._recorder.close(summary)
 
     def interrupt(self) -> None:
-        """Cancels running episodes and starts no further episodes."""
+        """Cancels running episodes, and prevents the start of further episodes."""
         self._interrupted = True
         self._scheduler.interrupt()
 
@@ -398,7 +398,7 @@ class Experiment:
             await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
-        """Returns the retry that follows this episode; `None` for no retry."""
+        """Returns the retry that follows this episode; `None` if there is no retry."""
         planned = episode.planned
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
@@ -450,14 +450,14 @@ class Experiment:
         self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError | UnreachableError) -> None:
-        """Cancels running episodes and starts no further episodes. Only the first call counts."""
+        """Cancels running episodes, and prevents the start of further episodes. Only the first call counts."""
         if self._ended_by is None:
             self._ended_by = why
             self._warn(str(why))
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Checks whether the disk or mount of a record caused an error. If so, the run is ended."""
+        """Returns whether the disk or mount of a record caused an error. If so, the run is ended."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:

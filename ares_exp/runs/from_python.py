@@ -46,7 +46,7 @@ class RunResults:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of the attempts that have a reward; `None` without rewards."""
+        """The mean reward of the attempts that have a reward; `None` if there are no rewards."""
         return self.summary.mean_reward
 
     @property

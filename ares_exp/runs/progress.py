@@ -47,7 +47,7 @@ class Progress:
         """Stores the arguments. `start` starts the display.
 
         Args:
-            status: Function that returns the state of the run. It is called in the drawing thread.
+            status: Function that returns the state of the run. Called in the drawing thread.
             stream: Output stream. Defaults to standard error.
             is_tty: Whether `stream` is a terminal that can redraw a line. Detected by default.
             interval_sec: Seconds between two lines if `stream` is not a terminal.

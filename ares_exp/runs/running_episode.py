@@ -42,7 +42,7 @@ class RunningEpisode(EpisodeEvents):
         environment: The environment, without the recording wrapper; `None` until it is created.
         log: The response log; `None` until it is created.
         given_again: Responses that the policy replayed from an earlier episode; `None` until the policy is created.
-        from_snapshot: Number of exchanges of an earlier episode that the restored snapshot contains.
+        from_snapshot: Number of exchanges from an earlier episode that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
         is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.
@@ -96,7 +96,7 @@ class RunningEpisode(EpisodeEvents):
             self.environment.grant_time(seconds)
 
     def has_room(self, responses: int) -> bool:
-        """Checks that this number of further responses reaches no limit, given the tokens and cost so far."""
+        """Returns whether this many more responses would stay within all limits, given the tokens and cost so far."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + responses)) is None
 
     def pay(self, response: LLMResponse) -> None:

@@ -45,7 +45,7 @@ class PlannedEpisode:
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Returns the plan of an episode that replays the responses of an earlier episode and has the same seed."""
+        """Returns the plan of an episode that replays the responses from an earlier episode and has the same seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 

@@ -67,9 +67,9 @@ class TrainedRun(Protocol):
 
         Args:
             planned: The planned attempt. Its task and number must be unique in the run.
-            on_end: Function that is called once, when the row of the last episode is written. This is after a result,
-                an error without retry, `cancel` or an interrupt. The argument is the last episode, or `None` if the
-                attempt was cancelled before it started.
+            on_end: Called once, when the row of the last episode is written: after a result, an error that is not
+                retried, `cancel` or an interrupt. The argument is the last episode, or `None` if the attempt was
+                cancelled before it started.
         """
         ...
 
@@ -190,7 +190,7 @@ class RunOnRequest(TrainedRun):
             self._scheduler.resume(TRAINER)
 
     def is_cancelled(self, slot: Slot) -> bool:
-        """Checks whether the trainer has cancelled an attempt that has not ended."""
+        """Returns whether the trainer has cancelled an attempt that has not ended."""
         return slot in self._cancelled
 
     def tried(self, episode: RunningEpisode) -> None:

@@ -79,7 +79,7 @@ def check_json(data: Any, where: str) -> None:
     """Rejects values that JSON cannot represent, non-finite or huge numbers, and deep nesting.
 
     Raises:
-        SnapshotMetadataError: A value is invalid. The message names its place in `data`.
+        SnapshotMetadataError: A value is invalid. The message gives its place in `data`.
     """
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(MAX_DEPTH):

@@ -83,7 +83,7 @@ def collect(
 def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
     """Returns the digests of the objects that the snapshots need.
 
-    Any text in the journal, the delta or the agent's state that has the form of a digest is treated as needed.
+    Any string in the journal, the delta or the agent's state that has the form of a digest is treated as needed.
     """
     needed: set[str] = set()
     seen: set[str] = set()
@@ -142,7 +142,7 @@ def shared_lock(store: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(store: Path) -> Iterator[bool]:
-    """Tries to lock a store for garbage collection. Yields whether it succeeded, which it does if no process writes."""
+    """Tries to lock a store for garbage collection. Yields whether that succeeded: it fails while a process writes."""
     with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
         yield held
 

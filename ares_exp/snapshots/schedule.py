@@ -54,7 +54,8 @@ class SnapshotSchedule:
             every: Number of applied responses between two snapshots: 1 means every step, 5 means steps 0, 5, 10, …
                 Snapshots are taken while the environment waits for an action. `None`: only on request.
             keep: Number of latest snapshots to keep per episode; `None` keeps all.
-            success_reward: Reward of the LAST step from which an episode's snapshots are deleted; `None` deletes none.
+            success_reward: Minimum reward of the LAST step for which an episode's snapshots are deleted; `None` keeps
+                them.
             timeout_sec: Time limit of a snapshot. A snapshot that exceeds it is cancelled, reported and counted as
                 failed.
             gc: Whether to remove the objects of deleted snapshots at the end of the run. Use `False` if several runs
@@ -84,7 +85,7 @@ class SnapshotSchedule:
         return self._every is not None and step_count % self._every == 0
 
     def surplus(self, snapshot_ids: list[str]) -> list[str]:
-        """Returns the oldest of these snapshots of an episode, which exceed the number of snapshots to keep."""
+        """Returns the snapshots of an episode that exceed the number of snapshots to keep: the oldest ones."""
         return snapshot_ids[: -self._keep] if self._keep is not None else []
 
     def is_success(self, reward: float | None) -> bool:
@@ -104,7 +105,7 @@ class SnapshotSchedule:
                 logger.warning("%s", freed.skipped)
 
     def report(self, what: str, error: Exception) -> None:
-        """Logs a failure: the first one of each cause as a warning, because a full disk fails every snapshot."""
+        """Logs a failure. Only the first one with each cause is a warning, because a full disk fails every snapshot."""
         self._has_garbage = True
         words = (word for word in str(error).split() if word.isalpha())  # no names, paths or numbers
         cause = f"{type(error).__name__}: {' '.join(words)}"

@@ -47,7 +47,7 @@ _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """An episode that waits for an action, with all data to continue it in another process.
+    """An episode that is waiting for an action, with all the data needed to continue it in another process.
 
     Contents (files, the journal, messages) are objects in the `ObjectStore` next to `snapshot_dir`, named by their
     digests. Mappings and sequences are plain JSON.
@@ -66,7 +66,7 @@ class EnvironmentSnapshot:
         container_resources: `cpus`, `memory_mb`, `storage_mb`, `gpus`; `None` is unlimited.
         time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
         message_objects: Lines with the pending request's messages; see `agent_messages`.
-        journal: Lines with the agent's calls of its environment and their results.
+        journal: Lines with the agent's calls to its environment and their results.
         journal_entries: Number of lines in the journal.
         filesystem: Lines with the delta of the container's files.
         filesystem_base: Base of the delta.
@@ -74,7 +74,7 @@ class EnvironmentSnapshot:
         filesystem_bytes: Total size of the files in the delta, bytes.
         container: `options`, `workdir`, `env_names`, and state that is not captured: `processes` and `not_captured`.
         agent: `factory`, `options`, `source_digest`, and optionally `state` (an object) and its `state_version`.
-        episode: Tokens, cost, elapsed seconds, states of random generators and similar facts.
+        episode: Tokens, cost, elapsed seconds, random generator states, and so on.
         lineage: Origin: `root`, `parent`, `step`, `branch`, …; may be empty.
         writer: Versions of the software that wrote the snapshot.
         requires_reset: Always false: the next call is `step()`.
@@ -109,7 +109,7 @@ class EnvironmentSnapshot:
     schema: tuple[int, int] = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the content of its snapshot.json: all fields except `snapshot_dir`."""
+        """Returns the content of snapshot.json: all fields except `snapshot_dir`."""
         return with_checksum({name: getattr(self, name) for name in _KEYS})
 
     @classmethod
@@ -118,8 +118,8 @@ class EnvironmentSnapshot:
 
         Args:
             data: The JSON object.
-            where: Name of its file in error messages.
-            snapshot_dir: Directory in its store; `None` uses the directory in `data`.
+            where: Name of the file in error messages.
+            snapshot_dir: Directory of the snapshot in its store; `None` uses the directory in `data`.
 
         Raises:
             SnapshotVersionError: The schema version is not the current one.
@@ -177,7 +177,7 @@ class EnvironmentSnapshot:
         Raises:
             SnapshotNotFoundError: The file does not exist.
             SnapshotVersionError: The schema version is not the current one.
-            SnapshotMetadataError: The file is malformed. The message names the line or the field.
+            SnapshotMetadataError: The file is malformed. The message gives the line or the field.
             SnapshotCorruptError: The file was changed or damaged after it was written.
         """
         path = _file_at(Path(path))
@@ -218,7 +218,7 @@ class EnvironmentSnapshot:
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns the digests in its fields, without duplicates. Digests of the files' contents are in the delta."""
+        """Returns the digests in the fields, without duplicates. Digests of the files' contents are in the delta."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))

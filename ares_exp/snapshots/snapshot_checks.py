@@ -1,4 +1,4 @@
-"""Verification that all data of a snapshot is in its store and undamaged."""
+"""Verification that all data of a snapshot exists in its store and is undamaged."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ class SnapshottingEnvironment(EnvironmentWrapper):
 
     A snapshot starts when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy computes. The
     next call waits for it. A failed snapshot never changes the episode; it is reported and counted. Cancelling a call,
-    or leaving with a cancellation, cancels the snapshot in progress. Any other end of the episode waits for it.
+    or leaving the context because of a cancellation, cancels the snapshot in progress. If the episode ends in any
+    other way, the snapshot is completed first.
 
     Attributes:
         snapshots: Names of the episode's kept snapshots, `<episode_id>@<step>`, oldest first.
@@ -108,12 +109,12 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return snapshot
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Waits for the snapshot in progress, then forks the wrapped environment. The branches take no snapshots."""
+        """Waits for the snapshot in progress, then forks the wrapped environment. The branches are not snapshotted."""
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 
     def request_snapshot(self) -> None:
-        """Requests a snapshot as soon as the environment waits for an action. Call it from any thread, at any time."""
+        """Requests a snapshot, which is taken as soon as the environment waits for an action. Thread-safe."""
         if self._loop is None:
             self._wanted = True
             return

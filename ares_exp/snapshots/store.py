@@ -75,7 +75,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotError: The id exists, an object is missing, or the snapshot cannot be written.
-            SnapshotMetadataError: A field has a value that could not be read again.
+            SnapshotMetadataError: A field has a value that could not be read back.
         """
         target = self._directory(snapshot.snapshot_id)
         temporary = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"

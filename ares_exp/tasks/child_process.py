@@ -56,7 +56,7 @@ class ChildProcess:
         Args:
             command: The program and its arguments. Its stdin is empty.
             env: All environment variables of the program.
-            timeout_sec: Time limit in seconds, after which the program's process group is killed.
+            timeout_sec: Number of seconds after which the program's process group is killed.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.

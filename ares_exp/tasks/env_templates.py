@@ -55,7 +55,7 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Lists the host's values of variables in the tables whose names look sensitive, longest first.
+    """Returns the host values of the variables in `tables` that have sensitive-looking names, longest first.
 
     Values of fewer than 8 characters are left out, because they may also occur by chance.
     """

@@ -132,7 +132,7 @@ class HarborStage:
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's separate container. Both `None`: it runs the agent's image."""
+        """Image or build context of the verifier's separate container. If both are `None`, it has the agent's image."""
         return verifier_image((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests"))
 
     @property
@@ -186,7 +186,7 @@ class HarborStage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of host variables that any step of the task uses, and whose names look sensitive."""
+        """Values of the host variables with sensitive-looking names that any step of the task uses."""
         verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
         tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
@@ -251,7 +251,7 @@ class HarborStage:
         )
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, whose files in them are kept.
+        """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, so that the hooks' files are kept.
 
         After this call, only the verifier's user and root can write to `/logs/verifier`. If the task sets
         `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first.

@@ -49,7 +49,7 @@ class HarborTask:
         warnings: Messages for the user about ignored or outdated keys in task.toml.
         reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
         origin: Git repository from which the task was fetched; `None` for a local task.
-        extra_instructions: Texts that the run appends to the instructions.
+        extra_instructions: Strings that the run appends to the instructions.
     """
 
     path: Path
@@ -81,7 +81,7 @@ class HarborTask:
         )
 
     def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
-        """Returns the task with the texts appended to the instruction of every step, each after a blank line."""
+        """Returns the task with these strings appended to the instruction of every step, each after a blank line."""
         stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
         return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
 
@@ -229,7 +229,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
             inside the task.
 
     Raises:
-        TaskError: The directory is not a valid task. The message names the error and its location.
+        TaskError: The directory is not a valid task. The message gives the error and its location.
     """
     bounds = LinkBounds.of(Path(path), links_within)
     root = bounds.root

@@ -56,8 +56,8 @@ class Verdict:
 
     Attributes:
         reward: The number that becomes the episode's reward.
-        rewards: All numbers of the verifier by key, from which `reward` is chosen.
-        note: Reason that the tests could not be run or graded; otherwise `None`.
+        rewards: All numbers from the verifier by key, from which `reward` is chosen.
+        note: Reason why the tests could not be run or graded; otherwise `None`.
     """
 
     reward: float
@@ -80,7 +80,7 @@ class Stage(Protocol):
         verifier_network: Network of the container during verification.
         verifier_spec: Specification of the verifier's separate container; `None` if the verifier runs in the agent's
             container.
-        collect_timeout_sec: Time limit of `collect` in seconds, after which the remaining files are left out.
+        collect_timeout_sec: Number of seconds after which `collect` leaves out the remaining files.
     """
 
     @property
@@ -151,7 +151,7 @@ class Stage(Protocol):
         """Removes the agent's files from the verifier's directories. Called if both use the same container.
 
         Returns:
-            Directories that were emptied, and whose files in the container's image must be restored.
+            Directories that were emptied. The caller must restore the files that the container's image has in them.
 
         Raises:
             VerifierError: Processes of the agent could not be stopped.

@@ -201,7 +201,7 @@ def with_files(content: str, texts: Mapping[str, str]) -> str:
 
     Args:
         content: Content digest of the task.
-        texts: Texts of additional files that change the agent's instruction, by file name.
+        texts: Contents of additional files that change the agent's instruction, by file name.
     """
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
@@ -213,7 +213,10 @@ def content_of(recorded: str | None) -> str | None:
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Lists the additional files whose text differs between two recorded digests. Files in only one are left out."""
+    """Lists the additional files whose contents differ between two recorded digests.
+
+    Files that only one of the digests covers are left out.
+    """
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 
@@ -350,7 +353,7 @@ async def upload_image_files(container: Container, folder: Path, environment: En
     Args:
         container: The started container.
         folder: The directory `environment/` of the task.
-        environment: The table of the container, which sets whether the image is prebuilt.
+        environment: The container's table in task.toml, which determines whether the image is prebuilt.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -69,7 +69,7 @@ def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[li
 
 
 def _load_child(child: Path, reward_key: str | None, *, within: Path, known: dict[str, HarborTask]) -> HarborTask:
-    """Loads one task of a set, which must have a container definition and a unique name."""
+    """Loads one task of a set. The task must have a container definition and a unique name."""
     task = load_task(child, reward_key=reward_key, links_within=within)
     if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
         raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")

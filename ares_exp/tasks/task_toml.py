@@ -51,7 +51,7 @@ def _destination(path: str) -> str | None:
 
 
 class Artifact(TomlTable):
-    """A file or directory of the container to collect. In task.toml, it may also be a string, which is its `source`."""
+    """A file or directory to collect from the container. In task.toml, it may also be just a string: its `source`."""
 
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None

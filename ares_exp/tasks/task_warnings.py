@@ -55,7 +55,7 @@ def _nameless(text: str, name: str) -> str:
 
 
 def _joined(told: list[tuple[str, str]]) -> str:
-    """Merges the sentences of one kind into one sentence, which lists the different numbers and leaves out names."""
+    """Merges the sentences of one kind into one sentence, which lists the distinct numbers and leaves out names."""
     texts = [_nameless(text, name) for name, text in told]
     numbers = [list(dict.fromkeys(column)) for column in zip(*map(_NUMBER.findall, texts), strict=True)]
     parts = _NUMBER.split(texts[0])

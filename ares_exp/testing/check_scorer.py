@@ -24,7 +24,7 @@ def sample_episode(
     """Creates an episode in which the policy gave these responses, one per request.
 
     Args:
-        responses: Texts of the policy's responses.
+        responses: The text of each of the policy's responses.
         task: The first message.
         task_name: Name of the task.
         reward: The verifier's reward; `None` for a truncated episode that was not verified.

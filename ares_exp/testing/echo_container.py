@@ -1,4 +1,4 @@
-"""A container that runs no commands, for checking agents without a backend."""
+"""A container that does not run commands, for checking agents without a backend."""
 
 from __future__ import annotations
 

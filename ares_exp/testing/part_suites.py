@@ -72,7 +72,7 @@ def _kind_of(part: Any, name: str) -> str:
     methods_of = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
     raise ConfigError(
         f"Expected {name} to be the class of an agent, which takes an `llm_client`, or a class with the methods of a "
-        f"part ({methods_of}). For anything else, inherit the suite in a test file."
+        f"part ({methods_of}). For anything else, inherit from the suite in a test file."
     )
 
 

@@ -18,11 +18,11 @@ TIMEOUT_SEC = 120.0
 
 
 class SourceContract:
-    """The suite of environment sources.
+    """The test suite for environment sources.
 
-    Define the fixture `source`, and `parts` if its tasks need other containers than local containers.
+    Define the fixture `source`, and also `parts` if its tasks cannot use local containers.
 
-    Only `test_episode_starts` starts a container; no test asks an LLM.
+    Only `test_episode_starts` starts a container; no test calls an LLM.
     """
 
     @pytest.fixture

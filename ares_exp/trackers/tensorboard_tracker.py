@@ -30,7 +30,7 @@ class TensorboardTracker(TrackerBase):
 
     The step of an episode's scalars is the number of finished episodes, also in a resumed run. The step of a trainer's
     scalars is the optimizer step. The step of the runner's scalars is the number of seconds since the start of the run.
-    The end of the run adds the totals and histograms over the attempts. Config and provenance are texts.
+    At the end of the run, totals and histograms over the attempts are added. Config and provenance are text entries.
     """
 
     @pydantic.validate_call

@@ -164,8 +164,8 @@ class Client:
 
         Args:
             url: URL of the service, such as `http://127.0.0.1:8300`.
-            key_env: Name of the environment variable that has the service's key; `None` without a key.
-            timeout_sec: Time limit for one response of the service, in seconds, in addition to a poll's wait.
+            key_env: Name of the environment variable that has the service's key; `None` if there is no key.
+            timeout_sec: Time limit for one response from the service, in seconds, in addition to a poll's wait.
             retry_sec: Time limit for the retries of a call while the service is unreachable, in seconds.
             full_sec: Time limit for the retries of a call while the service is full, in seconds.
 
@@ -353,7 +353,7 @@ class Client:
         Args:
             scope: `requests` or `starts`.
             drain_sec: Maximum time in seconds to wait until no request is in flight.
-            for_sec: Time in seconds after which the service resumes by itself. Defaults to the limit of the service.
+            for_sec: Number of seconds after which the service resumes automatically. Defaults to the service's limit.
         """
         body = {"scope": scope, "drain_sec": drain_sec, **({} if for_sec is None else {"for_sec": for_sec})}
         return await self._control("pause", body, wait_sec=drain_sec)

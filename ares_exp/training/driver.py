@@ -37,7 +37,7 @@ class DrivenEpisode:
     """A finished attempt, with a reward or an error.
 
     Attributes:
-        result: Recorded result of the episode.
+        result: The episode's recorded result.
         trajectory: Steps of the episode; `None` if no collector could record them.
         versions: Versions of the weights that generated the responses, without repetitions, in order of first use.
         staleness: Number of versions between the weights of the oldest response and the weights at the end of the

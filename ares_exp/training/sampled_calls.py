@@ -47,7 +47,7 @@ _MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", 
 
 @dataclass(frozen=True, slots=True)
 class SampledCall:
-    """One call of the policy.
+    """One call to the policy.
 
     Attributes:
         step: `step_index` of the step that has this call as its action or background request.
@@ -95,7 +95,7 @@ class Accepted:
             )
 
     def takes(self, conversation: str) -> bool:
-        """Checks whether a conversation is trained on."""
+        """Returns whether a conversation is trained on."""
         return any(fnmatchcase(conversation, pattern) for pattern in self.conversations)
 
 
@@ -234,7 +234,7 @@ def _mappings(values: Any) -> list[Mapping[str, Any]]:
 
 
 def _left_to_engine(recorded: Any) -> bool:
-    """Checks whether a request set a sampling parameter to `null`, so that the engine used its own value."""
+    """Returns whether a request set a sampling parameter to `null`, so that the engine used its own value."""
     return isinstance(recorded, Mapping) and any(name in recorded and recorded[name] is None for name in NEUTRAL)
 
 

@@ -301,7 +301,7 @@ class _Row:
         self.calls.append(call)
 
     def is_start_of(self, prompt: Sequence[int]) -> bool:
-        """Checks whether a prompt starts with the whole row."""
+        """Returns whether a prompt starts with the whole row."""
         return list(prompt[: len(self.ids)]) == self.ids
 
     def cut(self, length: int) -> None:

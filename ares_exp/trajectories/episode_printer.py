@@ -364,6 +364,6 @@ def moment(epoch_seconds: float) -> str:
 
 
 def asked_in(background_request: BackgroundRecord) -> str:
-    """Returns the text of the last message of a background request; empty without a message."""
+    """Returns the text of the last message of a background request; empty if there is no message."""
     request = background_request.request
     return message_text(request["messages"][-1]) if is_request(request) and request["messages"] else ""

@@ -1,4 +1,4 @@
-"""The recorded responses of an episode, which resume, replay and branches pass to the agent again.
+"""The recorded responses from an episode, which resume, replay and branches pass to the agent again.
 
 Each of these three features passes the recorded responses to the agent up to a step, and compares the agent's requests
 with the recorded requests. The features differ in the step, and in how they handle a difference.

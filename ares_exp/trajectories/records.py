@@ -108,7 +108,7 @@ def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRecord:
-    """A background request of the agent and its response, which are not a step.
+    """A background request from the agent and its response, which are not a step.
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
@@ -306,7 +306,7 @@ class EpisodeTrajectory:
 
         Raises:
             TrajectoryFormatError: The file is missing, not JSON, or not one trajectory, or has another schema version.
-                The message names the path and, if known, the position.
+                The message gives the path and, if known, the position.
         """
         from ares_exp.trajectories.files.episode_file import load_episode
 
@@ -314,7 +314,7 @@ class EpisodeTrajectory:
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
-    """Adds up the rewards of an episode. Returns `None` without a LAST step, or if no reward was given.
+    """Adds up the rewards of an episode. Returns `None` if there is no LAST step, or if no reward was given.
 
     A MID step has the reward 0.0 by default. If LAST has no reward and all other rewards are 0.0, the sum is `None`.
     """
@@ -347,7 +347,7 @@ class Ending(NamedTuple):
     Attributes:
         outcome: The outcome.
         error: The error, or the limit that truncated the episode; `None` if it was completed.
-        reward: The reward of the LAST step; `None` without a reward.
+        reward: The reward of the LAST step; `None` if there is no reward.
     """
 
     outcome: Outcome

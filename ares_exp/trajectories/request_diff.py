@@ -1,4 +1,4 @@
-"""Comparison of two requests of an agent, and the place where they first differ.
+"""Comparison of two requests from an agent, and the place where they first differ.
 
 Resume, replay, branches and `ares-exp compare` use the same rules. Requests are compared message by message and setting
 by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
@@ -181,7 +181,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """The comparison of one step, which is one request of the agent.
+    """The comparison of one step, which is one request from the agent.
 
     Attributes:
         step: Number of responses that the agent had received before this request; 0 for the first request.
@@ -263,7 +263,7 @@ class Difference(NamedTuple):
 
     Attributes:
         where: The place in words, such as `message 3 (user)` or the name of a setting.
-        old, new: Texts at this place; `None` if the old or the new object has no text there.
+        old, new: Text at this place; `None` if the old or the new object has no text there.
     """
 
     where: str
@@ -283,11 +283,11 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns excerpts of two texts at their first difference.
+    """Returns excerpts from two strings at their first difference.
 
     Returns:
         The start of the excerpts (at most `before` characters before the difference), and `width` characters of each
-        text.
+        string.
     """
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]

@@ -62,10 +62,10 @@ class LoggedEpisode:
         episode_id, task_name, attempt, retry, seed: Fields of the episode's `EpisodeResult`.
         started_at: Epoch seconds; 0.0 if the episode has not started, because its attempt waits for a retry.
         parent: Id of the earlier episode that this episode continues, if any.
-        taken_over: Number of exchanges of the earlier episode at the start of `exchanges`.
+        taken_over: Number of exchanges from the earlier episode at the start of `exchanges`.
         exchanges: Requests and responses in order, one for each time step.
         ahead: Exchanges with prefetched responses that were not used yet.
-        ahead_taken_over: Prefetched responses of the earlier episode, both used and unused.
+        ahead_taken_over: Prefetched responses from the earlier episode, both used and unused.
         result: Result of the episode; `None` if it has not ended.
     """
 
@@ -169,7 +169,7 @@ class ResponseLog:
 
         Args:
             taken_over: The earlier exchanges, which are the first time steps of this episode.
-            ahead: Exchanges with prefetched responses of the earlier episode. Their numbers for `apply` are 0, 1, …
+            ahead: Exchanges with prefetched responses from the earlier episode. Their numbers for `apply` are 0, 1, …
 
         Raises:
             StorageError: The file could not be written.

@@ -142,7 +142,7 @@ class AsyncGymWrapper:
 
         Args:
             seed: Seed for the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
-                takes no seed, the seed is ignored, which is logged once.
+                does not accept a seed, the seed is ignored, which is logged once.
             options: For example `{"task": name_or_index}`. An empty mapping is ignored.
 
         Returns:

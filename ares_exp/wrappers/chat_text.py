@@ -85,7 +85,7 @@ def message_text(message: Any) -> str:
 
 
 def response_text(action: Any) -> str:
-    """Formats the reasoning, texts and tool calls of a response. Other objects are formatted with `str`."""
+    """Formats the reasoning, text and tool calls of a response. Other objects are formatted with `str`."""
     return "\n".join(map(_piece, action.data)) if isinstance(action, LLMResponse) else str(action)
 
 

@@ -108,7 +108,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
-        """Returns whether `x` is an `LLMResponse` that consists of texts, reasoning and tool calls."""
+        """Returns whether `x` is an `LLMResponse` that consists of text, reasoning and tool calls."""
         known = TextData | ToolCallData | ThinkingData
         return isinstance(x, LLMResponse) and all(isinstance(piece, known) for piece in x.data)
 

@@ -148,7 +148,7 @@ class CodexFactory(InstalledAgentFactory):
             model_name: Model name that Codex sends in its requests. Any name works, but Codex selects its prompts and
                 tools by the name. `None`: `policy`.
             subagents: Whether Codex may start subagents (`agents.enabled`). Each subagent is a conversation.
-            idle_timeout_ms: Time in milliseconds that Codex waits for an event of a response before it repeats the
+            idle_timeout_ms: Number of milliseconds that Codex waits for an event in a response before it repeats the
                 request (`stream_idle_timeout_ms`). Keepalives count as events.
             extra_args: Additional arguments of `codex exec`, such as `-c key=value`.
             env: Additional environment variables of Codex.

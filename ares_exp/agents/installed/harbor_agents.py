@@ -105,7 +105,7 @@ class HarborEnvironment:
         self.task_env_config = SimpleNamespace(workdir=None)
 
     async def link_programs(self, root: str, link: str | None) -> None:
-        """Puts the programs in `root` where Harbor's classes look for them, and detects the user.
+        """Links the programs in `root` to the places where Harbor's classes look for them, and detects the user.
 
         Raises:
             AgentInstallError: The user has no home directory that can be written to.
@@ -132,7 +132,7 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command. Secrets of this machine do not reach it, except in variables of the config."""
+        """Runs a command. Secrets on this machine do not reach it, except in variables that the config sets."""
         from harbor.environments.base import ExecResult as HarborResult
 
         await self._upload_logs()
@@ -162,7 +162,7 @@ class HarborEnvironment:
         await self._watched(self._container.download(source_path, target_path))
 
     async def is_dir(self, path: str, user: User | None = None) -> bool:
-        """Checks whether a path is a directory."""
+        """Returns whether a path is a directory."""
         return bool((await self.exec(f"test -d {shlex.quote(path)}", user=user)).return_code == 0)
 
     async def _upload_logs(self) -> None:
@@ -173,7 +173,7 @@ class HarborEnvironment:
             await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
 
     async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits a call of the container. After a cancellation, the commands of a class's cleanup are not run."""
+        """Awaits a call to the container. After a cancellation, the cleanup commands of a class are not run."""
         if self._cancelled:
             call.close()
             raise asyncio.CancelledError

@@ -1,6 +1,6 @@
 """An agent that runs a program in the container.
 
-The LLM calls of the program arrive over HTTP through a forwarded port.
+The program's LLM calls arrive over HTTP through a forwarded port.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class InstalledAgent:
 
     @property
     def facts(self) -> AgentFacts:
-        """Facts about the requests of the program so far."""
+        """Facts about the requests from the program so far."""
         report = self._line.report if self._line is not None else LineReport()
         return AgentFacts(
             self._recipe.name,
@@ -269,7 +269,7 @@ class InstalledAgent:
             await finish(asyncio.wait({running, lost}))
 
     def _judge(self, result: ExecResult) -> None:
-        """Raises an error if the program failed, or if no request of it was accepted."""
+        """Raises an error if the program failed, or if none of its requests was accepted."""
         facts = self.facts
         if facts.requests == 0:
             cause = (

@@ -3,7 +3,7 @@
 The server does not listen on a port. An agent's request becomes a call of its episode's `Line`, and the response is
 returned in the wire format of the request. Until the response is available, the endpoint keeps the client from giving
 up. A stream starts immediately and sends an event at regular intervals. If the client did not request a stream, the
-endpoint starts to send blanks after half a minute, because JSON parsers ignore them. The end of a response is sent only
+endpoint starts to send spaces after half a minute, because JSON parsers ignore them. The end of a response is sent only
 when the response is recorded.
 """
 
@@ -155,7 +155,7 @@ class Endpoint:
         """Creates a server without connections.
 
         Args:
-            whole_starts_sec: Time in seconds after which blanks are sent to a client that did not request a stream.
+            whole_starts_sec: Number of seconds after which spaces are sent to a client that did not request a stream.
         """
         self._loop = asyncio.get_running_loop()
         self._whole_starts_sec = whole_starts_sec
@@ -171,7 +171,7 @@ class Endpoint:
         return endpoint
 
     async def serve(self, line: Line, client: socket.socket) -> None:
-        """Takes over a connection of an agent. Returns when the server has accepted it."""
+        """Takes over a connection from an agent. Returns when the server has accepted it."""
         connections = self._connections.setdefault(line, set())
         connections -= {one for one in connections if one.transport is None}
         made = Connection(self._server, line)
@@ -200,7 +200,7 @@ class Endpoint:
         return made
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Responds to one HTTP request. Closes the connection if it cannot have another one."""
+        """Responds to one HTTP request. Closes the connection if it cannot be used for another request."""
         connection = request.protocol
         assert isinstance(connection, Connection)
         response = await self._answer(request, connection)

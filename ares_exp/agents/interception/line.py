@@ -1,4 +1,4 @@
-"""The line between one agent and its LLM. It distinguishes new calls of the agent from retries of its HTTP client.
+"""The line between one agent and its LLM. It distinguishes the agent's new calls from retries by its HTTP client.
 
 Clients of providers repeat a request if they did not get the complete response: after a timeout, a lost connection, or
 a stream that ended early. The headers do not always identify such a retry, so the line applies these rules:
@@ -12,9 +12,9 @@ a stream that ended early. The headers do not always identify such a retry, so t
 If all clients of a call disconnect, the call is kept until the agent sends another request in the same conversation.
 
 Agents run subagents, and request titles and summaries in addition to their work. If the client names the conversation
-in a header, the header decides. Otherwise a request belongs to the conversation that it continues, which is the one
-with the longest list of messages that the request starts with. A request that continues no conversation starts a new
-one.
+in a header, the header decides. Otherwise, a request belongs to the conversation that it continues: its messages start
+with the messages of that conversation's last request. If several conversations match, the longest one counts. A request
+that does not continue a conversation starts a new one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LineClosedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One LLM call of the agent.
+    """One LLM call from the agent.
 
     Attributes:
         request: Request of the call.
@@ -116,7 +116,7 @@ class Conversations:
         """Finds or starts the conversation of a request, and makes the request its last one.
 
         Args:
-            request: Request of the agent.
+            request: Request from the agent.
             key: Name of the conversation from the client; empty if the client sends none.
             asked: Digests of the request's canonical form.
         """
@@ -192,7 +192,7 @@ class LineReport:
         dropped: Sorted names of request fields that could not be converted.
         background_requests: Number of calls that were answered without a step.
         refused: Number of rejected HTTP requests.
-        last_refusal: Method, path, status and reason of the last one; `None` if there is none.
+        last_refusal: Method, path, status and reason of the last rejected request; `None` if there is none.
     """
 
     requests: int = 0
@@ -278,7 +278,7 @@ class Line:
         """Starts a call for a request, or returns the existing call if the request is a retry.
 
         Args:
-            request: Request with an origin that lacks only the conversation.
+            request: Request whose origin is complete except for the conversation.
             headers: HTTP headers with case-insensitive names.
 
         Raises:

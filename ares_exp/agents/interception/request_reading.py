@@ -29,7 +29,7 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def parse_body(raw: bytes) -> Any:
-    """Parses a JSON body. Unpaired surrogates, which clients create when they cut texts, are replaced by U+FFFD.
+    """Parses a JSON body. Unpaired surrogates, which clients create when they cut strings, become U+FFFD.
 
     Raises:
         WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.
@@ -87,7 +87,7 @@ class Losses:
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body into all fields except the named ones, and the named fields that have a non-empty value."""
+    """Splits a body in two: all fields except the named ones, and the named fields that have a non-empty value."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}

@@ -153,7 +153,7 @@ def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
 
 
 def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
-    """Returns a message without `cache_control`, which marks texts for the provider's cache."""
+    """Returns a message without `cache_control`, which marks content for the provider's cache."""
     content = message.get("content")
     parts = [part for part in content if _CACHE_MARK in part] if isinstance(content, list) else []
     if not parts and _CACHE_MARK not in message:

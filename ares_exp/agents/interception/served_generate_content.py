@@ -367,7 +367,7 @@ def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
 
 
 def _sliced(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yields the parts, with long texts in several parts. Only the first part of a text has the signature."""
+    """Yields the parts, with each long text split into several parts. Only the first of them has the signature."""
     for part in parts:
         if "text" not in part:
             yield part

@@ -18,7 +18,7 @@ class Asked:
     """One request as sent by an agent's client.
 
     Attributes:
-        request: Request with its `origin`, which lacks only the conversation because the wire does not know it.
+        request: Request with its `origin`, which is complete except for the conversation.
         streamed: Whether to send the response as a stream of events.
         model: Requested model name, which the response repeats.
         response_id: Id of the response, created when the request was read.

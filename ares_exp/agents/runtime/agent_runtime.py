@@ -50,8 +50,8 @@ class AgentRuntime:
         Args:
             journal: Journal to write to: empty, or the journal for `replay` to follow. `None` if the agent needs the
                 full event loop, and cannot be run again.
-            on_llm: Callback for each LLM call, which waits for `response`.
-            on_change: Callback after each time that the agent has run, or may have run.
+            on_llm: Called with each LLM call, which waits for `response`.
+            on_change: Called each time after the agent has run, or may have run.
         """
         self.journal = journal
         self.task: asyncio.Task[None] | None = None

@@ -15,7 +15,7 @@ r"""Encoding of journal entries as JSON lines, and decoding. Lines from disk are
 - `m` contains digests of the other messages, and `s` a digest of everything else in the request.
 - `o` is the output of a terminal, and `new` marks a new terminal.
 - `f` contains the files of a download, and `d` a digest of the files of an upload.
-- Timers and threads have no value, only an end.
+- Timers and threads have no value. Their entries only record that they have ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The in-memory journal of one episode: every call of the agent, every completion and every time step, in order."""
+"""The in-memory journal of one episode: every call from the agent, every completion and every time step, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CallKind = Literal["llm", "exec", "upload", "download", "terminal", "timer", "th
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """A call of the agent.
+    """A call from the agent.
 
     Attributes:
         call_id: Number of the call, starting at 0.
@@ -83,11 +83,11 @@ class SeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """A response of the policy to an LLM call that the agent had already cancelled.
+    """A response from the policy to an LLM call that the agent had already cancelled.
 
     Attributes:
         call_id: Number of the call.
-        response: Response of the policy.
+        response: Response from the policy.
     """
 
     call_id: int
@@ -118,7 +118,7 @@ class Journal:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of the agent, with its execution.
+    """A call from the agent, with its execution.
 
     Attributes:
         call_id: Number in the journal.

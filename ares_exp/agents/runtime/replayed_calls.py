@@ -106,7 +106,7 @@ def recorded(entry: CallEntry) -> str:
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Shortens both texts to start shortly before their first difference."""
+    """Shortens both strings so that they start shortly before their first difference."""
     start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
     dots = "…" if start else ""
     return f"{dots}{was}", f"{dots}{now}"

@@ -1,6 +1,6 @@
 """Installation of a build: its parts are downloaded, checked against their digests, and kept in the store.
 
-Installation does not need npm or Node.js, and does not run code of a package.
+Installation does not need npm or Node.js, and does not run code from a package.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def install(
 
     Args:
         build: Build to install.
-        say: Function that receives a message before a download.
+        say: Called with a message before a download.
         store: Store for the build; defaults to the store in the user's cache.
         stop: Event that stops the installation.
         replace: Whether to replace the build if it is installed.

@@ -85,14 +85,14 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build of an agent, which is a directory.
+    """One build of an agent, stored as a directory.
 
     Attributes:
         name: Name of the agent, as in `agent=NAME`.
-        version: Version of the agent; empty for a package that a user packed, whose version is in its manifest.
+        version: Version of the agent; empty for a package that a user packed (its manifest has the version).
         machine: Architecture, `"x64"` or `"arm64"`.
         libc: Required C library.
-        python: Required minor version of Python, such as `"3.12"`; `None` if the build needs no Python.
+        python: Required minor version of Python, such as `"3.12"`; `None` if the build does not need Python.
         parts: Tarballs, wheels and packs of the build.
     """
 
@@ -234,7 +234,7 @@ def _mini_swe_agent(machine: str, libc: Libc, python: str) -> Build:
 def _packed(
     name: str, title: str, licence: str, wires: tuple[str, ...], *specs: str, node: str = "22", python: str = "3.12"
 ) -> AgentPackage:
-    """Returns a package that is packed from exact versions. The first one has the version of the agent."""
+    """Returns a package built from pinned versions. The version in the first spec is the agent's version."""
     version = re.split("==|@", specs[0])[-1]
     pack = Pack(specs, node=node, python=python)
     builds = tuple(Build(name, version, machine, "glibc", (pack,)) for machine in ("x64", "arm64"))
@@ -242,7 +242,7 @@ def _packed(
 
 
 def user_package(name: str, *packs: Pack) -> AgentPackage:
-    """Returns the package of a user's pack, whose version is in its manifest."""
+    """Returns the package that contains a user's packs. The manifests have the version."""
     build = Build(name, "", this_machine(), "glibc", packs)
     return AgentPackage(name, name, "", "", (), (build,), {"glibc": "glibc 2.28"})
 

@@ -121,8 +121,8 @@ class AgentStore:
 
         Args:
             build: Build to return.
-            make: Function that fills the given directory and returns facts for the manifest. It is called at most once,
-                and by one process at a time.
+            make: Fills the given directory and returns facts for the manifest. Called at most once, and by one process
+                at a time.
             stop: Event that ends the wait for another process.
             timeout_sec: Upper bound on that wait in seconds.
             replace: Whether to replace the build if it exists.

@@ -187,7 +187,7 @@ def _uv(what: str) -> list[str]:
 
 
 def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
-    """Copies a Python that uv manages, otherwise one of this machine. Returns its minor version.
+    """Copies a Python that uv manages, or otherwise a Python on this machine. Returns its minor version.
 
     Raises:
         ToolboxError: Neither exists.

@@ -1,6 +1,6 @@
 """Selection of the builds to mount into containers, and of the build that fits a container.
 
-Containers start with every installed build, because the fitting one is known only inside the container. The C library
+Containers start with every installed build, because only the container shows which build fits. The C library
 is glibc if the glibc loader exists. Packages of musl on a glibc system are ignored.
 """
 
@@ -33,7 +33,7 @@ class Placed:
 
     Attributes:
         build: Build that fits.
-        python: Interpreter in the container for the build; empty if the build needs no Python.
+        python: Interpreter in the container for the build; empty if the build does not need Python.
     """
 
     build: Build

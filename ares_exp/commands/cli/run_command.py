@@ -6,8 +6,8 @@ A command is a module that is imported when the command is called. It has
 - `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
 - `run(arguments)`, if there are no commands below it, which returns the exit code and raises user errors.
 
-Texts name the command `%(prog)s`, which becomes the typed command: `ares-exp show` or `python -m ares_exp show`. Texts
-and messages that name another command contain `ares-exp …`.
+Help texts refer to the command as `%(prog)s`, which becomes the typed command: `ares-exp show` or
+`python -m ares_exp show`. Help texts and messages that refer to another command contain `ares-exp …`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of a command. Prints texts unchanged, and does not allow abbreviated options.
+    """Parses the words of a command. Prints help texts unchanged, and does not allow abbreviated options.
 
     Attributes:
         below: Parsers of the commands below this one, by name.

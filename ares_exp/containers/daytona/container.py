@@ -219,7 +219,7 @@ class DaytonaContainer(Container):
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
     def _absolute(self, path: str | Path) -> str:
-        """Returns an absolute path of the sandbox. Relative paths start at its working directory."""
+        """Returns an absolute path in the sandbox. Relative paths start at its working directory."""
         return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:

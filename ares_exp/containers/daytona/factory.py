@@ -25,7 +25,7 @@ _MAX_LEASE_SEC = 3600
 
 
 class DaytonaContainerFactory(ContainerFactoryBase):
-    """Creates containers at the service of `DAYTONA_API_URL`, with the key in `DAYTONA_API_KEY`."""
+    """Creates containers at the service in `DAYTONA_API_URL`, with the key in `DAYTONA_API_KEY`."""
 
     name = "daytona"
     harbor_name = "daytona"
@@ -53,20 +53,20 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            snapshot: Named snapshot of the service from which every sandbox starts, regardless of the task's image.
-            cpus: Whole cores of every sandbox, instead of the tasks' values.
-            memory_mb: MiB of memory of every sandbox, instead of the tasks' values. The service allocates whole GiB.
-            storage_mb: MiB of disk of every sandbox, instead of the tasks' values. The service allocates whole GiB.
-            ttl_min: Minutes after which the service removes a sandbox that is not kept alive, such as a leftover of a
-                killed run. `None`: each task's limits plus ten minutes.
+            snapshot: Named snapshot at the service from which every sandbox starts, regardless of the task's image.
+            cpus: Whole cores for every sandbox, instead of the tasks' values.
+            memory_mb: MiB of memory for every sandbox, instead of the tasks' values. The service allocates whole GiB.
+            storage_mb: MiB of disk for every sandbox, instead of the tasks' values. The service allocates whole GiB.
+            ttl_min: Number of minutes after which the service removes a sandbox that is not kept alive, such as a
+                leftover of a killed run. `None`: each task's limits plus ten minutes.
             network: `public` or `no-network`, instead of the task's network in all phases; `None` keeps the task's
                 network.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, and Debian's reset `PATH`.
-            env: Variables of every sandbox. The task's variables override them.
-            forwarded_port_lease_sec: Seconds after which the forwarded port of a sandbox closes if the run sends
+            env: Variables for every sandbox. The task's variables override them.
+            forwarded_port_lease_sec: Number of seconds after which a sandbox's forwarded port closes if the run sends
                 nothing, for example because it was killed. While the port is open, the run renews the lease four times
                 in this period. If the renewals are late, the agent's connections are cut and the port opens again.
         """

@@ -166,7 +166,7 @@ def _is_lost(error: DaytonaError) -> bool:
 
 
 def _is_outage(error: DaytonaError) -> bool:
-    """Returns whether the connection or a timeout caused an error without a status."""
+    """Returns whether an error without an HTTP status was caused by a connection failure or a timeout."""
     from daytona import DaytonaConnectionError, DaytonaTimeoutError
 
     return isinstance(error, DaytonaConnectionError | DaytonaTimeoutError)

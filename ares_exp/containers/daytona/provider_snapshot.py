@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
-    """Returns the service's snapshot that contains these changes; `None` without changes.
+    """Returns the service's snapshot that contains these changes; `None` if there are no changes.
 
     Raises:
         SnapshotMismatchError: The changes are not in a snapshot of the service that this package requested.

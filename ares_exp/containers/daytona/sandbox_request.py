@@ -84,7 +84,7 @@ def create_params(
     ttl_min: int,
     directory: Path,
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
-    """Returns the SDK's parameters of a sandbox.
+    """Returns the SDK's parameters for a sandbox.
 
     If `plan` has steps after the start, the sandbox is created with a builder's network, and `network_settings` has to
     be applied afterwards.
@@ -94,7 +94,7 @@ def create_params(
         options: The factory's options.
         plan: Plan of the image, after `ImagePlan.stored` or `ImagePlan.after_start`.
         labels: Labels that name the owner.
-        ttl_min: Minutes after which the service removes it, in any state, unless it is kept alive.
+        ttl_min: Number of minutes after which the service removes it, in any state, unless it is kept alive.
         directory: Directory of the plan's files, empty if it has none.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams

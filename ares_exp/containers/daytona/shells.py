@@ -96,7 +96,7 @@ class SandboxShells:
     """The shells and terminals of one sandbox.
 
     Attributes:
-        directory: Directory of the sandbox that only root may enter. It exists after `open`.
+        directory: Directory in the sandbox that only root may enter. It exists after `open`.
         is_ending: Whether the sandbox is about to be removed with all of its processes.
     """
 

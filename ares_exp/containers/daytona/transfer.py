@@ -1,4 +1,4 @@
-"""File transfer of a sandbox: one tar archive through the service's file API, packed and unpacked by its `tar`.
+"""File transfer into and out of a sandbox, as one tar archive through the service's file API and the sandbox's `tar`.
 
 One request transfers all files. Only the sandbox resolves its paths.
 """
@@ -56,7 +56,7 @@ class FileTransfer:
         """Copies files into the sandbox; see `Container.upload`. `target` is absolute.
 
         Raises:
-            TransferError: The copy failed. The message names the path and the reason.
+            TransferError: The copy failed. The message gives the path and the reason.
             ContainerError: The sandbox is gone, or the service does not respond.
         """
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
@@ -73,7 +73,8 @@ class FileTransfer:
         """Copies files out of the sandbox; see `Container.download`. `source` is absolute.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+                the reason.
             ContainerError: The sandbox is gone, or the service does not respond.
         """
         packed_path, path = self._new_path(), shlex.quote(source or "/")
@@ -122,7 +123,7 @@ class FileTransfer:
         await self._service.call(what, send, timeout_sec=_TIMEOUT_SEC)
 
     async def _fetch(self, path: str, file: IO[bytes], size: int) -> None:
-        """Copies a file of the sandbox to `file`.
+        """Copies a file from the sandbox to `file`.
 
         Raises:
             TransferError: The file has another size.

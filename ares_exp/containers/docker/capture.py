@@ -1,4 +1,4 @@
-"""Capture of a container's changes to its image, with one of two methods.
+"""Capture of a container's changes relative to its image, with one of two methods.
 
 `upper`: reads the upper directory of the container's overlay until two reads agree. The result is then the state at a
 moment between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's

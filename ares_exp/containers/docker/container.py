@@ -124,7 +124,9 @@ class EngineContainer(Container):
         try:
             await self._running.open()
         except ContainerError as error:
-            raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
+            raise ContainerStartError(
+                f"The container of {spec.name} started but cannot run commands. {error}"
+            ) from error
 
     @property
     def _started(self) -> RunningContainer:

@@ -190,7 +190,7 @@ def out_of_reach(engine: Engine, what: str) -> ExitReason:
 
     Args:
         engine: The engine of the container.
-        what: Predicate of a sentence that starts with "the engine at HOST".
+        what: Predicate for a sentence that starts with "the engine at HOST".
     """
     return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
@@ -287,7 +287,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for the container with a name that the engine reports as taken, and checks that it is ours. Blocking.
+    """Waits for the container whose name the engine reports as taken, and checks that it is ours. Blocking.
 
     Raises:
         AnswerLostError: The container does not appear.

@@ -38,7 +38,7 @@ from ares_exp.records.secrets import is_sensitive, protect
 
 
 class DockerContainerFactory(ContainerFactoryBase):
-    """Creates containers on the engine of `DOCKER_HOST`. Default: the current Docker context, or the local socket."""
+    """Creates containers on the engine at `DOCKER_HOST`. Default: the current Docker context, or the local socket."""
 
     name = "docker"
     harbor_name = "docker"
@@ -77,9 +77,9 @@ class DockerContainerFactory(ContainerFactoryBase):
                 profile files first, and Debian's reset `PATH`.
             keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
                 image with the last container that uses it.
-            env: Variables of every container. The task's variables override them.
+            env: Variables for every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
-            pids_limit: Maximum number of processes of one container, as a protection against fork bombs.
+            pids_limit: Maximum number of processes in one container, as a protection against fork bombs.
             swap_mb: Swap that a container may use in addition to its memory limit.
             no_new_privileges: Whether programs are prevented from gaining rights when they start. sudo and su inside
                 then fail.

@@ -52,7 +52,7 @@ def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mo
     """Returns the mounts of `spec` for the engine. Copies directories to a remote engine once. Blocking.
 
     Raises:
-        ContainerStartError: The lock against concurrent copies of other local processes is not available.
+        ContainerStartError: The lock that prevents concurrent copies by other local processes is not available.
         TransferError: A directory cannot be read.
         docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
     """

@@ -1,4 +1,4 @@
-"""File transfer of a Docker container through the engine's archive calls. Blocking: run it in a thread."""
+"""File transfer into and out of a Docker container through the engine's archive calls. Blocking: run it in a thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def put(api: APIClient, container: str, source: Path, directory: str, file_name:
 
 
 def get(api: APIClient, container: str, source: str, target: Path) -> None:
-    """Copies the file or directory `source` of the container to `target`. Follows links inside the container.
+    """Copies the file or directory `source` from the container to `target`. Follows links inside the container.
 
     Raises:
         TransferError: `source` is missing, or cannot be unpacked safely.

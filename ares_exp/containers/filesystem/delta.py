@@ -171,7 +171,7 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries whose directory is also an entry, parents first.
+    """Returns the entries whose directories also have entries, parents first.
 
     If a directory has no entry, it was removed during the read.
     """
@@ -212,9 +212,9 @@ class ChunkWriter:
         if longest := self._known.longest:
             if self._known.found_in(data) or self._known.found_in(self._tail + data[:longest]):
                 raise CaptureError(
-                    f"{self._path!r} contains the value of a sensitive environment variable of this process, or "
-                    "of a protected value. A snapshot would store it on disk. Remove the file, or keep the "
-                    "secret out of the container."
+                    f"{self._path!r} contains a protected value, or the value of a sensitive environment variable of "
+                    "this process. A snapshot would store it on disk. Remove the file, or keep the secret out of the "
+                    "container."
                 )
             self._tail = data[-longest:]
         if self._pool is None:

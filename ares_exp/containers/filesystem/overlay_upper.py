@@ -83,7 +83,7 @@ def scan(
 
     Raises:
         CaptureError: A file cannot be read, is too large, contains a known secret, or depends on data outside of
-            `upper`. The message names the path and the reason.
+            `upper`. The message gives the path and the reason.
     """
     limits = limits or DeltaLimits()
     try:

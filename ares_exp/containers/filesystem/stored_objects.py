@@ -165,12 +165,12 @@ class ObjectStore:
             raise _unreadable(path, error) from None
 
     def put_lines(self, lines: Iterable[bytes], *, cut_after: Callable[[bytes], bool] | None = None) -> tuple[str, ...]:
-        """Stores lines of text as few objects, so that similar texts share most of them.
+        """Stores lines in a small number of objects, so that similar sequences of lines share most of them.
 
         Args:
             lines: Lines without line ends.
-            cut_after: Function that returns whether a line is the last one of its object. Default: objects of slightly
-                more than 32 KiB, which suits lists that only grow.
+            cut_after: Returns whether a line is the last line in its object. Default: objects of slightly more than
+                32 KiB, which suits lists that only grow.
 
         Returns:
             The digests, for `get_lines`.
@@ -197,9 +197,8 @@ class ObjectStore:
             raise ValueError("Expected lines without line ends in them.")
         if known.found_in(data):
             raise CaptureError(
-                "Expected no secrets in a snapshot, got a line with the value of a sensitive environment "
-                "variable or of a protected value. Keep the secret out of the container and of the "
-                "conversation."
+                "Expected no secrets in a snapshot, but a line contains a protected value or the value of a sensitive "
+                "environment variable. Keep secrets out of the container and the conversation."
             )
         return self.put(data)
 

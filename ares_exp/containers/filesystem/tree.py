@@ -1,4 +1,4 @@
-"""Writer of a delta's files below a directory of the host, which may be the upper directory of an overlay."""
+"""Writer of a delta's files below a directory on the host, which may be the upper directory of an overlay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_tree(
         root_ids: Uid and gid on the host that are 0 in the container.
 
     Raises:
-        RestoreError: An entry cannot be written. The message names the path and the reason.
+        RestoreError: An entry cannot be written. The message gives the path and the reason.
         SnapshotCorruptError: An object is missing or damaged.
     """
     at = at.rstrip("/")

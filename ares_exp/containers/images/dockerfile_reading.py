@@ -306,8 +306,8 @@ exit $code
 def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
     """Returns the command line of a RUN in the shell form, including its here-documents, by BuildKit's rules.
 
-    A single here-document without a command is a program for the interpreter of its `#!` line, or for the shell. With a
-    command, the shell reads the here-document.
+    A single here-document without a command is a program for the interpreter in its `#!` line, or for the shell. If
+    there is a command, the shell reads the here-document.
     """
     if len(documents) != 1 or without_heredocs(command).strip():
         return (*shell, command + "".join(f"\n{one.body}{one.name}" for one in documents))

@@ -31,11 +31,11 @@ _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
 
 
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
-    """Rejects a Dockerfile that needs BuildKit if no local command uses BuildKit of the engine. Blocking.
+    """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
 
     Args:
         dockerfile: The file.
-        connect: Function that connects to the engine, called only if the file needs BuildKit.
+        connect: Connects to the engine. Called only if the file needs BuildKit.
 
     Raises:
         TaskError: The file cannot be read.
@@ -59,9 +59,10 @@ def find_buildkit(engine: Engine) -> Path | None:
 
 
 def find_buildkit_feature(text: str) -> tuple[int, str] | None:
-    """Returns the line and the name of the first feature of a Dockerfile that the classic builder does not support.
+    """Returns the line and the name of the first feature in a Dockerfile that the classic builder does not support.
 
-    The classic builder gets no new features: it supports no flags of RUN, and only two of COPY and ADD.
+    New features are not added to the classic builder. It does not support any flag of RUN, and supports only two flags
+    of COPY and ADD.
     """
     if (syntax := find_syntax(text)).is_foreign:
         return syntax.line, f"the frontend {syntax.frontend}"

@@ -1,7 +1,7 @@
 """The files of the build context that a Dockerfile needs, and their transfer to the builder of the Daytona service.
 
 The service's SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and
-treats a source with a leading slash as a file of this machine. Its upload loses links and empty directories. So this
+treats a source with a leading slash as a file on this machine. Its upload loses links and empty directories. So this
 module finds files by Docker's rules and copies them to a directory. If necessary, it adds a stage to the Dockerfile
 that makes the SDK upload the whole directory.
 """
@@ -99,7 +99,7 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
     """Checks that the SDK finds exactly the local sources of the context.
 
     Raises:
-        UnsupportedTaskError: The SDK would interpret an instruction differently. The message names its line.
+        UnsupportedTaskError: The SDK would interpret an instruction differently. The message gives its line.
     """
     for instruction in found:
         sources = local_sources(instruction) if instruction.name == "COPY" else []
@@ -113,7 +113,7 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
 def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
     """Returns the text, with an added unused stage if this is needed to make the SDK send the whole directory.
 
-    The stage is needed if another instruction than `COPY`, or a `COPY` with a here-document, needs files of the
+    The stage is needed if an instruction other than `COPY`, or a `COPY` with a here-document, needs files from the
     context.
     """
     for instruction in found:

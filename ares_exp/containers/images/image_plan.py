@@ -4,7 +4,7 @@
 |---|---|
 | anything, with `container.snapshot` set | this snapshot of the service |
 | `docker_image` | this image |
-| a Dockerfile that needs no file of its context | its text, built by the service |
+| a Dockerfile that needs no file from its context | its text, built by the service |
 | a Dockerfile that needs files | its text, with the files in the service's object store |
 | the same, without an object store | the text before the first line that needs a file; see `image_rest` |
 

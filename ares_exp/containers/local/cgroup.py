@@ -188,7 +188,7 @@ def remove_group(group: Path) -> bool:
 
 
 def oom_kills(directory: Path) -> int:
-    """Returns the number of the container's processes that the kernel killed because of missing memory."""
+    """Returns the number of the container's processes that the kernel killed because memory ran out."""
     return _number(directory, "memory.events", "oom_kill") or _number(directory, "memory.oom_control", "oom_kill")
 
 

@@ -1,11 +1,11 @@
 """The files that a local container writes, in its directory on the host: capture and restore.
 
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
-one directory of the host. bubblewrap mounts these; snapshots exclude its other mounts.
+one directory on the host. bubblewrap mounts these; snapshots exclude its other mounts.
 
 Changes are relative to a base: a description of this host's system, which is the same for hosts that look the same from
 inside a container. It covers the release of the operating system, the installed packages, the directories that a
-container sees, and its Python. It does not cover every file of the host, because reading them would take seconds.
+container sees, and its Python. It does not cover every file on the host, because reading them would take seconds.
 """
 
 from __future__ import annotations

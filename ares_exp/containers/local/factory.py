@@ -61,7 +61,7 @@ class LocalContainerFactory(ContainerFactoryBase):
                 phases.
             shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
                 reads `/etc/profile` first, and Debian's resets `PATH`.
-            pids_limit: Maximum number of processes of one container, as a protection against fork bombs. It is
+            pids_limit: Maximum number of processes in one container, as a protection against fork bombs. It is
                 enforced, like a task's cpus and memory_mb, if this user may create cgroups.
         """
         self._network = network

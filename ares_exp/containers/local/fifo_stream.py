@@ -123,12 +123,12 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 
 
 async def send(stream: FifoStream, source: Path, target: str) -> None:
-    """Copies a host file to the container's path `target`, or a host directory's contents into this directory.
+    """Copies a host file to the container's path `target`, or the contents of a host directory into it.
 
     The stream is a new shell of the container's root, and cannot be used afterwards.
 
     Raises:
-        TransferError: The copy failed. The message names the path and the reason.
+        TransferError: The copy failed. The message gives the path and the reason.
         OSError: The stream broke.
     """
     directory, name = (target, "") if source.is_dir() else posixpath.split(target)
@@ -152,12 +152,13 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file of the container to the host path `target`, or a directory's contents into this directory.
+    """Copies a file from the container to the host path `target`, or the contents of a directory into it.
 
     The stream is a new shell of the container's root, and cannot be used afterwards.
 
     Raises:
-        TransferError: The copy failed, for example because `source` is missing. The message names path and reason.
+        TransferError: The copy failed, for example because `source` is missing. The message gives the path and the
+            reason.
         OSError: The stream broke.
     """
     directory, name = posixpath.split(source)

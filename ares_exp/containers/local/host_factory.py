@@ -137,7 +137,7 @@ class MachinePaths:
 
 
 def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
-    """Checks that a task's files do not conflict with files of this machine.
+    """Checks that a task's files do not conflict with files on this machine.
 
     Raises:
         UnsupportedTaskError: Some paths exist. The message names them.
@@ -182,7 +182,7 @@ def _occupied(path: str) -> str:
 
 
 def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
-    """Yields the files and links of this machine that a COPY would replace."""
+    """Yields the files and links on this machine that a COPY would replace."""
     into = step.target.endswith("/") or Path(step.target).is_dir()
     for source in find_sources(step, context):
         if source.is_dir():
@@ -279,7 +279,7 @@ class HostContainerFactory(ContainerFactoryBase):
             raise PreflightError(f"container=host cannot run commands on this machine: {error}") from error
 
     def check_snapshots(self) -> None:
-        """Rejects snapshots, because the files of this machine cannot be captured."""
+        """Rejects snapshots, because the files on this machine cannot be captured."""
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
@@ -338,7 +338,7 @@ class HostContainer(LocalContainer):
         await in_thread(paths.settle)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Rejects snapshots, because the files of this machine cannot be captured."""
+        """Rejects snapshots, because the files on this machine cannot be captured."""
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:

@@ -46,8 +46,8 @@ class Part:
     """One part of the container's root directory, which is otherwise empty.
 
     Attributes:
-        kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory of the host; `"bind"`: a
-            read-only file or directory of the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
+        kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory on the host; `"bind"`: a
+            read-only file or directory on the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
         path: Its path in the container.
         sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.

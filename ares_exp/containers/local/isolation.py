@@ -146,7 +146,10 @@ _CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
 def is_privileged() -> bool:
-    """Returns whether we need no user namespace: root with CAP_SYS_ADMIN (mounts) and CAP_NET_ADMIN (loopback)."""
+    """Returns whether this process can do without a user namespace.
+
+    It can if it is root with CAP_SYS_ADMIN (for mounts) and CAP_NET_ADMIN (for the loopback).
+    """
     return is_root_with(CAP_SYS_ADMIN, _CAP_NET_ADMIN)
 
 

@@ -86,9 +86,9 @@ def _cut_dir(files_dir: str) -> str:
 
 
 def _cut_script(files_dir: str) -> str:
-    """Returns a script that links the files in a second directory, cuts large files there, and prints their names.
+    """Returns a script that links the files into a second directory, cuts large files there, and prints their names.
 
-    It prints nothing and makes no directory if there are no large files.
+    If there are no large files, the script does not create the directory and does not print anything.
     """
     source, cut, part = shlex.quote(files_dir), shlex.quote(_cut_dir(files_dir)), MAX_AGENT_FILE_KB * 256
     copy = f'{{ head -c {part} "$0"; printf "\n[cut by ares_exp]\n"; tail -c {part} "$0"; }} >{cut}/"$0"; echo "$0"'
@@ -144,7 +144,7 @@ class Scoring:
 
         Args:
             agents: The agent's container, in which the agent's processes have ended.
-            network_between: Network of this container while neither the agent nor the verifier is running.
+            network_between: Network for this container while neither the agent nor the verifier is running.
             verify: Whether the verifier is run. If not, the verdict is `None`.
             is_last: Whether the agent's container is not used again, so that it may be stopped before the verifier
                 starts.
@@ -241,7 +241,7 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container is lost, because the tests are then not the cause of the timeout."""
+    """Raises `ContainerLostError` if the container is lost, because then the tests did not cause the timeout."""
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:
@@ -258,9 +258,9 @@ INTERRUPTED_COLLECT_SEC = 5.0
 async def collect_on_abort(
     stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
 ) -> None:
-    """Stops the agent, runs the collect hooks, and collects the artifacts of its stage unless this was done before.
+    """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless this was already done.
 
-    Failures and timeouts are only logged. A further cancellation of the caller stops the collection.
+    Failures and timeouts are only logged. If the caller is cancelled again, the collection stops.
 
     Args:
         stage: The running stage.

@@ -81,12 +81,12 @@ class Judge(ScorerBase):
                 for the conversation at the end of the episode, `{answer}` for the last reply, `{reward}` for the
                 verifier's reward, or `{output}` for the output of `command`. Any other word in braces must have spaces
                 around it.
-            criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded by these
+            criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded under these
                 names, and their mean is the reward. `None` for only one score.
             lowest: The worst grade.
             highest: The best grade.
             command: Shell command to run in the episode's container, whose output replaces `{output}` in `prompt`.
-                `None` runs no command.
+                `None` means that there is no command.
             tries: Maximum number of times that the model is asked if its responses are invalid.
             max_chars: Maximum number of characters of each text in the prompt. The middle of a longer text is left out.
 
@@ -189,7 +189,7 @@ class Judge(ScorerBase):
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
 
     def _question(self, request: LLMRequest) -> str:
-        """Returns the key of a request in the record of questions: a digest of its texts and its model."""
+        """Returns the key of a request in the record of questions: a digest of its prompts and its model."""
         policy = self._model.policy
         asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
         return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"

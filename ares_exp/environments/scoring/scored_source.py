@@ -98,7 +98,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, and scores it. Raises `ScorerError` as `step` does."""
+        """Makes the environment end its episode, and scores the episode. Raises `ScorerError` like `step`."""
         last = await super().truncate(limit)
         return await self._scored(last) if last is not None else None
 
@@ -262,7 +262,7 @@ def _check_call(key: str, part: Any) -> None:
         signature.bind(None, None, **options)
     except TypeError as error:
         raise ConfigError(
-            f"Expected `{key}` to be callable with an episode and its container, and options by name: {error}."
+            f"Expected `{key}` to accept an episode, its container, and the options as keyword arguments: {error}."
         ) from None
 
 

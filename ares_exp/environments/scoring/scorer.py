@@ -40,13 +40,14 @@ class ScoredEpisode:
             run recorded.
         task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the object of another
             environment, or a name; `None` if the environment exposes no task.
-        reward: Reward of the environment at LAST, given by the verifier; `None` without a reward.
-        rewards: All rewards of the verifier, by key; `{"reward": reward}` for an environment without a verifier.
+        reward: Reward of the environment at LAST, given by the verifier; `None` if there is no reward.
+        rewards: All rewards from the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
         output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
         scorer: Name of the called scorer.
-        spend: Function to report the scorer's tokens and cost, which count in `environment_usage` and the budget.
+        spend: Function that reports the scorer's tokens and cost, which count towards `environment_usage` and the
+            budget.
     """
 
     trajectory: EpisodeTrajectory
@@ -88,7 +89,7 @@ class ScoredEpisode:
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """Texts of the policy's responses, in order."""
+        """The text of each of the policy's responses, in order."""
         return tuple(_said(step.action) for step in self.steps if step.action is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""The call of one scorer, with a time limit, errors that name the scorer, and a validated result."""
+"""The call to one scorer, with a time limit, errors that name the scorer, and a validated result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Score:
     Attributes:
         name: Name of the scorer.
         weight: Weight in the episode's reward. With 0, the score is only recorded.
-        value: Number that counts in the episode's reward; `None` if the scorer returned several numbers without
+        value: Number that counts towards the episode's reward; `None` if the scorer returned several numbers without
             `reward`, which requires weight 0.
-        rewards: All numbers of the scorer, by the names under which they are recorded.
+        rewards: All numbers from the scorer, by the names under which they are recorded.
     """
 
     name: str
@@ -61,8 +61,8 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
     value = numbers.get(REWARD, next(iter(numbers.values())) if len(numbers) == 1 else None)
     if value is None and weight:
         raise ScorerError(
-            f"Expected the scorer `{name}` to return one number, or `reward` among several, got the keys "
-            f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or have them recorded only: `weight: 0`.",
+            f"Expected the scorer `{name}` to return one number, or several including `reward`, got the keys "
+            f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or set `weight: 0` to only record them.",
             scorer=name,
         )
     recorded = {name if key == REWARD else f"{name}.{key}": number for key, number in numbers.items()}
@@ -81,7 +81,7 @@ def combined_reward(reward: float | None, verifier_weight: float, scores: Sequen
 
 
 def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
-    """Returns all rewards of the verifier and the scorers, by name.
+    """Returns all rewards from the verifier and the scorers, by name.
 
     Raises:
         ScorerError: Two rewards have the same name.

@@ -58,7 +58,7 @@ class _Game:
         oracle: The oracle of this game.
         metadata: Metadata of each request.
         messages: The conversation so far.
-        replies: Number of replies of the policy.
+        replies: Number of replies from the policy.
         clock: Time that the oracle took.
         truncated_by: The limit that ended the game.
         verdict: The score.
@@ -110,8 +110,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             seed: Seed for choosing objects.
             provide_solution: Whether the winning reply is in `metadata["solution"]` of the requests, for the policy
                 that runs solutions.
-            output_dir: Directory of the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers of an
-                earlier episode in this record are used again.
+            output_dir: Directory for the record of the oracle's answers (`oracle.jsonl`), or `None`. If this record
+                has answers from an earlier episode, they are used again.
 
         Raises:
             ConfigError: The list of objects is empty, `questions` is below 1, or the oracle cannot answer questions.

@@ -86,7 +86,7 @@ _ANSWER = re.compile(
 
 
 class Answer(StrEnum):
-    """An answer of the oracle, with the text for the player."""
+    """An answer from the oracle, with the text for the player."""
 
     YES = "Yes."
     NO = "No."
@@ -122,7 +122,7 @@ READING = Reading(
 
 
 def oracle_model(client: Policy | LLMClient, *, timeout_sec: float = 300.0) -> OwnModel:
-    """Makes the oracle of many games. Each game has its own LLM client if the client is a `Policy`.
+    """Makes the oracle for many games. Each game has its own LLM client if the client is a `Policy`.
 
     Args:
         client: The LLM client, which the oracle then owns.

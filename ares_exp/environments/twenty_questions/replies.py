@@ -31,8 +31,9 @@ class Reply:
 
     Attributes:
         question: Question to answer with yes or no; `None` if the reply is not a question.
-        guess: The guessed name, also of a question that asks for a name (`a cat` for `Is it a cat?`); `None` without.
-        problem: Reason that the reply is neither; otherwise empty.
+        guess: The guessed name, including the name in a question such as `Is it a cat?` (`a cat`); `None` if the reply
+            does not guess.
+        problem: Reason why the reply is neither; otherwise empty.
     """
 
     question: str | None = None
@@ -64,7 +65,7 @@ def is_one_of(said: str, names: Iterable[str]) -> bool:
 
 
 def _key(name: str) -> str:
-    """Returns a name in a form in which ignored differences are removed."""
+    """Returns a name without the differences that are ignored."""
     decomposed = unicodedata.normalize("NFKD", name.casefold())
     letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
     words = re.findall(r"[^\W_]+", letters)

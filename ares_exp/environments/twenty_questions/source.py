@@ -41,7 +41,7 @@ class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
                 for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            questions: Number of replies of the policy in a game: questions, guesses, and replies that are neither.
+            questions: Number of replies that the policy has in a game: questions, guesses and unusable replies.
             oracle: A policy or any `LLMClient`; `None` for an oracle that uses bundled facts instead of a model.
             oracle_timeout_sec: Time limit in seconds of one question to the oracle, including retries.
 

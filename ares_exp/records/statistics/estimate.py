@@ -125,7 +125,7 @@ def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL
         level: Confidence level of the interval.
 
     Returns:
-        The estimate; `None` without scores.
+        The estimate; `None` if there are no scores.
     """
     scored = [scores for scores in tasks if scores]
     if not scored:

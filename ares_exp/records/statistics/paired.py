@@ -62,7 +62,7 @@ class Difference:
             level: Confidence level of the interval.
 
         Returns:
-            The difference; `None` without tasks.
+            The difference; `None` if there are no tasks.
         """
         if not differences:
             return None

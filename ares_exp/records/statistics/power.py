@@ -95,7 +95,7 @@ def find_remedy(
 
 
 def is_too_few(tasks: int, alpha: float) -> bool:
-    """Checks whether this number of tasks is too small for any p-value below `alpha`, for any rewards."""
+    """Returns whether this number of tasks is too small for any p-value below `alpha`, for any rewards."""
     return smallest_sign_flip_p(tasks) >= alpha
 
 

@@ -33,7 +33,7 @@ class Scores:
     Attributes:
         tasks: Number of tasks with such an attempt.
         attempts: Number of attempts that are included.
-        mean_reward: Mean reward of these attempts; `None` without attempts.
+        mean_reward: Mean reward of these attempts; `None` if there are no attempts.
         pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and the largest number of attempts at a task.
     """
 

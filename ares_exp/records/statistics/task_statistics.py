@@ -90,7 +90,7 @@ class TaskStatistics:
         task_name: Name of the task.
         rewards: Rewards of the attempts, in order; `None` for an attempt without a reward.
         passed: Number of attempts that reached the threshold.
-        mean_reward: Mean over the attempts with a reward; `None` without rewards.
+        mean_reward: Mean over the attempts with a reward; `None` if there are no rewards.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward by class of their error.
         tries: Number of episodes of these attempts, including the last ones.
@@ -152,7 +152,7 @@ class TaskStatistics:
 
     @property
     def pass_rate(self) -> float | None:
-        """The share of passed attempts among the attempts with a reward; `None` without rewards."""
+        """The share of passed attempts among the attempts with a reward; `None` if there are no rewards."""
         return self.passed / self.scored if self.scored else None
 
     @property

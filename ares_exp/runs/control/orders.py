@@ -47,10 +47,10 @@ class Order:
         verb: Action of the order.
         by: User and machine of the author, as reported by the author's process.
         at: Time of the order, in epoch seconds.
-        reason: Reason that the author specified.
+        reason: Reason that the author gave.
         what: Task or episode to cancel (only for `cancel`).
         now: Whether requests to the policy are also paused (only for `pause`).
-        for_sec: Seconds after which the run resumes automatically (only for `pause`).
+        for_sec: Number of seconds after which the run resumes automatically (only for `pause`).
         values: Keys with their new values (only for `set`).
         schema_version: Version of the format.
     """
@@ -78,7 +78,7 @@ class Order:
 
     @classmethod
     def new(cls, verb: Verb, **fields: Any) -> Self:
-        """Creates an order of the user of this process.
+        """Creates an order from the user of this process.
 
         Raises:
             ConfigError: A field is invalid, or does not apply to the verb.

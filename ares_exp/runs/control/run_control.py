@@ -38,15 +38,15 @@ class RunControl:
 
     Attributes:
         run_dir: Directory of the run.
-        sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` without a sweep.
+        sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
         scheduler: Scheduler of the run.
         gate: Gate that can pause requests to the policy.
         live: Live state of the run.
         set: Function that changes settings of the run by key. If one is invalid, it changes nothing.
         interrupt: Function that ends the run, like Ctrl-C.
         running: Function that returns the running episodes.
-        on_drop: Function that is called with each episode that is removed from the queue.
-        note: Function that is called with each line of the record.
+        on_drop: Called with each episode that is removed from the queue.
+        note: Called with each line of the record.
         interval_sec: Interval between two writes of the state, in seconds.
         is_recorded: Function that returns whether the run can write its records. If it cannot, the run has already
             reported the reason.

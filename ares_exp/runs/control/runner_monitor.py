@@ -74,10 +74,10 @@ class LoopLag:
         """Stores the arguments. `start` starts the measurement.
 
         Args:
-            warn: Function that receives the warning about a blocked loop. It is called in the thread.
+            warn: Called in the thread with the warning about a blocked loop.
             tick_sec: Interval between two measurements, in seconds.
             look_sec: Interval between two checks of the thread, in seconds.
-            blocked_sec: Lag after which the loop counts as blocked, in seconds.
+            blocked_sec: Number of seconds of lag after which the loop counts as blocked.
             clock: Monotonic clock in seconds.
         """
         self.max_sec = 0.0
@@ -271,10 +271,10 @@ class RunnerMonitor:
 
         Args:
             episodes: Function that returns the running episodes.
-            report: Function that receives every sample on the event loop. It must return immediately.
-            warn: Function that receives warnings, on the event loop or (if the loop is blocked) in a thread.
+            report: Called with every sample on the event loop. It must return immediately.
+            warn: Called with warnings, on the event loop or (if the loop is blocked) in a thread.
             interval_sec: Interval between two samples, and between two checks of the episodes, in seconds.
-            stall_warn_sec: Time without progress after which an episode is reported, in seconds.
+            stall_warn_sec: Number of seconds without progress after which an episode is reported.
             queued: Function that returns the number of episodes that wait for a slot or for their delay.
             figures: Function that returns additional metrics by name.
         """

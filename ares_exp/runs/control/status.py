@@ -79,9 +79,10 @@ class Held:
     Attributes:
         since: Start of the pause, in epoch seconds.
         now: Whether requests to the policy are also paused.
-        until: Time at which the run resumes automatically, in epoch seconds; `None` if only an order resumes it.
-        by: Author of the order.
-        reason: Reason that the author specified.
+        until: Time at which the run resumes automatically, in epoch seconds; `None` if the run stays paused until a
+            user resumes it.
+        by: User who requested the pause.
+        reason: Reason that the user gave.
     """
 
     since: float
@@ -100,13 +101,13 @@ class RunStatus:
         started_at: Start of this session, in epoch seconds.
         pid, hostname: Process id and host of the run.
         state: State of the run: `running`, `pausing`, `paused`, `ending` or `ended`.
-        held: Pause that a user requested; `None` without a pause.
-        outage: Causes of an automatic pause, such as an unreachable service; empty without a pause.
+        held: Pause that a user requested; `None` if there is no pause.
+        outage: Causes of an automatic pause, such as an unreachable service; empty if there is no pause.
         concurrency: Maximum number of concurrent episodes.
         planned: Number of attempts of the run.
         done_before: Number of attempts that earlier sessions have done.
-        expected: Number of episodes of this session: attempts and retries.
-        ended: Number of episodes of this session that have ended.
+        expected: Number of episodes in this session: attempts and retries.
+        ended: Number of episodes in this session that have ended.
         cut_short: Number of ended episodes without a result, because they were cancelled or lost.
         queued: Number of episodes that wait for a slot, or for the end of their delay.
         waiting: Number of running episodes by the phase in which they wait.
@@ -222,7 +223,7 @@ class LiveStatus:
         planned: Number of attempts of the run.
         expected: Number of episodes of this session: attempts and retries.
         done_before: Number of attempts that earlier sessions have done.
-        held: Pause that a user requested; `None` without a pause.
+        held: Pause that a user requested; `None` if there is no pause.
         has_ended: Whether all episodes have ended.
         spent: Function that returns the spending that counts towards the budget.
         budget: Current budget.
@@ -330,7 +331,7 @@ class LiveStatus:
 
     @property
     def outage(self) -> str:
-        """The causes of an automatic pause; empty without one."""
+        """The causes of an automatic pause; empty if there is no such pause."""
         return " ".join(filter(None, list(self._scheduler.holds.values())))
 
     @property

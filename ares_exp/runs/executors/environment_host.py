@@ -1,6 +1,6 @@
 """The environment host, which serves environments on one node to the run. It does not import Ray.
 
-Only the run calls the host. The run polls for news of the host: requests to a model, records and warnings. If the host
+Only the run calls the host. The run polls the host for news: requests to a model, records and warnings. If the host
 receives no call within its lease time, it closes its environments and ends.
 """
 
@@ -94,8 +94,8 @@ class EnvironmentHost(ModelsElsewhere):
         """Creates a host without environments.
 
         Args:
-            lease_sec: Time without a call of the run after which the host ends, in seconds.
-            on_end: Function that is called when the host has ended by itself.
+            lease_sec: Number of seconds without a call from the run after which the host shuts down.
+            on_end: Called when the host has shut itself down.
         """
         self._lease_sec = lease_sec
         self._on_end = on_end
@@ -230,7 +230,7 @@ class EnvironmentHost(ModelsElsewhere):
             name: Name of the environment.
             method: Name of the method.
             arguments: Arguments of the method.
-            order: Order from which the environment is created if it does not exist yet.
+            order: Order with which the environment is created if it does not exist yet.
         """
         if name not in self._hosted:
             if method == "close":
@@ -269,7 +269,7 @@ class EnvironmentHost(ModelsElsewhere):
         )
 
     async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
-        """Waits until the pending requests of an environment differ from `known`."""
+        """Waits until the pending requests from an environment differ from `known`."""
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
         return tuple(await self._of(name).environment.changed_requests(stand_ins))
 
@@ -348,7 +348,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_news.set()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the run, and returns its result."""
+        """Calls a method of the run, and returns the result."""
         number = next(self._questions)
         waiting = self._answers[number] = asyncio.get_running_loop().create_future()
         self._tell(method, *arguments, number=number)
@@ -360,7 +360,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the outcome of a call of a method of the run."""
+        """Receives the outcome of a call to a method of the run."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
@@ -379,12 +379,12 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def waited(self, client: int, seconds: float) -> None:
-        """Receives from the run that a client's request waited for something other than its response."""
+        """Receives the news that a client's request waited for something other than its response."""
         if client in self._waits:
             self._waits[client][1](seconds)
 
     def background_client_of(self, name: str) -> LLMClient:
-        """Creates a client that sends the background requests of an environment to the run."""
+        """Creates a client that sends the background requests from an environment to the run."""
 
         async def ask(request: LLMRequest) -> LLMResponse:
             response: LLMResponse = await self._ask("background_request", name, request)
@@ -393,7 +393,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Requests the recorded model calls of an episode's environment from the run."""
+        """Requests from the run the recorded model calls of an episode's environment."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe from which another process creates the same environments. It does not contain the policy.
+    """A recipe with which another process creates the same environments. It does not contain the policy.
 
     Attributes:
         nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
@@ -50,7 +50,7 @@ class RunPlan:
         source: Loaded task set.
         task_names: Names of the selected tasks.
         parts: Parts of any episode of the run.
-        recipe: Recipe from which other processes create environments; `None` if parts were passed as objects.
+        recipe: Recipe with which other processes create environments; `None` if parts were passed as objects.
         needs_shared_disk: Reason why nodes need access to the run directory; `None` if they do not need it.
         run_dir: Run directory; `None` if nothing is recorded.
     """

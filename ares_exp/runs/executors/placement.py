@@ -39,7 +39,7 @@ class Seat(Generic[HostT]):
     kept_for: int | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Checks whether an environment that allows `limit` - 1 other environments can be added."""
+        """Returns whether an environment can be added that shares its host with at most `limit` - 1 others."""
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 
@@ -114,7 +114,7 @@ class Placement(Generic[HostT]):
                 waiting.set_result(None)
 
     def give_up(self, error: Exception) -> None:
-        """Makes all current and later waiters for a slot raise `error`."""
+        """Makes all current and later calls that wait for a slot raise `error`."""
         self._gave_up = error
         self.tell()
 

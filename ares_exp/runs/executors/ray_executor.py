@@ -75,11 +75,11 @@ class RayExecutor(ExecutorBase):
             address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the
                 variable `RAY_ADDRESS`, or otherwise starts a local cluster that ends with the run.
             episodes_per_host: Maximum number of concurrent environments on a host.
-            hosts_per_node: Number of hosts on each node. If a host ends, only its own environments are lost.
+            hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
             resources: Ray resources that a node must have and a host reserves, such as `{docker: 1}`. `None` means no
                 requirements.
             num_cpus: Number of CPUs that a host reserves in Ray.
-            lease_sec: Time without contact after which the run treats a host as lost and the host ends, in seconds.
+            lease_sec: Number of seconds without contact after which the run treats a host as lost and the host ends.
             lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if it was the only
                 environment on the last host.
             storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are
@@ -162,7 +162,7 @@ class RayExecutor(ExecutorBase):
             yield _RayPlace(host, may_be_blamed=losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
-        """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' last round trips."""
+        """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' latest round-trip times."""
         hosts = self._placement.hosts
         return {
             "system/hosts": len(hosts),
@@ -269,7 +269,7 @@ class RayExecutor(ExecutorBase):
         return all(has.get(name, 0) >= amount for name, amount in self._resources.items())
 
     async def _keep(self, node: _Node) -> None:
-        """Restarts a host of a node whenever it ends, until the node turns out to be unable to run the tasks."""
+        """Restarts a host on a node whenever the host ends, until the node turns out to be unable to run the tasks."""
         await asyncio.gather(*(self._keep_one(node) for _ in range(self._hosts_per_node)))
 
     async def _keep_one(self, node: _Node) -> None:
@@ -325,7 +325,7 @@ class RayExecutor(ExecutorBase):
         return host
 
     def _uses_shared_disk(self, ready: HostReady) -> bool:
-        """Checks whether the host writes to the run directory.
+        """Returns whether the host writes to the run directory.
 
         Raises:
             PreflightError: The host must write to the run directory, but cannot access it.

@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 class RemoteHost:
     """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
 
-    Each piece of news from the host is a call of a method that starts with `on_`.
+    Each message from the host calls a method whose name starts with `on_`.
 
     Attributes:
         node: Name of the host's node.
@@ -88,8 +88,8 @@ class RemoteHost:
             actor: Handle of the Ray actor, an `EnvironmentHost`.
             node: Name of the host's node.
             models: Models of environments, by key. The run sends the environments' requests to them.
-            lease_sec: Time without a reply after which the host is lost, in seconds. The host has the same lease.
-            on_lost: Function that is called once, when the host is lost.
+            lease_sec: Number of seconds without a reply after which the host is lost. The host has the same lease.
+            on_lost: Called once, when the host is lost.
         """
         self.node = node
         self.guests: dict[str, RemoteEnvironment] = {}
@@ -159,7 +159,10 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Treats the host as lost: current and later calls raise `HostLostError`. Further calls have no effect."""
+        """Treats the host as lost: current and later calls to it raise `HostLostError`.
+
+        Calling `lose` again has no effect.
+        """
         if self.why_lost is None:
             self._give_up(why)
             self._on_lost(self)
@@ -193,7 +196,7 @@ class RemoteHost:
                 await in_daemon_thread(lambda: self._ray.kill(self._actor))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Calls a method of the host without waiting for its end."""
+        """Calls a method of the host without waiting for it to end."""
         self._spawn(self._tell(method, *arguments))
 
     async def _tell(self, method: str, *arguments: Any) -> None:
@@ -235,7 +238,7 @@ class RemoteHost:
             await self._tell("answer", news.number, outcome)
 
     async def on_log(self, name: str, level: int, text: str) -> None:
-        """Logs a warning of the host."""
+        """Logs a warning from the host."""
         logging.getLogger(name).log(level, "%s (on %s)", text, self.node)
 
     async def on_report(self, reports: Mapping[str, EpisodeReport]) -> None:
@@ -247,7 +250,7 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request of an environment to its model. Keeps an episode's client until its environment ends."""
+        """Sends a request from an environment to its model. Keeps an episode's client until its environment ends."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
@@ -260,13 +263,13 @@ class RemoteHost:
         return await self._models[key].call(self._clients[client][1], request)
 
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
-        """Sends a background request of an agent to the policy. The request is cancelled when the episode ends."""
+        """Sends a background request from an agent to the policy. The request is cancelled when the episode ends."""
         if (guest := self.guests.get(environment)) is None:
             raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
         return await guest.respond_in_background(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:
-        """Returns the recorded model calls of an episode's environment."""
+        """Returns the recorded model calls from an episode's environment."""
         files = self._files(environment)
         return await asyncio.to_thread(read_asked, files) if files is not None else None
 
@@ -290,7 +293,8 @@ class RemoteEnvironment(EnvironmentBase):
 
     Attributes:
         output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
-        asked: Usage of the environment's own models in this episode, as counted by the run; `None` without model calls.
+        asked: Usage of the environment's own models in this episode, as counted by the run; `None` if there were no
+            model calls.
     """
 
     time_step: TimeStep[Any] | None = None
@@ -311,7 +315,7 @@ class RemoteEnvironment(EnvironmentBase):
             order: Order from which the host creates the environment at the first `reset`.
             output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
             background_client: Client that responds to the agent's background requests.
-            loss: Function that converts the `HostLostError` to the error that calls raise.
+            loss: Converts the `HostLostError` to the error that calls raise.
         """
         self._host = host
         self._order = order
@@ -465,14 +469,14 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """The time until the time limit in seconds, computed from the host's last reply."""
+        """The number of seconds until the time limit, computed from the host's last reply."""
         left = self._facts.time_left_sec
         if left is None or self.time_step is None or self.time_step.last():
             return None
         return max(0.0, left + self._granted_sec - (time.monotonic() - self._facts_at))
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit, immediately in this process and soon in the host."""
+        """Extends the time limit: in this process immediately, and in the host soon after."""
         self._granted_sec += seconds
         if self._name in self._host.guests:
             self._host.tell("grant", self._name, seconds)

@@ -118,7 +118,7 @@ class Outcome(NamedTuple):
         """Returns the value, or raises the error.
 
         Args:
-            host: Name of the host of the call.
+            host: Name of the host that executed the call.
         """
         if self.failure is not None:
             raise self.failure.error(host)
@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
 
 
 class News(NamedTuple):
-    """News of a host: a call of the method `on_{method}` of `RemoteHost`. With a number, the host awaits its result."""
+    """News from a host: calls `RemoteHost.on_{method}`. If the message has a number, the host awaits the result."""
 
     number: int | None
     method: str
@@ -138,7 +138,7 @@ class HostOrder:
     """The order to prepare a host for a run.
 
     Attributes:
-        recipe: Recipe from which environments are created.
+        recipe: Recipe with which environments are created.
         task_names: Names of the tasks of the run.
         digests: Digest of each task's content; `None` for an unknown digest.
         parts: Parts of any episode, without the factories.
@@ -170,13 +170,13 @@ class HostReady(NamedTuple):
 
 
 class EnvironmentOrder(NamedTuple):
-    """The order from which a host creates an environment.
+    """The order with which a host creates an environment.
 
     Attributes:
         task_name: Name of the task.
         parts: Parts of the episode, without the factories.
         streams: Whether files of the episode are stored in the host until the run fetches them.
-        has_background_requests: Whether the run responds to background requests of the agent.
+        has_background_requests: Whether the run responds to background requests from the agent.
     """
 
     task_name: str
@@ -190,7 +190,7 @@ class Facts(NamedTuple):
 
     Attributes:
         report: Report of the environment; `None` before the first call. Then the other fields are empty.
-        step_type: Type of the current time step; `None` without a time step.
+        step_type: Type of the current time step; `None` if there is no time step.
         step_count, time_left_sec, activity, pending: Values of the environment's members with these names.
         past: Past steps of a restored or forked episode (only after `reset` and `fork`).
         has_files: Whether files of the episode are on the node and must be fetched.

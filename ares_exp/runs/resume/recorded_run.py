@@ -30,7 +30,7 @@ _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
 
 def starts_where_started(key: str, given: Container[str]) -> bool:
-    """Checks whether a relative value of `key` is resolved against the folder in which the run was started.
+    """Returns whether a relative value of `key` is resolved against the folder in which the run was started.
 
     Args:
         key: Dotted key of a config.
@@ -271,12 +271,12 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
 
 
 def is_recorded_run(path: Path) -> bool:
-    """Checks whether `path` is a run directory. Raises `OSError` if the path is not accessible."""
+    """Returns whether `path` is a run directory. Raises `OSError` if the path is not accessible."""
     return is_file(path / EPISODES)
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Checks whether `path` contains runs and is not a run itself. Raises `OSError` if it cannot be read."""
+    """Returns whether `path` contains runs and is not a run itself. Raises `OSError` if it cannot be read."""
     return not is_recorded_run(path) and any(map(is_recorded_run, path.iterdir()))
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The responses of an earlier episode that a policy has replayed.
+    """The responses from an earlier episode that a policy has replayed.
 
     Attributes:
         responses: Responses in order, including the responses before a restored snapshot.
@@ -57,7 +57,7 @@ class _Answered(NamedTuple):
 
 
 class ResumablePolicy:
-    """Replays the responses of an earlier episode as long as the requests are equal, then uses the policy.
+    """Replays the responses from an earlier episode as long as the requests are equal, then uses the policy.
 
     Times, process ids and similar values may differ (see `request_diff`). Each conversation of an agent has its own
     order, so that a request is compared with the next recorded request of its conversation. Responses that are
@@ -289,4 +289,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Ignores a response, for clients that need no notification."""
+    """Ignores a response, for clients that do not need to be notified."""

@@ -358,7 +358,7 @@ def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: 
 
 
 def names_recorded_run(overrides: Sequence[str]) -> bool:
-    """Checks whether a command line may resume, replay or branch a recorded run."""
+    """Returns whether a command line may resume, replay or branch a recorded run."""
     return any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides)
 
 

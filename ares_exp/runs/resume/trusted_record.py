@@ -45,7 +45,7 @@ def is_trusted(run_dir: Path) -> bool:
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:
-    """Checks whether other users can write a file. Ignores a group that has only this user (umask 002)."""
+    """Returns whether other users can write a file. Ignores a group that has only this user (umask 002)."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(status.st_gid)
         is_own_group = group.gr_name == name and {*group.gr_mem} <= {name}

@@ -138,7 +138,7 @@ class JobFolder:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def is_done(self, config: Mapping[str, Any]) -> bool:
-        """Checks whether the job is complete with this config."""
+        """Returns whether the job is complete with this config."""
         if self.state is not JobState.COMPLETE or config["resume_redo"]:
             return False
         try:

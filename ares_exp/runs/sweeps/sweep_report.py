@@ -50,7 +50,7 @@ class Row:
         finished: Number of ended attempts, without interrupted attempts (`cancelled`, `lost`).
         outcomes: Number of attempts by outcome.
         objective: Metric by which the jobs are compared; `None` if it cannot be computed.
-        low, high: Bounds of the metric's interval; `None` without an interval.
+        low, high: Bounds of the metric's interval; `None` if there is no interval.
         mean_reward: Mean reward, with errors counted as zero.
         tokens, cost: Sums over all episodes, with the cost in US dollars.
         message: Reason why the job failed.
@@ -81,7 +81,7 @@ class Setting:
         started: Number of these jobs whose run was started.
         planned, finished: Total numbers of planned and finished attempts.
         objective: Metric over all results of these jobs; `None` if it cannot be computed.
-        low, high: Bounds of the metric's interval over tasks and jobs; `None` without an interval.
+        low, high: Bounds of the metric's interval over tasks and jobs; `None` if there is no interval.
         lowest, highest: Range of the metric over single jobs.
     """
 
@@ -165,7 +165,7 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective, otherwise the best incomplete job; `None` without jobs."""
+        """The complete job with the best objective, otherwise the best incomplete job; `None` if there are no jobs."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 

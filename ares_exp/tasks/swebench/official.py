@@ -42,7 +42,7 @@ def _part(tests: Mapping[str, Sequence[str]]) -> float:
 
 
 def ungraded(row: SweBenchRow, reason: str, *, patch_applied: bool = True) -> Report:
-    """Returns the report about a run that cannot be graded, in which all tests have failed."""
+    """Returns the report for a run that cannot be graded. It states that all tests failed."""
     tests = zip(_TESTS, (row.fail_to_pass, row.pass_to_pass), strict=True)
     return {
         "patch_is_None": False,

@@ -102,11 +102,11 @@ git apply --verbose --whitespace=nowarn --3way "$PATCH"
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
-    """The changes of an agent.
+    """The changes made by an agent.
 
     Attributes:
         data: Patch in the form of `git diff --binary`; empty if nothing changed.
-        problem: Reason that no patch could be made; `None` if a patch was made.
+        problem: Reason why no patch could be made; `None` if a patch was made.
     """
 
     data: bytes = b""

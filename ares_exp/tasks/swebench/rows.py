@@ -69,15 +69,15 @@ class SweBenchRow(BaseModel):
         base_commit: Full hash of the commit on which the fix is based.
         problem_statement: Text of the issue.
         hints_text: Comments on the issue that are older than the fix.
-        patch: The fix, without changes of tests.
-        test_patch: The changes of tests that belong to the fix.
+        patch: The fix, without changes to tests.
+        test_patch: The changes to tests that belong to the fix.
         fail_to_pass: Tests that fail without the fix and pass with it.
         pass_to_pass: Tests that pass with and without the fix.
         image: Name of the container image; empty if unknown.
         eval_script: Script that applies the test patch and runs the tests.
         log_parser: Name of the harness's function that parses the output of the script.
         eval_type: `fail_only` if the output lists only failures.
-        image_assets: Binary files of a row of the multimodal data set, which a patch cannot contain.
+        image_assets: Binary files in a row of the multimodal data set, which a patch cannot contain.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)

@@ -1,7 +1,7 @@
 """`SweBenchStage`, which provides the instruction for a row, and grades the agent's changes.
 
-The agent's changes are copied out of its container as a patch. They are graded in a fresh container of the same image,
-as in the official harness. Other changes of the agent in its container have no effect on the tests.
+The agent's changes are copied out of its container as a patch and graded in a fresh container with the same image, as
+in the official harness. Other changes that the agent made in its container have no effect on the tests.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SweBenchStage:
         return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Uploads the files that `collect` left to the fresh container."""
+        """Uploads the files that `collect` wrote to the fresh container."""
         for name in (MODEL_PATCH, NO_PATCH):
             if await asyncio.to_thread((artifacts / name).is_file):
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
@@ -224,7 +224,7 @@ def _with_exit_code(script: str) -> str:
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
-    """Writes text files to a directory of the container, without changing line ends."""
+    """Writes text files to a directory in the container, without changing line ends."""
     async with working_directory("verifier") as folder:
 
         def write() -> None:

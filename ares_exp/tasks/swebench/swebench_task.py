@@ -58,7 +58,7 @@ class SweBenchTask:
 
     @cached_property
     def fresh_spec(self) -> ContainerSpec:
-        """Specification of a container with the row's image; if it has none, with the published image of its name."""
+        """Specification of a container with the row's image or, if the row has none, with the published image."""
         published = IMAGE.format(id=self.name.lower().replace("__", "_1776_"))  # registries reject `__`
         return ContainerSpec(
             name=self.name,

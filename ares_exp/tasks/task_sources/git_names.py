@@ -52,8 +52,8 @@ def check_git_url(url: str) -> str:
         raise ValueError(f"expected the address of a git repository, got none ({error})") from None
     if password is not None or (user is not None and scheme in ("https", "http")):
         raise ValueError(
-            f"expected an address without user and password, got one for {host!r:.100}. Leave them to git's credential "
-            "helper, or use an SSH address"
+            f"expected a URL without a user name or password, got one for {host!r:.100}. Use git's credential helper "
+            "or an SSH URL"
         )
     if (host.startswith("-") or (user or "").startswith("-")) or (not host and scheme != "file"):
         raise ValueError(f"expected an address with a host, got {url!r:.100}")

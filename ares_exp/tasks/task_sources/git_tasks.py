@@ -85,13 +85,13 @@ class Repositories:
         return self._commits[url, ref]
 
     def tree(self, url: str, commit: str) -> Mapping[str, str]:
-        """Returns the mode of every file and folder of a cloned commit, by path."""
+        """Returns the mode of every file and folder in a cloned commit, by path."""
         listed = self._git.run("ls-tree", "-r", "-t", "-z", commit, git_dir=self._git_dir(url, commit))
         entries = (entry.partition(b"\t") for entry in listed.split(b"\0") if entry)
         return {os.fsdecode(path): about[:6].decode() for about, _, path in entries}
 
     def read(self, url: str, commit: str, path: str) -> bytes:
-        """Returns the content of a file of a cloned commit."""
+        """Returns the content of a file in a cloned commit."""
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
@@ -231,7 +231,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
-    """Returns the reason that a path of a commit is not a task; `None` if it is a task."""
+    """Returns the reason why a path in a commit is not a task; `None` if it is a task."""
     if posixpath.normpath(f"{path}/{TASK_TOML}") in tree:
         return None
     folders = [posixpath.dirname(one) for one in tree if posixpath.basename(one) == TASK_TOML]

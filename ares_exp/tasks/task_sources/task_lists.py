@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LocalTask:
-    """A task in a directory of this machine."""
+    """A task in a directory on this machine."""
 
     path: Path
 

@@ -96,7 +96,7 @@ async def collect(
     secrets: Sequence[str],
     stops_main: bool,
 ) -> None:
-    """Runs hooks and copies artifacts, first of the agent's container, then of the other services.
+    """Runs hooks and copies artifacts, first in the agent's container, then in the other services.
 
     Args:
         container: The agent's container, which may be the service `main` of several services.
@@ -136,7 +136,7 @@ async def _stop_main(container: Container) -> None:
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
-    """Removes files of an earlier episode from the paths of the artifacts, so that no verifier gets them."""
+    """Removes files from an earlier episode at the artifacts' paths, so that no verifier gets them."""
     (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))

@@ -105,8 +105,8 @@ class Places:
         """Reserves the path of an artifact on the host.
 
         Returns:
-            `None` on success. If the path overlaps with a reserved path, the artifact that has it, or the name of the
-            manifest.
+            `None` on success. If the path overlaps with a reserved path: the artifact that has the reserved path, or
+            the name of the manifest.
         """
         place = place_of(artifact)
         for taken, by in self._taken:

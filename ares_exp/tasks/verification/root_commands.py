@@ -181,7 +181,7 @@ async def release_log_dir(container: Container, folder: str) -> None:
 
 
 async def empty(container: Container, folder: str) -> bool:
-    """Replaces a directory of the container, or another file at its path, with an empty directory.
+    """Replaces a directory in the container, or another file at its path, with an empty directory.
 
     A missing directory is not created.
 

@@ -93,7 +93,7 @@ class TimeLimits:
 
 
 def _sum(limits: Sequence[float | None]) -> float | None:
-    """Adds up time limits; `None` (no limit) if one of them is `None` or infinite."""
+    """Returns the sum of time limits; `None` (no limit) if one of them is `None` or infinite."""
     seconds = [math.inf if limit is None else limit for limit in limits]
     return None if math.inf in seconds else sum(seconds)
 

@@ -96,7 +96,7 @@ class SubmissionBody(Body):
         on_stale: Effect of an older response: another attempt, or an episode with the state `stale`.
         replace_failed: Number of further attempts after a failed one.
         seed: Seed of the rollouts. `null` uses the seed of the run.
-        lease_sec: Time without any call of the trainer after which the rollouts are cancelled.
+        lease_sec: Number of seconds without a call from the trainer after which the rollouts are cancelled.
         metadata: Any data, which each episode repeats.
     """
 
@@ -232,7 +232,7 @@ class PauseBody(Body):
     Attributes:
         scope: Calls or starts. Waiting for a paused call does not count towards the time limits of an episode.
         drain_sec: Maximum time to wait until no call is in flight.
-        for_sec: Time after which the service resumes by itself.
+        for_sec: Number of seconds after which the service resumes automatically.
     """
 
     scope: Literal["requests", "starts"] = "requests"

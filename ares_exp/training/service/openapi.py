@@ -29,8 +29,8 @@ class Operation:
         path: Path, with parameters in braces.
         about: Effect of the operation.
         returns: Type of the response.
-        body: Type of the body; `None` without a body.
-        query: Type of the query; `None` without a query.
+        body: Type of the body; `None` if there is no body.
+        query: Type of the query; `None` if there is no query.
         status: Status of a successful response.
         errors: Statuses of errors, in addition to 400, 401 and 403.
         media: Media type of the response. With `NDJSON`, each line has the type `returns`.

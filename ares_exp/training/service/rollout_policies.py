@@ -103,7 +103,7 @@ class RolloutPolicies(Policy):
     Rollouts with the same endpoint share its connections. Must be used on one event loop.
 
     Attributes:
-        in_flight: Number of calls that wait for a response of an endpoint or of a trainer.
+        in_flight: Number of calls that wait for a response from an endpoint or a trainer.
         relay: Requests of the rollouts in the mode `relay`.
     """
 

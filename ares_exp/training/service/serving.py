@@ -32,7 +32,7 @@ class ServeOptions(BaseModel):
         queue: Maximum number of rollouts that run or wait.
         unacknowledged: Maximum number of finished rollouts without an acknowledgement. Each submission must fit into
             the rest.
-        lease_sec: Time without any call of a trainer after which its rollouts are cancelled, in seconds.
+        lease_sec: Number of seconds without a call from a trainer after which its rollouts are cancelled.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

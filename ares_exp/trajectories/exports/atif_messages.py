@@ -48,7 +48,7 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a step to a message. Only text and tool calls of an agent step are kept."""
+    """Converts a step to a message. Only text and tool calls from an agent step are kept."""
     content = content_from_atif(step["message"])
     if step["source"] != "agent":
         return {"role": step["source"], "content": content}
@@ -71,7 +71,7 @@ def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) 
 
 
 def reply_message(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a response of the LLM to the message that agents append to the conversation."""
+    """Converts a response from the LLM to the message that agents append to the conversation."""
     text = "".join(piece["content"] for piece in action["data"] if "content" in piece)
     return _with_calls({"role": "assistant", "content": text}, action_calls(action["data"]))
 

@@ -73,7 +73,7 @@ class ExportedEpisodes:
             self.left_out[f"episodes {reason}"] += 1
 
     def _why_not(self, episode: StoredEpisode) -> str | None:
-        """Returns the reason that an episode is excluded, phrased to follow "3 episodes"; `None` if it is included."""
+        """Returns the reason why an episode is excluded, phrased to follow "3 episodes"; `None` if it is included."""
         reward = episode.total_reward
         if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
             return "of other tasks"

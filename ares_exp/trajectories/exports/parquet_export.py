@@ -100,7 +100,7 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
 
 
 def _storable(value: Any) -> Any:
-    """Masks secrets in all texts of a value, and replaces lone surrogates with escapes, so that UTF-8 is valid."""
+    """Masks secrets in all strings in a value, and escapes lone surrogates so that the result is valid UTF-8."""
     if isinstance(value, str):
         return mask_known_secrets(value.encode(errors="backslashreplace").decode())
     if isinstance(value, Mapping):

@@ -8,7 +8,7 @@ report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
 An attempt is represented by the last main conversation of its episode or, without one, by the last conversation. The
-prompt of a pair is the longest common start of both attempts that ends before a response of the model. `chosen` and
+prompt of a pair is the longest common start of both attempts that ends before a response from the model. `chosen` and
 `rejected` are the rest of the better and the worse attempt.
 """
 

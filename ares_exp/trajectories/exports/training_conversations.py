@@ -2,7 +2,7 @@
 
 A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. Its
 messages have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`), which chat templates of TRL
-and similar trainers accept (https://huggingface.co/docs/trl/dataset_formats). Texts in parts are joined, and a missing
+and similar trainers accept (https://huggingface.co/docs/trl/dataset_formats). Text parts are joined, and missing
 content becomes "", because a column of a data set must have one type.
 """
 
@@ -196,7 +196,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Joins content that consists only of texts to one string. Other content is returned frozen."""
+    """Joins content that consists only of text parts into one string. Other content is returned frozen."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

@@ -25,7 +25,7 @@ from tests.token_engine import TokenEngine
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": [{"name": "aple"}]}, "Did you mean `apple`?"),
-    ({"rollout_ids": ["a", "a"], "n": 2}, "Expected 2 different rollout_ids"),
+    ({"rollout_ids": ["a", "a"], "n": 2}, "Expected 2 distinct rollout_ids"),
     ({"unknown": 1}, "expected `unknown` to be absent"),
     ({"policy": {"model": "m"}}, "Expected `policy.base_url`"),
     ({"policy": {"model": "m", "base_url": "ftp://x"}}, "base_url"),

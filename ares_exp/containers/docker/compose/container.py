@@ -134,7 +134,7 @@ class Service(RunningContainer):
                 try:
                     await self.open()
                 except engine_errors() as error:
-                    raise ContainerError(f"The {self._what} runs no commands: {reason(error)}.") from error
+                    raise ContainerError(f"The {self._what} cannot run commands: {reason(error)}.") from error
                 self._is_open = True
         return await super().exec(command, **options)
 

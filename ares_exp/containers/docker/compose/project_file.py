@@ -31,7 +31,7 @@ _NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
 
 
 def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
-    """Returns whether the networks of a project have no way out under a task's policy."""
+    """Returns whether a task's policy prevents a project's networks from reaching the outside."""
     return options.network.in_force(policy).mode != "public"
 
 

@@ -261,7 +261,7 @@ def _is_private(pool: Mapping[str, Any]) -> bool:
 
 
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a violation for devices other than NVIDIA GPUs, because another driver could expose files of the host."""
+    """Yields a violation for devices other than NVIDIA GPUs, because another driver could expose files on the host."""
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"

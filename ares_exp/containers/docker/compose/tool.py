@@ -115,7 +115,7 @@ async def _whole(stream: asyncio.StreamReader) -> str:
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Reads the last lines, and only the last bytes of an overlong line."""
+    """Reads the last lines. If a line is too long, reads only its last bytes."""
     lines, last = deque[bytes](maxlen=_LAST_LINES), b""
     while data := await stream.read(64 * 1024):
         *whole, last = (last + data).split(b"\n")
@@ -178,7 +178,7 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that refers to variables of the task that also control programs of this machine.
+    """Rejects a file that refers to variables of the task that also control programs on this machine.
 
     The compose program does not get such variables, so it cannot fill them in. Containers may still have them.
 

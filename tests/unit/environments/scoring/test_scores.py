@@ -160,7 +160,7 @@ def test_scorers_are_built_from_the_config() -> None:
         (f"env.scorers={{x: {{_target_: {HERE}.Counts, stepp: 1}}}}", "`stepp`"),
         (f"env.scorers={{x: {{_target_: {HERE}.half, weight: much}}}}", "`env.scorers.x.weight`"),
         (f"env.scorers={{x: {{_target_: {HERE}.half, timeout_sec: 0}}}}", "`env.scorers.x.timeout_sec`"),
-        (f"env.scorers=[{HERE}.test_rewards_are_a_weighted_sum]", "callable with an episode and its container"),
+        (f"env.scorers=[{HERE}.test_rewards_are_a_weighted_sum]", "to accept an episode, its container"),
     ],
 )
 def test_invalid_scorer_is_refused_before_the_start(override: str, said: str) -> None:

@@ -38,7 +38,7 @@ def test_unsafe_addresses_are_refused(url: str, complaint: str) -> None:
     "url", ["https://me:hush-hush@host/n", "https://hush-hush@host/n", "ssh://git:hush-hush@host/n"]
 )
 def test_password_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ValueError, match="without user and password") as caught:
+    with pytest.raises(ValueError, match="without a user name or password") as caught:
         git_names.check_git_url(url)
     assert "hush-hush" not in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_local_paths_and_other_text_are_refused(text: str) -> None:
         ("https://host/", "expected a repository"),
         ("https://host/tree/main", "expected a repository"),
         ("https://host/org/name/tree/main/../../x", "stays inside"),
-        ("https://me:secret@host/org/name", "without user and password"),
+        ("https://me:secret@host/org/name", "without a user name or password"),
         ("ext::sh", "address of a git repository"),
         ("ftp://host/org/name", "one of the protocols"),
         ("org/name@-x", "a commit, a branch or a tag"),
