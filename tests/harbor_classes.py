@@ -52,7 +52,7 @@ class ChatAgent(NoUrlAgent):
     """Runs the program `tests/data/agents/chat_agent.py`."""
 
     capabilities = AgentCapabilities(base_url=True, mcp_servers=True, skills=True, atif=True)
-    MODEL_CONNECTION = ModelConnectionSpec(supported_api_formats=["openai_chat_completions"])
+    MODEL_CONNECTION = ModelConnectionSpec(supported_api_formats=["openai_chat_completions", "google_generate_content"])
 
 
 class PickyAgent(ChatAgent):
@@ -69,7 +69,7 @@ class SilentAgent(ChatAgent):
         raise ValueError("no program")
 
 
-class GoogleAgent(ChatAgent):
+class BedrockAgent(ChatAgent):
     """Uses only an API that is not served."""
 
     MODEL_CONNECTION = ModelConnectionSpec(supported_api_formats=["bedrock_converse"])

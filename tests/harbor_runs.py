@@ -57,6 +57,7 @@ PROGRAMS = {
     "codex": Program("npm:@openai/codex"),
     "copilot-cli": Program("npm:@github/copilot"),
     "deerflow": Program("pip:deerflow-harness", note="The package has no module `deerflow`, which the class starts."),
+    "gemini-cli": Program("npm:@google/gemini-cli"),
     "hermes": Program("pip:hermes-agent"),
     "kimi-cli": Program(
         "pip:kimi-cli pip:uv", "--python 3.13", note="Version 1.52.0 exits and reports that it is no longer maintained."
@@ -82,6 +83,8 @@ PROGRAMS = {
     "vibe": Program("pip:mistral-vibe"),
 }
 NO_PROGRAM = {
+    "antigravity-cli": "Installed by a script of its vendor.",
+    "antigravity-sdk": "Installed by uv from Harbor's own lock file.",
     "computer-1": "Calls its LLM from Harbor's process, not from the container.",
     "dspy-rlm": "Calls its LLM from Harbor's process, not from the container.",
     "fx": "Installed by a script of its vendor.",

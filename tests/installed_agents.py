@@ -35,6 +35,7 @@ SCRIPTS: dict[str, list[Any]] = {
     "copilot": [call("bash", command=SOLVE, description="writes"), DONE],
     "kimi_code": [call("Bash", command=SOLVE), DONE],
     "gemini_cli": [call("run_shell_command", command=SOLVE, description="writes"), DONE],
+    "openhands": [call("terminal", command=SOLVE, security_risk="LOW", summary="writes"), DONE],
     "claude_agent_sdk": [call("Bash", command=SOLVE, description="writes"), DONE],
     "aider": [EDIT.format("Something that is missing.\n"), EDIT.format("")],
     "mini_swe_agent": [

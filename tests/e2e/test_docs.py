@@ -110,7 +110,7 @@ COVERED = (
 )
 """Pages whose commands other end-to-end tests of the daily run cover, with other options."""
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
-_PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
+_PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (--|\S+=)")
 COMPOSED = [
     (block.id, line.partition("  #")[0].strip())
     for block in BLOCKS
@@ -356,8 +356,9 @@ def test_documented_session_prints_the_shown_output(page: Page, tmp_path: Path) 
         assert missing == [], f"{block.id}:\n{output}"
 
 
-@pytest.mark.parametrize("command", [command for _, command in COMPOSED], ids=[where for where, _ in COMPOSED])
-def test_documented_command_is_composed(command: str, here: Path) -> None:
+@pytest.mark.parametrize(("where", "command"), COMPOSED, ids=[where for where, _ in COMPOSED])
+def test_documented_command_is_composed(where: str, command: str, here: Path) -> None:
+    write_files(where.rpartition(":")[0], here)
     done = run(f"{command} --cfg job", here)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
         *(
             pytest.param(name, "docker", marks=[DOCKER, pytest.mark.npm(name), pytest.mark.nightly])
-            for name in ("pi", "copilot", "kimi_code", "claude_agent_sdk")
+            for name in ("pi", "copilot", "kimi_code", "openhands", "claude_agent_sdk")
         ),
     ],
 )

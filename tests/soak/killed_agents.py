@@ -1,6 +1,6 @@
 """Runs of the real agents that are killed at moments spread over them, and resumed until they are complete.
 
-`python -m tests.soak.killed_agents claude_code|codex COUNT [SEED] [BACKEND] [OVERRIDE …]` prints a line for each.
+`python -m tests.soak.killed_agents AGENT COUNT [SEED] [BACKEND] [OVERRIDE …]` prints a line for each.
 `tests.e2e.killed_run.check` checks each: no turn is requested twice except the call in progress, the reward equals the
 reward of a run that was not killed, and no process or container is left.
 """
@@ -16,6 +16,10 @@ from tests.loopback_endpoint import completion
 from tests.soak.kills import main
 
 TURNS = 6
+SHELLS = {"exec_command": "cmd", **dict.fromkeys(("Bash", "bash", "run_shell_command", "terminal"), "command")}
+"""Tools for commands, with the argument that has the command."""
+NOTES = {"description": "works", "summary": "works", "security_risk": "LOW"}
+"""Other arguments that some of these tools have."""
 _STATE = re.compile(r"\d+ \d \d+ [0-9a-f]{8}")
 """A line of the file that the commands write: what else is shown differs at every run."""
 
@@ -33,10 +37,9 @@ class AgentsEndpoint(CountingEndpoint):
         command = self._command_of(turn, shown)
         if command is None:
             return completion("All done.", model=body["model"])
-        names = {tool["function"]["name"] for tool in body["tools"]}
-        name, arguments = "exec_command", {"cmd": command}
-        if "Bash" in names:
-            name, arguments = "Bash", {"command": command, "description": "works"}
+        tools = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in body["tools"]}
+        [name, *_] = [one for one in SHELLS if one in tools]
+        arguments = {SHELLS[name]: command} | {key: note for key, note in NOTES.items() if key in tools[name]}
         function = {"name": name, "arguments": json.dumps(arguments)}
         calls = [{"id": f"call_{turn.number}", "type": "function", "function": function}]
         return completion(None, tool_calls=calls, model=body["model"])

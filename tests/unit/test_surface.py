@@ -12,7 +12,7 @@ MAX_GROUPS, MAX_KEYS, MAX_COMMANDS, MAX_HELP_LINES = 11, 18, 15, 70
 GROUPS = {
     "env": "ares harbor swebench terminal_bench twenty_questions",
     "agent": "aider claude_agent_sdk claude_code codex command copilot gemini_cli harbor kimi_code mini_swe_agent "
-    "opencode pi qwen_code shell terminal tools",
+    "opencode openhands pi qwen_code shell terminal tools",
     "container": "daytona docker host local podman",
     "policy": "anthropic noop openai openai_responses oracle replay scripted sglang transformers vllm",
     "wrapper": "async none sync",

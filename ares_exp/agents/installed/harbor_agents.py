@@ -43,9 +43,14 @@ if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
     from harbor.environments.base import ExecResult as HarborResult
 
-ApiFormat = Literal["openai_chat_completions", "openai_responses", "anthropic_messages"]
+ApiFormat = Literal["openai_chat_completions", "openai_responses", "anthropic_messages", "google_generate_content"]
 
-_PROVIDERS = {"openai_chat_completions": "openai", "openai_responses": "openai", "anthropic_messages": "anthropic"}
+_PROVIDERS = {
+    "openai_chat_completions": "openai",
+    "openai_responses": "openai",
+    "anthropic_messages": "anthropic",
+    "google_generate_content": "gemini",
+}
 """Provider in the model name of each served API."""
 _KEY_VARIABLE = "ARES_LLM_KEY"
 _PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
@@ -57,6 +62,7 @@ _SETUP_SEC = 360.0
 _PACKAGES = {
     "aider": "aider",
     "copilot-cli": "copilot",
+    "gemini-cli": "gemini_cli",
     "kimi-code": "kimi_code",
     "pi": "pi",
 }
@@ -216,7 +222,7 @@ class HarborOptions:
         config = AgentConfig(
             name=self.name,
             model_name=self.model_name,
-            base_url=url if self.api_format == "anthropic_messages" else f"{url}/v1",
+            base_url=f"{url}/v1" if self.api_format.startswith("openai") else url,
             model_api_format=self.api_format,
             model_api_key_name=_KEY_VARIABLE,
             env={_KEY_VARIABLE: key, _PRICES: "True", **self.env},

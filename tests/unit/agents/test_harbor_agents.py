@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ares_exp
-from ares_exp.agents.installed.harbor_agents import HarborAgentFactory, HarborEnvironment, HarborOptions
+from ares_exp.agents.installed.harbor_agents import ApiFormat, HarborAgentFactory, HarborEnvironment, HarborOptions
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError, PreflightError
@@ -106,8 +106,14 @@ async def test_cancelled_class_runs_no_more_commands(tmp_path: Path) -> None:
         assert (await box.exec("test -e /tmp/cleaned")).exit_code == 1
 
 
-def test_class_gets_skills_servers_and_its_options(tmp_path: Path) -> None:
-    options = HarborOptions(f"{CLASSES}:ChatAgent", "openai/m", "openai_chat_completions", {"A": "b"})
+@pytest.mark.parametrize(
+    ("api_format", "model", "path"),
+    [("openai_chat_completions", "openai/m", "/v1"), ("google_generate_content", "gemini/m", "")],
+)
+def test_class_gets_skills_servers_and_its_options(
+    tmp_path: Path, api_format: ApiFormat, model: str, path: str
+) -> None:
+    options = HarborOptions(f"{CLASSES}:ChatAgent", model, api_format, {"A": "b"})
     context = AgentContext(skills_dir="/skills", mcp_servers=(McpServer(name="docs", url="http://docs:1/mcp"),))
     agent = options.create(tmp_path, "http://127.0.0.1:1", "key", context)
     assert (agent.skills_dir, agent.mcp_servers[0].name, agent.mcp_servers[0].url) == (
@@ -115,7 +121,7 @@ def test_class_gets_skills_servers_and_its_options(tmp_path: Path) -> None:
         "docs",
         "http://docs:1/mcp",
     )
-    assert (agent.model_name, agent.model_connection.execution_base_url) == ("openai/m", "http://127.0.0.1:1/v1")
+    assert (agent.model_name, agent.model_connection.execution_base_url) == (model, f"http://127.0.0.1:1{path}")
     assert (agent.model_connection.api_key, agent.extra_env["A"]) == ("key", "b")
     assert HarborAgentFactory(name=f"{CLASSES}:ChatAgent").supports == {"mcp_servers", "skills_dir"}
 
@@ -125,7 +131,7 @@ def test_class_gets_skills_servers_and_its_options(tmp_path: Path) -> None:
     [
         ("codexx", "Expected `agent.name` to be an agent of Harbor, got `codexx`"),
         (f"{CLASSES}:NoUrlAgent", "NoUrlAgent` has no option for the URL of its LLM"),
-        (f"{CLASSES}:GoogleAgent", r"uses the APIs \['bedrock_converse'\]\. Supported APIs: openai_chat_completions,"),
+        (f"{CLASSES}:BedrockAgent", r"uses the APIs \['bedrock_converse'\]\. Supported APIs: openai_chat_completions,"),
     ],
 )
 def test_unsupported_classes_are_rejected(name: str, message: str) -> None:
