@@ -86,7 +86,7 @@ async def test_moved_task_can_be_passed(snapshot: Path, tmp_path: Path, restore:
 
 
 async def test_other_task_is_refused(snapshot: Path, make_task: Any) -> None:
-    told = "its name was 'task', is 'other'"
+    told = "its name was 'task' and is now 'other'"
     await refused(snapshot, SnapshotMismatchError, told, task=make_task("other"))
 
 
@@ -231,9 +231,9 @@ HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "expected `elapsed_sec`, but it is missing"),
     "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a valid number"),
     "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec.start` to be a valid num"),
-    "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "`limits`"),
-    "time limits": (lambda data: data["episode"].update(limits={"time": {"agent_timeout_sec": "x"}}), "`limits`"),
-    "edits": (lambda data: data["episode"].update(edits=[{"kind": "delete"}]), "`edits`"),
+    "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "limits"),
+    "time limits": (lambda data: data["episode"].update(limits={"time": {"agent_timeout_sec": "x"}}), "limits"),
+    "edits": (lambda data: data["episode"].update(edits=[{"kind": "delete"}]), "edits"),
     "entries": (lambda data: data.update(journal_entries=3), "expected 3 journal entries"),
     "no journal": (lambda data: data.update(journal=[]), "journal entries, found none"),
     "files": (lambda data: data.update(filesystem_entries=99), "list of files"),
