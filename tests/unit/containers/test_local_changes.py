@@ -220,6 +220,6 @@ async def test_mismatch_of_hosts_names_the_difference(objects: ObjectStore) -> N
 async def test_snapshot_containing_a_new_secret_is_refused(objects: ObjectStore) -> None:
     delta, before = await after("echo secret-since-then-0815 >/key", objects), directories()
     protect(["secret-since-then-0815"])
-    with pytest.raises(RestoreError, match=r"cannot be read back: '/key' contains the value of"):
+    with pytest.raises(RestoreError, match=r"cannot be read back: '/key' contains a protected value"):
         await local_container(changes=StoredChanges(delta, objects)).start()
     assert directories() == before

@@ -87,7 +87,7 @@ def test_each_episode_is_one_row() -> None:
     assert columns["env_mask"] == [[1, 1], [0]]
     assert columns["logprobs"] == [[-0.5, -1.0], [0.0]]
     assert columns["episode_reward"] == [1.0, None]
-    with pytest.raises(UserError, match=r"none of the 1 episodes has one\. The first error: AgentError: broken"):
+    with pytest.raises(UserError, match=r"None of the 1 episodes has a reward\. The first error: AgentError: broken"):
         columns_of([episode(**lost)], pad=9)
 
 

@@ -286,7 +286,7 @@ def test_file_with_a_secret_is_refused(
     monkeypatch.setenv("SERVICE_API_KEY", KEY)
     (upper / "d").mkdir()
     (upper / "d/notes.txt").write_bytes(b"x" * offset + KEY.encode() + b"y" * (4 * CHUNK_BYTES))
-    with pytest.raises(CaptureError, match=r"'/d/notes\.txt' contains the value of a sensitive") as error:
+    with pytest.raises(CaptureError, match=r"'/d/notes\.txt' contains a protected value") as error:
         scanned(upper, objects)
     assert KEY not in str(error.value)
     assert not any(KEY.encode() in objects.get(digest) for digest in objects.digests())
