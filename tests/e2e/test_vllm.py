@@ -9,6 +9,7 @@ Run it in a virtual environment with Python 3.12 and vLLM for the CPU (a file `t
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ares_exp import LLMRequest
 from ares_exp.errors import ContextOverflowError
 from ares_exp.policies.in_process.sampling import PROCESSED_LOGPROBS
 from ares_exp.policies.token_endpoint import VllmPolicy
+from ares_exp.training.client import BlockingClient
 from ares_exp.training.logprobs import largest_gap
 from ares_exp.training.sequences import TrainingSequence, sequences_of
 from ares_exp.trajectories import load
@@ -61,27 +63,47 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Engine:
+    """A vLLM server, which can be restarted."""
+
+    def __init__(self, saved: Path, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url, self._log = f"http://127.0.0.1:{self._port}/v1", folder / "log"
+        metadata = folder / "vllm-0.32.0+cpu.dist-info" / "METADATA"  # vLLM reads there that it is to run on the CPU
+        metadata.parent.mkdir()
+        metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+        self._command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(saved), *OPTIONS]
+        self._command += ["--host", "127.0.0.1", "--port", str(self._port), "--max-model-len", str(CONTEXT)]
+        off = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        self._environment = {**os.environ, **off, "PYTHONPATH": path}
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("w") as out:
+            self._process = subprocess.Popen(
+                self._command, stdout=out, stderr=out, env=self._environment, start_new_session=True
+            )
+        assert wait_until(lambda: answers(self._port) or self._process.poll() is not None, STARTED_WITHIN_SEC)
+        assert self._process.poll() is None, self._log.read_text()[-3000:]
+
+    def stop(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 @pytest.fixture(scope="module")
-def url(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("server")
-    metadata = folder / "vllm-0.32.0+cpu.dist-info" / "METADATA"  # vLLM reads there that it is to run on the CPU
-    metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
-    log = folder / "log"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(saved), *OPTIONS]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT)]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as server:
-        try:
-            assert wait_until(lambda: answers(port) or server.poll() is not None, STARTED_WITHIN_SEC)
-            assert server.poll() is None, log.read_text()[-3000:]
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            server.terminate()
+def engine(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = Engine(saved, tmp_path_factory.mktemp("server"))
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def url(engine: Engine) -> str:
+    return engine.url
 
 
 def answers(port: int) -> bool:
@@ -162,3 +184,29 @@ async def test_long_prompt_overflows_the_context(url: str, saved: Path, continue
     with pytest.raises(ContextOverflowError):
         await policy(LLMRequest([{"role": "user", "content": "x" * (CONTEXT + 1)}]))
     await policy.close()
+
+
+@pytest.mark.local
+def test_service_continues_after_a_restart_of_vllm(tmp_path: Path, engine: Engine, saved: Path) -> None:
+    command = [sys.executable, "-m", "ares_exp", "serve", "env=harbor", "env.tasks=[write-greeting]", "agent=shell"]
+    command += ["limits.steps=12", "concurrency=4", "tracker=none", "serve.port=0", f"hydra.run.dir={tmp_path / 'run'}"]
+    policy = {"base_url": engine.url, "model": "policy", "wire": "chat", "sampling": {"max_tokens": 60}}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        try:
+            url = service.stdout.readline().split()[3].rstrip(".")
+            with BlockingClient(url) as client:
+                submitted = client.submit(["write-greeting"], 4, policy=policy)
+                assert wait_until(lambda: running_requests(engine.url) > 0)
+                engine.stop()
+                engine.start()
+                episodes = list(client.episodes(submitted))
+        finally:
+            service.send_signal(signal.SIGINT)
+    rows = [row for one in episodes for row in one.report.rows]
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, context=CONTEXT, width=128)
+    assert service.returncode == 130
+    assert [(one.state, one.losses) for one in episodes] == [("truncated", [])] * 4
+    assert sum(row.trained_tokens for row in rows) > 200
+    assert largest_gap(model, rows, pad=tokenizer.pad_token_id) < LARGEST_GAP
