@@ -79,8 +79,8 @@ def workspace(folder: Path, purpose: str) -> Iterator[Path]:
 
 
 @contextmanager
-def changing(folder: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
-    """Waits until no other process or thread changes a folder of the cache, and locks the folder in the body. Blocking.
+def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
+    """Waits until no other process or thread locks a file or folder of the cache, and locks it in the body. Blocking.
 
     Raises:
         TimeoutError: The wait took longer than `timeout_sec`, or `stop` was set.
@@ -89,11 +89,11 @@ def changing(folder: Path, *, stop: threading.Event, timeout_sec: float) -> Iter
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(folder, os.O_RDONLY | os.O_DIRECTORY))
+                stack.enter_context(locked(path, os.O_RDONLY))
                 break
             except BlockingIOError:
                 if stop.wait(_POLL_SEC) or time.monotonic() > deadline:
-                    raise TimeoutError(f"Another process is changing {folder}.") from None
+                    raise TimeoutError(f"Another process is changing {path}.") from None
         yield
 
 

@@ -12,22 +12,19 @@ import hashlib
 import json
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.toolbox.package import USERS_PACK, Build, user_package
 from ares_exp.containers.container import Mount
-from ares_exp.containers.ownership import OwnedDirectory, delete, find_directories, name_prefix
-from ares_exp.containers.user_cache import hold, user_cache_dir
+from ares_exp.containers.user_cache import changing, hold, user_cache_dir, workspace
 from ares_exp.errors import ToolboxError
 
 MANIFEST = "ares_exp.json"
 _PURPOSE = "agent"
-_POLL_SEC = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +128,22 @@ class AgentStore:
             ToolboxError: The build cannot be created or stored.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             hold(self.folder)
-            with self._locked(build, stop, timeout_sec):
+            lock = self.folder / f".{build.key}.lock"
+            lock.touch(0o600)
+            with changing(lock, stop=stop, timeout_sec=timeout_sec):
                 if not replace and (found := self.find(build)) is not None:
                     return found
-                with self._workspace() as workspace:
-                    made = workspace / build.key
+                with workspace(self.folder, _PURPOSE) as place:
+                    made = place / build.key
                     made.mkdir()
                     _seal(made, build, make(made))
                     self.remove(build)
                     made.rename(self.place(build))
+        except TimeoutError:
+            raise ToolboxError(
+                f"Another process is installing {build.name} {build.version}. Wait until it has ended."
+            ) from None
         except OSError as error:
             raise ToolboxError(
                 f"{build.name} cannot be installed in {self.folder}: {error.strerror or error}. Free some space there, "
@@ -177,8 +179,8 @@ class AgentStore:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with self._workspace() as workspace:
-                place.rename(workspace / "removed")
+            with workspace(self.folder, _PURPOSE) as folder:
+                place.rename(folder / "removed")
         except BlockingIOError:
             raise ToolboxError(f"{place} is in use by a running process. Remove it when that has ended.") from None
         except OSError as error:
@@ -186,47 +188,6 @@ class AgentStore:
         finally:
             os.close(descriptor)
         return True
-
-    @contextmanager
-    def _locked(self, build: Build, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
-        """Prevents other processes and threads from installing the same build.
-
-        The kernel releases the lock when this process ends.
-        """
-        deadline = time.monotonic() + timeout_sec
-        descriptor = os.open(self.folder / f".{build.key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while not _taken(descriptor):
-                if stop.wait(_POLL_SEC) or time.monotonic() > deadline:
-                    raise ToolboxError(
-                        f"Another process is installing {build.name} {build.version}. Wait until it has ended."
-                    )
-            yield
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _workspace(self) -> Iterator[Path]:
-        """Creates a temporary directory next to the builds and removes it afterwards.
-
-        Also removes leftovers of killed processes.
-        """
-        directory = OwnedDirectory(f"{name_prefix(_PURPOSE)}{os.getpid()}-", self.folder)
-        try:
-            for leftover in find_directories(_PURPOSE, "directory", delete, [self.folder]):
-                if leftover.is_stale:
-                    leftover.remove()
-            yield directory.path
-        finally:
-            directory.remove()
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
