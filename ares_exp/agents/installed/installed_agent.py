@@ -218,7 +218,7 @@ class InstalledAgent:
     async def _make_files(self, files: Mapping[str, AgentFile]) -> None:
         """Creates files in the container that belong to the agent's user. Their contents are not recorded."""
         staging = f"{AGENT_DIR}/.files"
-        folders = f"{AGENT_DIR} {NO_SKILLS}" if "skills_dir" in self._recipe.supports else AGENT_DIR
+        folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._recipe.supports else [])])
         await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
         with tempfile.TemporaryDirectory(prefix="ares_exp-agent-") as folder:
             shown = ["" if file.is_secret else file.text for file in files.values()]
@@ -232,8 +232,7 @@ class InstalledAgent:
                 env[f"ARES_FILE_{number}"], source = file.text, f'printf %s "$ARES_FILE_{number}"'
             steps.append(f"mkdir -p {_in_shell(str(Path(path).parent))} && {source} >{target}")
             steps += [f"chmod {file.mode} {target}"] if file.mode else []
-        await self._succeed(" && ".join(steps), env=env)
-        await self._succeed(f"rm -rf {staging}", user="root")
+        await self._succeed(" && ".join([*steps, f"rm -rf {staging}"]), env=env)
 
     async def _succeed(self, command: str, *, user: str | None = None, env: Mapping[str, str] | None = None) -> None:
         result = await self._container.exec(command, user=user, env=env, cwd="/", timeout_sec=_SETUP_SEC)
