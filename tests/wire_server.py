@@ -16,6 +16,7 @@ from aiohttp import web
 
 from ares_exp.agents.interception.agent_endpoint import client_keys, wire_at
 from ares_exp.agents.interception.request_reading import parse_body
+from ares_exp.agents.interception.served_generate_content import split_path
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.response import LLMResponse
@@ -55,16 +56,17 @@ class WireServer:
         return runner
 
     async def _respond(self, http: web.Request) -> web.StreamResponse:
-        wire = wire_at(http.path)
+        path, fields = split_path(http.path, http.query.get("alt", ""))
+        wire = wire_at(path)
         if wire is None:
             raise web.HTTPNotFound
         self.keys.append(next(iter(client_keys(http.headers, http.query)), None))
         try:
             body = parse_body(await http.read())
-            if http.path == wire.count_path:
+            if path == wire.count_path:
                 return web.Response(body=wire.count(body), content_type="application/json")
             self.bodies.append(body)
-            asked = wire.read(body, http.headers)
+            asked = wire.read({**body, **fields}, http.headers)
         except WireFormatError as error:
             return web.Response(status=400, body=wire.error(400, str(error)), content_type="application/json")
         self.asked.append(asked)
