@@ -420,14 +420,7 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
 
 
 def refuse_second_start(*, started: bool) -> None:
-    """Rejects a second start of a container.
-
-    Args:
-        started: Whether the container has already been started or stopped.
-
-    Raises:
-        ContainerStartError: `started` is true.
-    """
+    """Raises `ContainerStartError` if the container has already been started or stopped."""
     if started:
         raise ContainerStartError("A container can be started once; this one has been started or stopped before.")
 
@@ -436,16 +429,13 @@ def refuse_second_start(*, started: bool) -> None:
 async def bounded_start(
     what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], remedy: str = ""
 ) -> AsyncIterator[None]:
-    """Bounds the time of the start in its body, and stops the container if the start fails or is cancelled.
+    """Bounds the time of the start in its body, and calls `stop` if the start fails or is cancelled.
 
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
         stop: Undoes a complete or partial start.
-        remedy: Advice to the user if the start times out, as a sentence.
-
-    Raises:
-        EnvironmentStartTimeoutError: The start exceeded the time limit.
+        remedy: Advice to the user, as a sentence, for `EnvironmentStartTimeoutError`.
     """
     timer = asyncio.timeout(seconds)
     try:

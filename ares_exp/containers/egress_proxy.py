@@ -1,8 +1,8 @@
 """The egress proxy: the only way out of a container under an allowlist.
 
-One proxy per container runs in this process, on a socket that listens inside the container's network (see
-`network_namespace`), which has no other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …).
-Programs that ignore them have no network. It supports `CONNECT` and plain HTTP, to any port of an allowed host.
+One proxy per container runs in this process, on a socket that listens inside the container's network, which has no
+other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). It supports `CONNECT` and plain HTTP,
+to any port of an allowed host.
 
 The proxy resolves only allowed names, and connects to the address that it has checked. It never connects to loopback
 and link-local addresses of this machine (for example, cloud metadata). Other non-public addresses need their own entry
@@ -248,11 +248,7 @@ def _is_ours(address: IPAddress) -> bool:
 
 
 class RefusedError(Exception):
-    """A rejected proxy request.
-
-    Attributes:
-        status: HTTP status code and reason phrase.
-    """
+    """A rejected proxy request. `status` is the HTTP status code with its reason phrase."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)

@@ -1,8 +1,7 @@
 """Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
 
-A forwarded port gives access only to one server in this process. It is not a way out of the container.
-`ListeningPort` is a listening socket of this process, created inside the container's network. Backends that only have a
-shell use `relayed_port`.
+A forwarded port only leads to one server in this process. `ListeningPort` is a listening socket of this process,
+created inside the container's network. Backends that only have a shell use `relayed_port`.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ class ForwardedPorts:
         """Awaits `opening`, and returns its forwarded port or terminal, which `close` will close.
 
         Raises:
-            ContainerDiedError: The container was stopped during the opening. No forwarded port remains. When `close`
-                returns, no part of the opening is in progress.
+            ContainerDiedError: The container was stopped during the opening. No forwarded port remains.
         """
         if self._closed:
             raise ContainerDiedError(_STOPPED_MEANWHILE)

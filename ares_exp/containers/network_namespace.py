@@ -1,9 +1,9 @@
 """Sockets inside the network namespace of another process.
 
 A socket belongs to the namespace in which it was created, whichever process holds it. So a thread that briefly enters a
-container's namespace can return a socket that listens there, and the container needs no route to this machine. An
-ordinary user may enter only through the user namespace that they created for the container. A process with several
-threads cannot do this, so a short-lived helper process enters and passes the socket back.
+container's namespace can return a socket that listens there. An ordinary user may enter only through the user namespace
+of the container, which a process with several threads cannot enter. So a short-lived helper process enters and passes
+the socket back.
 """
 
 from __future__ import annotations
@@ -53,13 +53,10 @@ def obstacle() -> str | None:
 
 
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a container. Blocks for a millisecond.
+    """Opens a socket that listens at `address` in the network of an engine's container. Blocks for a millisecond.
 
-    Args:
-        pid: Number of the container's first process on this machine.
-        container_id: The full id, which distinguishes this process from another process with the same number, if the
-            engine runs elsewhere.
-        address: IP address and port.
+    `pid` is its first process. If the engine runs elsewhere, another process here may have this number, so the process
+    must know the full `container_id`.
 
     Raises:
         OSError: The socket cannot be opened; `ProcessLookupError` if the process does not belong to the container.
@@ -74,10 +71,7 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    Args:
-        pid: Number of the process.
-        namespace: Inode of its network namespace, which distinguishes the process from a later one with its number.
-        address: IP address and port.
+    `namespace` is the inode of its network namespace, which distinguishes the process from a later one with its number.
 
     Raises:
         OSError: The socket cannot be opened; `ProcessLookupError` if another process has this number.

@@ -1,8 +1,8 @@
 """A persistent shell in a container that runs one script at a time, and forks the next script's process in advance.
 
-The module also contains the source that the shell runs: the script server, the command script and the kill script. It
-is POSIX `sh`, because the container may only have busybox. The shell reports its state with marks in its output (see
-`MarkParser`): `hello` once, and for each script `ready`, `start` and an exit code.
+The module also contains the source that the shell runs. It is POSIX `sh`, because the container may only have busybox.
+The shell reports its state with marks in its output (see `MarkParser`): `hello` once, and for each script `ready`,
+`start` and an exit code.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class ShellInfo:
-    """The properties of a channel's shell, as reported by the shell.
-
-    Attributes:
-        pid: Process number of the shell in the container; 0 if unknown.
-        bash: Absolute path of bash; empty if the image has no bash.
-    """
+    """The process number of a channel's shell, 0 if unknown, and the path of bash, empty if the image has no bash."""
 
     pid: int = 0
     bash: str = ""
@@ -72,12 +67,7 @@ def parse_number(word: str) -> int:
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    """Rejects arguments that no shell can receive.
-
-    Raises:
-        ValueError: `command`, `cwd` or `env` contains a NUL or a lone surrogate, or a variable's name is not an
-            identifier.
-    """
+    """Raises `ValueError` if `command`, `cwd` or `env` contains a NUL, a lone surrogate or an invalid variable name."""
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
         if "\0" in text:
             raise ValueError(f"Expected {what} without NUL characters: a process cannot receive them.")
@@ -141,8 +131,8 @@ def command_script(
 def sink_script(*, key: str) -> str:
     """Returns a script whose stdout other processes in the container can open and write to.
 
-    The script prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its
-    channel then continues until the other processes have also closed the stdout.
+    It prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its channel
+    continues until the other processes have also closed the stdout.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
@@ -152,10 +142,9 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
     """Returns a script that kills all processes of these commands, and the processes `pids` with their descendants.
 
     It sends SIGSTOP until no new process appears, then SIGKILL, until no process is left. A process belongs to a
-    command if its environment has the id, if its parent belongs to it, or if its session leader does. The environment
-    identifies daemons and processes after `setsid` or a double fork. The parent and the session leader identify
-    programs that cleared their environment. The script uses only builtins, because a container at its process limit
-    cannot fork. The exit code is 0 if no process is left.
+    command if its environment has the id (daemons), or if its parent or session leader belongs to it (programs that
+    cleared their environment). The script uses only builtins, because a container at its process limit cannot fork. The
+    exit code is 0 if no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -222,18 +211,13 @@ class MarkParser:
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Expects marks with a key.
-
-        Args:
-            key: Random hex digits, unknown to programs in the container.
-            sign: Byte before and after a mark.
-        """
+        """Expects marks with `key`, random hex digits unknown to programs in the container, between bytes `sign`."""
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields pairs of output and the mark that follows it. The mark of the last pair is `None`.
+        """Yields pairs of output and the mark that follows it, `None` after the last output.
 
         Raises:
             ValueError: A mark is too long, so the script server did not write it.
@@ -260,11 +244,7 @@ class BoundedOutput:
     """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
 
     def __init__(self, limit: int) -> None:
-        """Creates an empty buffer.
-
-        Args:
-            limit: Maximum number of kept bytes, at least 0.
-        """
+        """Creates an empty buffer that keeps at most `limit` bytes."""
         self._limit = limit
         self._tail_limit = limit // 2
         self._head = bytearray()
@@ -317,10 +297,7 @@ class ChannelStream(Protocol):
         """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
 
     def close(self) -> None:
-        """Closes the stream immediately, and kills the shell if it would not end by itself.
-
-        Idempotent, never blocks or raises.
-        """
+        """Closes the stream immediately, and kills a shell that would not end by itself. Idempotent, never raises."""
 
 
 class ScriptRun:

@@ -56,11 +56,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
     """Returns whether the engine can limit the size of a container's files.
 
     The storage drivers btrfs and zfs can, and overlay2 on XFS that is mounted with project quotas. The engine does not
-    report mount options. They are read on this machine, so a remote engine counts as an engine without quotas.
-
-    Args:
-        info: Response to `GET /info`.
-        mounts: This machine's mounts in the form of `/proc/mounts`.
+    report mount options, so this machine's `mounts` are read. A remote engine counts as an engine without quotas.
     """
     driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
     if driver in ("btrfs", "zfs"):
@@ -95,9 +91,7 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 
 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
-    """Returns the device request for `count` GPUs.
-
-    Containers share GPUs, because an engine always assigns its first GPUs.
+    """Returns the device request for `count` GPUs. Containers share GPUs: an engine always assigns its first GPUs.
 
     Raises:
         UnsupportedTaskError: The engine does not have enough GPUs.

@@ -29,7 +29,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
     If the image is missing, the task's image is pulled or built, and must have the same id.
 
     Raises:
-        SnapshotMismatchError: The image cannot be found or created, or has another id. The message then has both ids.
+        SnapshotMismatchError: The image cannot be found or created, or has another id.
     """
     assert spec.changes is not None
     base = spec.changes.delta.base

@@ -107,11 +107,7 @@ class EngineContainer(Container):
         raise NotImplementedError
 
     async def _open(self, engine: Engine, container: str) -> None:
-        """Opens the first shells of the started container with this name.
-
-        Raises:
-            ContainerStartError: The container cannot run commands.
-        """
+        """Opens the first shells. Raises `ContainerStartError` if the container cannot run commands."""
         spec = self._spec
         self._running = RunningContainer(
             engine,

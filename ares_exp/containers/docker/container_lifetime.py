@@ -51,12 +51,7 @@ class FirstProcess:
 
     @classmethod
     async def attach(cls, engine: Engine, container: str) -> FirstProcess:
-        """Attaches to a container that is created but not started, before its first output.
-
-        Raises:
-            EngineError: The engine returned an error.
-            OSError: The engine is gone.
-        """
+        """Attaches to a container that is created but not started, before its first output."""
         connection = await engine.hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", {})
         return cls(EngineStream(*connection, with_stderr=True))
 
@@ -186,12 +181,7 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns the exit reason of a container whose engine does not respond.
-
-    Args:
-        engine: The engine of the container.
-        what: Predicate for a sentence that starts with "the engine at HOST".
-    """
+    """Returns an exit reason. `what` is a predicate for a sentence that starts with "the engine at HOST"."""
     return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
 
@@ -246,10 +236,7 @@ _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semap
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns this event loop's semaphore for creating and starting containers.
-
-    More concurrent starts would not be faster.
-    """
+    """Returns this event loop's semaphore for creating and starting containers. More starts would not be faster."""
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )
@@ -263,7 +250,6 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
     Raises:
         AnswerLostError: The container may exist, or may still appear.
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The container was not created.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -308,10 +294,7 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no response. Blocks for `APPEARS_WITHIN_SEC`.
-
-    It polls for the whole time, because both requests may still be in transit.
-    """
+    """Removes a container whose creation had no response. Polls for `APPEARS_WITHIN_SEC`. Blocking."""
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):

@@ -40,11 +40,7 @@ _T = TypeVar("_T")
 
 
 class EngineError(Exception):
-    """The engine returned an error.
-
-    Attributes:
-        status: HTTP status; 0 without a response.
-    """
+    """The engine returned an error. `status` is the HTTP status; 0 without a response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -53,13 +49,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A Docker engine and this process's client.
-
-    Attributes:
-        host: The value of `DOCKER_HOST`, or the default.
-        api: docker-py's client; safe to use from several threads.
-        capabilities: Capabilities of the engine.
-    """
+    """A Docker engine at `host`, with docker-py's client, which is safe to use from several threads."""
 
     host: str
     api: APIClient
@@ -142,13 +132,10 @@ async def why_unreachable(host: str | None) -> str:
 
 
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
-    """Runs a blocking engine call.
+    """Runs a blocking engine call in a thread of `pool`.
 
-    Args:
-        function: The call.
-        pool: Threads to use.
-        abandon: Whether a cancelled caller leaves the call running, which suits read-only calls. Otherwise,
-            cancellation waits for it, so that no resource appears after a clean-up.
+    With `abandon`, a cancelled caller leaves the call running, which suits read-only calls. Otherwise, cancellation
+    waits for it, so that no resource appears after a clean-up.
     """
     future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
@@ -248,11 +235,7 @@ def _how_to_reach(host: str, error: BaseException) -> str:
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection to get a simple error. docker-py's error is a paragraph, and leaks a socket.
-
-    Raises:
-        OSError: No process listens at the address, or this user may not connect.
-    """
+    """Opens and closes a connection to get a simple error. docker-py's error is a paragraph, and leaks a socket."""
     url = urlsplit(host)
     if url.scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:

@@ -1,8 +1,8 @@
 """The factory of `container=docker`.
 
 A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
-open, and ends when the stdin is closed. The engine then removes the container. Commands run on persistent shells
-(`command_runner`), because one `docker exec` takes tens of milliseconds.
+open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one `docker
+exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -117,10 +117,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def default_host(cls) -> str | None:
-        """Returns the engine's address.
-
-        `None` means `DOCKER_HOST`, the current Docker context, or the default socket.
-        """
+        """Returns the engine's address; `None` for `DOCKER_HOST`, the current Docker context, or the default socket."""
         return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
@@ -131,10 +128,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options as JSON values.
-
-        For `env`, includes only the names of the variables, because their values may be secret.
-        """
+        """The constructor's options as JSON values, without the values of `env`, which may be secret."""
         options = self._options
         network = options.network
         return {

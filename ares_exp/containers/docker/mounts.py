@@ -34,11 +34,7 @@ _WHOLE = ".ares_exp-whole"
 
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
-    """Checks before the start that a container of the engine at `host` can see local directories.
-
-    Raises:
-        UnsupportedTaskError: The container is a service of a compose file on a remote engine.
-    """
+    """Raises `UnsupportedTaskError` if the container is a service of a compose file on a remote engine."""
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
@@ -54,7 +50,6 @@ def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mo
     Raises:
         ContainerStartError: The lock that prevents concurrent copies by other local processes is not available.
         TransferError: A directory cannot be read.
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
     """
     from docker.types import Mount
 
@@ -93,10 +88,7 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields the id of a new container that mounts the volume at `_AT`.
-
-    The container is never started, but the engine can copy files into and out of it.
-    """
+    """Yields the id of a new container that mounts the volume at `_AT`, for copies. The container is never started."""
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

@@ -7,8 +7,8 @@
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
 A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
-allow-list, the container has no interface except its loopback, no route to this machine or to other containers, and no
-DNS. The proxy's socket is created inside the container's network, which needs root on the engine's machine.
+allow-list, the container has no route to this machine or to other containers, and no DNS. The proxy's socket is created
+inside the container's network, which needs root on the engine's machine.
 """
 
 from __future__ import annotations
@@ -66,10 +66,7 @@ class NetworkOptions:
 
 
 def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None) -> list[str]:
-    """Checks before the start that the network of `spec` can be enforced.
-
-    Returns:
-        Warnings about options without an effect.
+    """Checks before the start that the network of `spec` can be enforced. Returns warnings about unused options.
 
     Raises:
         UnsupportedTaskError: A policy is an allowlist, and no egress proxy can be created.
@@ -143,14 +140,8 @@ class ContainerNetwork:
     async def start(self, engine: Engine, container: str, *, neighbours: Sequence[str] | None = None) -> None:
         """Takes over the network of a newly started container.
 
-        Args:
-            engine: The engine.
-            container: Name of the container.
-            neighbours: Names of other services, which the container reaches under every policy, because their networks
-                are never switched. `None` if the container has no such networks.
-
-        Raises:
-            ContainerStartError: The egress proxy cannot be added to the container.
+        `neighbours` are the names of other services, which the container reaches under every policy, because their
+        networks are never switched. `None` if the container has no such networks.
         """
         self._engine, self._container, self._neighbours = engine, container, neighbours
         if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":

@@ -22,7 +22,6 @@ class PodmanContainerFactory(DockerContainerFactory):
 
     @classmethod
     def default_host(cls) -> str:
-        """Returns the address of the service."""
         runtime = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
         return os.environ.get("CONTAINER_HOST") or f"unix://{runtime}{PODMAN_SOCKET}"
 

@@ -97,8 +97,6 @@ class RunningContainer:
 
         Raises:
             ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
-                error or is gone.
         """
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
@@ -128,11 +126,7 @@ class RunningContainer:
             raise
 
     async def open_shell(self, user: User | None) -> EngineStream:
-        """Starts a `sh` in the container for a user; `None` is the image's user.
-
-        Raises:
-            ContainerError: The shell cannot be started; `ContainerDiedError` after `close`.
-        """
+        """Starts a `sh` in the container for a user; `None` is the image's user."""
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         start_dir = self._start_dir
         self.raise_if_closed()
@@ -244,11 +238,7 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Rejects calls after `close`.
-
-        Raises:
-            ContainerDiedError: `close` was called.
-        """
+        """Raises `ContainerDiedError` after `close`."""
         if self._closed:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 

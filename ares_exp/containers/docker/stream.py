@@ -23,19 +23,13 @@ _T = TypeVar("_T")
 class EngineStream:
     """A `ChannelStream` over a connection from `Engine.hijack`.
 
-    The output arrives in frames: stream number, three zeros, length, payload.
+    The output arrives in frames: stream number, three zeros, length, payload. `read` also returns stderr with
+    `with_stderr`.
     """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
     ) -> None:
-        """Takes over a connection.
-
-        Args:
-            reader: Receiving side of the connection.
-            writer: Sending side of the connection.
-            with_stderr: Whether `read` also returns stderr.
-        """
         self._reader = reader
         self._writer = writer
         self._with_stderr = with_stderr
@@ -43,11 +37,6 @@ class EngineStream:
         self._left = 0
 
     async def read(self) -> bytes:
-        """Reads the next bytes of the process's output; `b""` at its end.
-
-        Raises:
-            OSError: The connection broke.
-        """
         try:
             while True:
                 if not self._left:
@@ -63,11 +52,6 @@ class EngineStream:
             return b""
 
     async def write(self, data: bytes) -> None:
-        """Sends `data` to the process's stdin.
-
-        Raises:
-            OSError: The connection broke.
-        """
         self._writer.write(data)
         await self._writer.drain()
 
@@ -86,14 +70,7 @@ class DockerTerminal:
         pid: int,
         hang_up: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Takes over a connection.
-
-        Args:
-            reader: Receiving side of the connection.
-            writer: Sending side of the connection.
-            pid: Process number of the shell in the container.
-            hang_up: Function that ends this shell, because the engine keeps it running after a disconnect.
-        """
+        """Takes over a connection. `hang_up` ends the shell, which the engine keeps running after a disconnect."""
         self._reader = reader
         self._writer = writer
         self._pid = pid
@@ -143,19 +120,8 @@ async def run_program(
 ) -> tuple[_T, int]:
     """Runs a program as root in the container's directory `/`. Its stderr is discarded.
 
-    Args:
-        engine: Engine of the container.
-        container: Name of the container.
-        command: The program and its arguments.
-        stdin: Input of the program.
-        read: Function that reads the output from a non-seekable stream. Runs in a thread.
-
-    Returns:
-        The result of `read`, and the exit code.
-
-    Raises:
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException, OSError: The engine returned
-            an error or is gone. Errors of `read` are also raised.
+    `read` reads the output from a non-seekable stream, in a thread. Returns the result of `read`, and the exit code.
+    Raises errors of the engine and of `read`.
     """
     created = await in_thread(
         lambda: engine.api.exec_create(container, list(command), stdin=True, user="0:0", workdir="/"), abandon=True

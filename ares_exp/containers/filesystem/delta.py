@@ -79,12 +79,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """A delta and the store of its contents.
-
-    Attributes:
-        delta: The changes.
-        objects: Store of the files' contents.
-    """
+    """A delta and the store of its files' contents."""
 
     delta: Delta
     objects: ObjectStore
@@ -92,12 +87,9 @@ class StoredChanges:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLimits:
-    """Bounds on a delta when it is captured and when it is read.
+    """Bounds on a delta when it is captured and when it is read. Further notes are dropped.
 
-    Attributes:
-        max_entries: Maximum number of paths.
-        max_bytes: Maximum total size of all files, including chunks of zeros and every hard link.
-        max_notes: Maximum number of notes. Further notes are dropped.
+    `max_bytes` bounds the total size of all files, including chunks of zeros and every hard link.
     """
 
     max_entries: int = 1_000_000
@@ -171,10 +163,7 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries whose directories also have entries, parents first.
-
-    If a directory has no entry, it was removed during the read.
-    """
+    """Returns the entries, parents first, without entries whose directories were removed during the read."""
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]
@@ -204,7 +193,7 @@ class ChunkWriter:
         """Adds the next chunk: `CHUNK_BYTES`, unless it is the last one.
 
         Raises:
-            CaptureError: A known secret is in the chunk, or starts in the previous chunk and ends in this chunk.
+            CaptureError: A known secret ends in the chunk.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()

@@ -63,11 +63,7 @@ def unsafe(what: str, value: object) -> NoReturn:
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """Checks each field of one entry independently and returns the entry.
-
-    Args:
-        value: Parsed line of JSON.
-        room: Maximum size of a file in bytes.
+    """Checks each field of one parsed entry, whose file may have at most `room` bytes, and returns the entry.
 
     Raises:
         SnapshotMetadataError: The value is not an entry.
@@ -179,10 +175,7 @@ _DEFAULTS = Entry(kind="file")
 
 
 def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
-    """Stores a delta. Similar deltas share most of their objects.
-
-    Returns:
-        The digests, for `get_delta`.
+    """Stores a delta, and returns the digests for `get_delta`. Similar deltas share most of their objects.
 
     Raises:
         CaptureError: A name, a link or an attribute contains a known secret.

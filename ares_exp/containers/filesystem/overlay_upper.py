@@ -1,9 +1,8 @@
 """Reader of an overlay's upper directory, which contains the changes of a container.
 
-Overlayfs stores created or changed files there in full. A 0/0 character device, or an empty file with the attribute
-`overlay.whiteout`, marks a deletion. A directory with the attribute `overlay.opaque` hides the base's directory.
-Attributes are `trusted.overlay.*`, or `user.overlay.*` for a mount with `userxattr`
-(https://docs.kernel.org/filesystems/overlayfs.html).
+A 0/0 character device, or an empty file with the attribute `overlay.whiteout`, marks a deletion. A directory with the
+attribute `overlay.opaque` hides the base's directory. Attributes are `trusted.overlay.*`, or `user.overlay.*` for a
+mount with `userxattr` (https://docs.kernel.org/filesystems/overlayfs.html).
 
 The directory belongs to an untrusted container, which may keep running. So the reader follows no link, and never opens
 a path that the container could redirect.
@@ -72,14 +71,12 @@ def scan(
         cache: Cache of earlier scans of the same container. Entries of removed files are dropped from it.
         notes: List that receives a sentence for each dropped file.
         at: Mount point of the overlay in the container, to which `upper` corresponds.
-        skip: Function that returns whether to exclude a path of the container and everything below: mount points, files
-            of the engine.
+        skip: Function that returns whether to exclude a path of the container and everything below.
         root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
         limits: Bounds.
 
     Returns:
-        Entries by path, parents first. They include `at` itself, unless it is `/`, because the root directory belongs
-        to the engine.
+        Entries by path, parents first. They include `at` itself, unless it is `/`.
 
     Raises:
         CaptureError: A file cannot be read, is too large, contains a known secret, or depends on data outside of

@@ -109,13 +109,7 @@ class ObjectStore:
         self._durable: set[str] = set()
 
     def put(self, data: bytes) -> str:
-        """Stores `data` unless the store already contains it. Rewrites a damaged object with the same name.
-
-        The object is durable only after `sync()`.
-
-        Returns:
-            The digest.
-        """
+        """Stores `data`, and returns its digest. The object is durable only after `sync()`."""
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
             is_known = digest in self._durable or digest in self._pending
@@ -169,8 +163,8 @@ class ObjectStore:
 
         Args:
             lines: Lines without line ends.
-            cut_after: Returns whether a line is the last line in its object. Default: objects of slightly more than
-                32 KiB, which suits lists that only grow.
+            cut_after: Returns whether a line is the last line in its object. Default: objects of slightly more than 32
+                KiB, which suits lists that only grow.
 
         Returns:
             The digests, for `get_lines`.

@@ -77,8 +77,7 @@ def read_tar(
         limits: Bounds.
 
     Returns:
-        Entries by path, parents first, without deletions. Directories above an entry are included if the archive has
-        them.
+        Entries by path, parents first, without deletions, and without directories that the archive lacks.
 
     Raises:
         CaptureError: The archive is malformed or ends early, is too large, leads out of its root, or a file contains a

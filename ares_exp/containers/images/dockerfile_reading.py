@@ -1,7 +1,6 @@
-"""Parser that turns a task's Dockerfile into steps for a running container.
+"""Parser that turns a task's Dockerfile into steps for a running container, which `dockerfile_steps` applies.
 
-`dockerfile-parse` splits the file and expands variables. This module turns the instructions into steps, and rejects
-instructions that a running container does not support. `dockerfile_steps` applies the steps.
+It rejects instructions that a running container does not support.
 """
 
 from __future__ import annotations
@@ -66,15 +65,7 @@ Step = RunStep | CopyStep | MakeDirectoryStep
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """The content of a Dockerfile.
-
-    Attributes:
-        base: Image of its FROM.
-        steps: Steps to apply, in order.
-        env: Variables of the finished image, including the initial ones.
-        workdir: Default directory of commands.
-        user: User of commands.
-    """
+    """The image of a Dockerfile's FROM, its steps in order, and the finished image's variables, directory and user."""
 
     base: str
     steps: tuple[Step, ...]
@@ -92,8 +83,7 @@ class Base:
         workdir: Working directory. Empty if it is unknown; paths then stay relative to it.
         args: Values of predefined build arguments (`TARGETARCH`, …).
         built_lines: Number of Dockerfile lines that are already built into the container. These lines produce no steps
-            and are never rejected, but their stages, variables, directory, user and shell are tracked. `env` and
-            `workdir` are the state after these lines.
+            and are never rejected. `env` and `workdir` are the state after these lines.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -105,10 +95,8 @@ class Base:
 def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
     """Reads the Dockerfile at `path`.
 
-    Args:
-        path: The file.
-        base: State of the container before the first step.
-        refusal: Message for an unsupported instruction, with a suggested fix; `{}` is replaced with the instruction.
+    `refusal` is the message for an unsupported instruction, with a suggested fix; `{}` is replaced with the
+    instruction.
 
     Raises:
         UnsupportedTaskError: An instruction cannot be applied in a running container.
@@ -306,8 +294,7 @@ exit $code
 def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
     """Returns the command line of a RUN in the shell form, including its here-documents, by BuildKit's rules.
 
-    A single here-document without a command is a program for the interpreter in its `#!` line, or for the shell. If
-    there is a command, the shell reads the here-document.
+    A single here-document without a command is a program for the interpreter in its `#!` line, or for the shell.
     """
     if len(documents) != 1 or without_heredocs(command).strip():
         return (*shell, command + "".join(f"\n{one.body}{one.name}" for one in documents))
@@ -321,10 +308,7 @@ _TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 
 
 def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Rewrites `${name:-default}` and `${name:+other}` as plain variables.
-
-    Returns:
-        The text, and its variables.
+    """Rewrites `${name:-default}` and `${name:+other}` as plain variables, and returns the text and its variables.
 
     Raises:
         ValueError: The text contains another form of substitution.

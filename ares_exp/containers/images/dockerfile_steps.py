@@ -28,11 +28,7 @@ UploadToContainer = Callable[[Path, str], Awaitable[None]]
 
 
 def check_sources(dockerfile: Dockerfile, context: Path) -> None:
-    """Checks that the sources of every COPY exist.
-
-    Raises:
-        TaskError: A source is missing, or leads out of the context.
-    """
+    """Raises `TaskError` if a source of a COPY is missing, or leads out of the context."""
     for step in dockerfile.steps:
         if isinstance(step, CopyStep):
             find_sources(step, context)

@@ -1,10 +1,8 @@
 """Image builds: with BuildKit, through a `docker` command, or with the engine's classic builder.
 
-docker-py cannot use BuildKit, which needs a session in addition to the request. A machine with a `docker` command that
-supports BuildKit builds every image with it, in the same way as that command. The versions of the programs show whether
-they support BuildKit; there is no trial build. A failed classic build leaves untagged images. They are the builder's
-cache, which speeds up the next build. No label distinguishes them from other users' images (only the last stage has
-labels), so they remain until `docker image prune`.
+docker-py cannot use BuildKit, which needs a session in addition to the request. A failed classic build leaves untagged
+images, the builder's cache, which no label distinguishes from other users' images. They remain until `docker image
+prune`.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
     """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
 
-    Args:
-        dockerfile: The file.
-        connect: Connects to the engine. Called only if the file needs BuildKit.
+    Calls `connect` only if the file needs BuildKit.
 
     Raises:
         TaskError: The file cannot be read.

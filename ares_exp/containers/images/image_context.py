@@ -1,9 +1,8 @@
 """The files of the build context that a Dockerfile needs, and their transfer to the builder of the Daytona service.
 
-The service's SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and
-treats a source with a leading slash as a file on this machine. Its upload loses links and empty directories. So this
-module finds files by Docker's rules and copies them to a directory. If necessary, it adds a stage to the Dockerfile
-that makes the SDK upload the whole directory.
+The service's SDK uploads the sources of `COPY` lines, but ignores `ADD`, variables, bind mounts and `.dockerignore`,
+and loses links and empty directories. So this module finds files by Docker's rules and copies them to a directory. If
+necessary, it adds a stage to the Dockerfile that makes the SDK upload the whole directory.
 """
 
 from __future__ import annotations
@@ -71,14 +70,7 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
-    """Finds the files to send to the builder. Blocking.
-
-    Args:
-        sources: Sources of the instructions.
-        context: The task's directory, whose `.dockerignore` applies.
-
-    Returns:
-        The files by their names in the context. All of them are inside the context.
+    """Finds the files to send to the builder, by their names in the context, whose `.dockerignore` applies. Blocking.
 
     Raises:
         TaskError: A source is missing.
@@ -96,11 +88,7 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
 
 
 def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
-    """Checks that the SDK finds exactly the local sources of the context.
-
-    Raises:
-        UnsupportedTaskError: The SDK would interpret an instruction differently. The message gives its line.
-    """
+    """Raises `UnsupportedTaskError` if the SDK would interpret the sources of a COPY differently."""
     for instruction in found:
         sources = local_sources(instruction) if instruction.name == "COPY" else []
         if sources and ("$" in instruction.value or any(source.pattern.startswith("/") for source in sources)):
@@ -113,8 +101,7 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
 def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
     """Returns the text, with an added unused stage if this is needed to make the SDK send the whole directory.
 
-    The stage is needed if an instruction other than `COPY`, or a `COPY` with a here-document, needs files from the
-    context.
+    This is the case if an instruction other than `COPY`, or a `COPY` with a here-document, needs files.
     """
     for instruction in found:
         if local_sources(instruction) and (instruction.name != "COPY" or "<<" in instruction.value):

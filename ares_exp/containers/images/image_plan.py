@@ -97,8 +97,8 @@ class ImagePlan:
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
         """Returns the plan in which the service builds everything, with files in its object store. Blocking.
 
-        Local directories then become the last layers of the image, which the service keeps. A directory that the store
-        would change is excluded. If the Dockerfile uses files, all are excluded, because `COPY .` would copy them.
+        Local directories then become the last layers of the image. A directory that the store would change is excluded.
+        If the Dockerfile uses files, all are excluded, because `COPY .` would copy them.
 
         Args:
             directory: Empty directory for copies of the files. It must exist until the sandbox is created.
@@ -162,9 +162,7 @@ class ImagePlan:
 def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
     """Creates the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
 
-    Args:
-        spec: The task's container.
-        snapshot: Named snapshot of the service to start from, instead of the task's image.
+    `snapshot` names a snapshot of the service to start from, instead of the task's image.
 
     Raises:
         UnsupportedTaskError: The task needs several services, or a feature that neither the service's builder nor a

@@ -32,13 +32,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FinishedImage:
-    """The defaults of commands in a finished sandbox.
-
-    Attributes:
-        env: Variables of the image that the sandbox itself lacks. A task's variables override them.
-        workdir: Directory of commands.
-        user: User of commands.
-    """
+    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox itself lacks."""
 
     env: Mapping[str, str]
     workdir: str
@@ -46,12 +40,7 @@ class FinishedImage:
 
 
 def read_rest(path: Path, base: Base) -> Dockerfile:
-    """Reads a Dockerfile whose first `base.built_lines` lines the service builds.
-
-    Raises:
-        UnsupportedTaskError: The rest cannot be applied in a running sandbox.
-        TaskError: The Dockerfile is malformed.
-    """
+    """Reads a Dockerfile whose first `base.built_lines` lines the service builds. See `read_dockerfile`."""
     return read_dockerfile(path, replace(base, args=PLATFORM_ARGS), refusal=_REFUSAL)
 
 

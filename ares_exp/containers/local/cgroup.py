@@ -1,10 +1,9 @@
 """The cgroups of a local container, which enforce its limits, if this process may create cgroups.
 
-A container has a group, named like its directory, for each controller that limits it. The directory lists its groups,
-so that a clean-up after a dead run also finds them. bubblewrap is started in them (`container_process`). A container
-can neither see nor change them, because it has a cgroup namespace and no `/sys`. New groups are below this process's
-group, so that a limit on the run also applies to its containers. If version 2 forbids that (a group with processes has
-no limited children), they are next to it, in a group that systemd delegates.
+A container has a group, named like its directory, for each controller that limits it. The directory lists its groups
+for clean-ups after dead runs. A container can neither see nor change them, because it has a cgroup namespace and no
+`/sys`. New groups are below this process's group, so that a limit on the run also applies to its containers. If version
+2 forbids that (a group with processes has no limited children), they are next to it, in a group that systemd delegates.
 """
 
 from __future__ import annotations
@@ -89,12 +88,7 @@ class Limits:
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
-    """Creates the groups of a container where possible, and sets its limits.
-
-    Args:
-        directory: The container's directory. `RECORD` is always written to it.
-        limits: The limits.
-    """
+    """Creates the groups of a container where possible, and sets its limits. Always writes `RECORD` to `directory`."""
     files: dict[Path, dict[str, str]] = {}
     for controller, path in usable_cgroup_paths().items():
         settings = limits.settings(unified=path.unified).get(controller)
@@ -119,10 +113,7 @@ def _set(file: Path, value: str) -> None:
 
 
 class Reserve:
-    """Headroom above a container's process limit, opened only while a full container needs a new shell.
-
-    That shell may have to kill the processes that fill the container.
-    """
+    """Headroom above a full container's process limit, for a new shell that may have to kill processes."""
 
     def __init__(self, directory: Path) -> None:
         """Reads the limit from the container's groups, which must exist."""
@@ -159,11 +150,7 @@ def groups_of(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of an ended container, after waiting briefly for its last processes to end.
-
-    Returns:
-        Whether all groups are removed. `False`: a process in them is alive, or they could not be read. Try again later.
-    """
+    """Removes the groups of an ended container. Returns `False` if a process in them is alive; then try again later."""
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
@@ -217,12 +204,7 @@ def _number(directory: Path, name: str, key: str = "") -> int:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPath:
-    """A cgroup below which this process may create groups for containers.
-
-    Attributes:
-        directory: Directory of the cgroup.
-        unified: Whether its version is 2.
-    """
+    """The directory of a cgroup below which this process may create groups; `unified` if its version is 2."""
 
     directory: Path
     unified: bool
@@ -230,10 +212,9 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group below which this process can create groups.
+    """Returns, by controller, the group below which this process can create groups, if any.
 
-    If a controller is missing, its resource cannot be limited here. The first call tests the groups, which takes some
-    milliseconds.
+    The first call tests the groups, which takes some milliseconds.
     """
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}

@@ -1,7 +1,4 @@
-"""The container of `container=local`, and the task's Dockerfile that it applies.
-
-Its visible files are from `host_root`, its permissions from `isolation`, and its processes from `container_process`.
-"""
+"""The container of `container=local`, and the task's Dockerfile that it applies."""
 
 from __future__ import annotations
 
@@ -122,8 +119,7 @@ class LocalContainer(Container):
             ContainerStartError: bubblewrap or an instruction failed.
             EnvironmentStartTimeoutError: The start exceeded the limit of the spec.
             TaskError: The task is not supported; see `LocalContainerFactory.check`.
-            SnapshotError: The captured files do not match this host, or could not be written; see
-                `ContainerFiles.make`.
+            SnapshotError: The captured files do not match this host, or could not be written.
         """
         refuse_second_start(started=self._directory is not None or self._stopped)
         what = f"The local container of {self._spec.name}"
@@ -283,10 +279,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns the error with a reason if the container has ended by itself, or lacks memory or processes.
-
-        Otherwise, returns `None`.
-        """
+        """Returns the error with a reason, or `None` unless the container has ended or lacks memory or processes."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path
@@ -365,10 +358,6 @@ class LocalContainer(Container):
 
 def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
     """Reads the task's Dockerfile and checks the sources of its COPYs. Returns `None` for a spec without a Dockerfile.
-
-    Args:
-        spec: The task's container.
-        backend: Name of the option, for messages.
 
     Raises:
         UnsupportedTaskError: The task needs GPUs, a compose file, an image, or an unsupported user or instruction.

@@ -1,13 +1,12 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
-A container's mounts are in its mount namespace and disappear with its last process, which ends with the runner. The
-directories are then also removed, unless the shell that removes them was also killed. A cgroup without a directory
-remains if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies its owner.
+A container's mounts disappear with its last process, which ends with the runner. The directories are then also removed,
+unless the shell that removes them was also killed. A cgroup whose directory another program removed (for example, a
+cleaner of `/tmp`) remains, and its name identifies its owner.
 
-A test selects the parent of the directories (`find_storage`), because kernels and folders differ. The first choice is a
-folder in memory that can hold the upper layers of overlays: the files count as memory of the container, take no disk
-space, and can be read from outside, as snapshots need. The second choice is such a folder on disk. Otherwise, the files
-are in a tmpfs inside the container, which cannot be read from outside.
+The directories are in a folder in memory, if one can hold the upper layers of overlays: the files then count as memory
+of the container. The second choice is such a folder on disk. Otherwise, the files are in a tmpfs inside the container,
+which cannot be read from outside, as snapshots need.
 """
 
 from __future__ import annotations
@@ -157,12 +156,8 @@ def _prefix(pid: int, folder: Path) -> str:
 def delete(path: Path, *, is_certain: bool = False) -> bool:
     """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
 
-    Args:
-        path: The directory.
-        is_certain: Whether the container has just ended; see `remove_made`.
-
-    Returns:
-        Whether all are gone. `False`: a process is still alive, or a path could not be removed.
+    Returns whether all are gone. `False`: a process is still alive, or a path could not be removed. `is_certain` means
+    that the container has just ended; see `remove_made`.
     """
     if (path / MADE).exists():
         if not end_marked(path.name):
@@ -232,8 +227,7 @@ class Storage:
     Attributes:
         folder: Parent of the containers' directories.
         in_memory: Whether their files are in memory.
-        is_readable: Whether the files are in this directory. Otherwise, they are in a tmpfs that only the container
-            sees.
+        is_readable: Whether the files are in this directory, and not in a tmpfs that only the container sees.
     """
 
     folder: Path

@@ -3,9 +3,8 @@
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
 one directory on the host. bubblewrap mounts these; snapshots exclude its other mounts.
 
-Changes are relative to a base: a description of this host's system, which is the same for hosts that look the same from
-inside a container. It covers the release of the operating system, the installed packages, the directories that a
-container sees, and its Python. It does not cover every file on the host, because reading them would take seconds.
+Changes are relative to a base, a description of this host's system. It does not cover every file on the host, because
+reading them would take seconds.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ _WORDS = {
 def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
     """Returns `host:` and a description of this host as seen by a container. Blocks for some milliseconds; cached.
 
-    Args:
-        mounts: Kind and path of the container's overlays and binds.
+    `mounts` has the kind and the path of the container's overlays and binds.
     """
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     is_shown = any(kind == "bind" and path == sys.base_prefix for kind, path in mounts)
@@ -165,10 +163,7 @@ class ContainerFiles:
         self._cache: ScanCache = {}
 
     def make(self, changes: StoredChanges | None = None) -> None:
-        """Creates the initial files of the container.
-
-        Args:
-            changes: Result of `capture` of another container; `None` for a new one.
+        """Creates the initial files of the container, with `changes` from `capture` of another container.
 
         Raises:
             SnapshotMismatchError: The changes belong to another base.
@@ -246,10 +241,7 @@ class ContainerFiles:
         return entries
 
     def _mirrored(self, path: str) -> Entry:
-        """Returns an upper-layer entry with the attributes of the host's directory `path`.
-
-        A merged directory shows the attributes of its upper layer.
-        """
+        """Returns an upper-layer entry with the attributes of the host's directory, which an overlay shows."""
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
@@ -274,7 +266,6 @@ class ContainerFiles:
             write_tree(inside, objects, directory, at=at, opaque_xattr=mark, root_ids=self._root_ids)
 
     def _verify(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
-        """Reads back the written entries and compares them."""
         try:
             wrong = differences(Delta("", entries), Delta("", self._scan(objects, [])))
         except CaptureError as error:

@@ -1,9 +1,9 @@
 """The processes of one local container: bubblewrap, the container's first process, and new shells with their streams.
 
-The container's first process is a bash that reads requests from its stdin, which only this process holds. At end of
-file (the runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1,
-it cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the bash,
-kills all processes and reaps orphans.
+The first process is a bash that reads requests from its stdin, which only this process holds. At end of file (the
+runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1, it cannot
+be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the bash, kills all
+processes and reaps orphans.
 """
 
 from __future__ import annotations
@@ -150,9 +150,7 @@ class ContainerProcess:
 
     @classmethod
     async def launch(cls, how: Launch) -> ContainerProcess:
-        """Starts the first process and waits until it responds.
-
-        The caller bounds the time. After an error, no process remains.
+        """Starts the first process and waits until it responds. The caller bounds the time.
 
         Raises:
             ContainerStartError: The process did not start. The message has the output of bubblewrap.

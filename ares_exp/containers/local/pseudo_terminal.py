@@ -22,10 +22,9 @@ _PTMX = os.makedev(5, 2)
 
 
 def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
-    """Opens a pseudo-terminal. Blocks for a millisecond.
+    """Opens a pseudo-terminal. Returns our end, and the path of the other end in the container.
 
-    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere. Returns
-    our end, and the path of the other end in the container.
+    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere.
     """
     reader = os.open(
         Path("/proc", str(pid), "root/dev/pts/ptmx"),

@@ -35,10 +35,7 @@ NO_SNAPSHOTS = "the services of its compose file have separate state"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Checks before the start that a task with a compose file can be run. Blocking.
-
-    Returns:
-        Warnings about ignored keys.
+    """Checks before the start that a task with a compose file can be run. Returns warnings. Blocking.
 
     Raises:
         UnsupportedTaskError: No compose program is installed, or the file violates the security policy, or it needs

@@ -56,13 +56,6 @@ class ComposeProject:
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
-        """Starts nothing yet.
-
-        Args:
-            name: A unique name in lower case.
-            spec: The task's container, with a compose file.
-            options: Settings that do not depend on the task.
-        """
         assert spec.compose_file is not None
         self.name = name
         self.containers: dict[str, str] = {}
@@ -111,11 +104,7 @@ class ComposeProject:
     async def _make_images(
         self, engine: Engine, tool: ComposeTool, services: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Builds and pulls the missing images; returns the image of each service, by name.
-
-        Raises:
-            ContainerStartError: An image could not be built or pulled. The message names the service and the reason.
-        """
+        """Builds and pulls the missing images; returns the image of each service, by name."""
         images, renamed = dict[str, str](), dict[str, str]()
         for name, service in services.items():
             if service.get("build"):
@@ -135,8 +124,7 @@ class ComposeProject:
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
         """Builds the image of the service `name`, and returns the name of the image.
 
-        A build with only a context and its `Dockerfile` is shared by all services that need it. Other builds rely on
-        the engine's cache.
+        A build with only a context and its `Dockerfile` is shared by all services that need it.
         """
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
@@ -246,9 +234,7 @@ def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
 
 
 async def is_ready(engine: Engine, project: str) -> bool:
-    """Returns whether each service is running and passes its health check.
-
-    Services other than `main` may have exited with 0.
+    """Returns whether each service is running and healthy, or, except for `main`, has exited with 0.
 
     Raises:
         ContainerStartError: A service has failed or is unhealthy. The message has its name and the end of its output.

@@ -1,7 +1,7 @@
 """The file of a compose project: the task's file, with our additions.
 
-The compose program merges the task's file on top of ours (`base_document`) and prints the result. `complete` then sets
-the values that the task cannot choose: labels, networks, images, the variables of `main`.
+The compose program merges the task's file on top of `base_document`. `complete` then sets the values that the task
+cannot choose: labels, networks, images, the variables of `main`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns the compose document with which the task's file is merged. Blocking.
-
-    It has the service `main`, with the image or build of the task, and with its first process.
-    """
+    """Returns the compose document with the service `main`, with which the task's file is merged. Blocking."""
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)

@@ -1,9 +1,9 @@
 """The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
 
 A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
-keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs. The
-program reads the local files of `env_file`, `extends` and `include`, and its output no longer has these keys. The
-policy is then applied again to the program's output, with variables and extended files filled in.
+keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs,
+which reads the local files of `env_file`, `extends` and `include`. It is then applied again to the program's output,
+with variables and extended files filled in.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
 
 
 def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Applies the policy to a task's compose file as written. Blocking.
-
-    Returns:
-        Warnings about ignored keys.
+    """Applies the policy to a task's compose file as written. Returns warnings about ignored keys. Blocking.
 
     Raises:
         UnsupportedTaskError: The file violates the policy, or refers to a variable that is not filled in; see

@@ -1,8 +1,7 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
 It fills in the `$NAME`s of a task's file from its environment. Our environment is not passed on, because a file could
-copy any API key into a container. The program gets the variables of the task (`[environment.env]`) and the variables
-that Harbor defines.
+copy any API key into a container. The program gets the variables of the task (`[environment.env]`) and of Harbor.
 """
 
 from __future__ import annotations
@@ -37,13 +36,7 @@ _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a run of the program.
-
-    Attributes:
-        exit_code: Exit code.
-        output: Its stdout.
-        complaint: Last lines of its stderr.
-    """
+    """The exit code of a run of the program, its stdout, and the last lines of its stderr."""
 
     exit_code: int
     output: str
@@ -52,12 +45,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ComposeTool:
-    """A compose program.
-
-    Attributes:
-        command: Its command line.
-        version: Its version, for example `2.26.1`.
-    """
+    """The command line of a compose program, and its version, for example `2.26.1`."""
 
     command: tuple[str, ...]
     version: str
