@@ -75,8 +75,6 @@ class EgressProxy:
         *,
         known_hosts: Mapping[str, IPAddress] | None = None,
         resolve: Callable[[str], Awaitable[Sequence[IPAddress]]] = resolve_name,
-        idle_timeout_sec: float = IDLE_TIMEOUT_SEC,
-        head_timeout_sec: float = HEAD_TIMEOUT_SEC,
     ) -> None:
         """Creates the proxy without starting it.
 
@@ -84,14 +82,10 @@ class EgressProxy:
             policy: Network policy. Only `allowlist` uses the proxy.
             known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
             resolve: Looks up the other names.
-            idle_timeout_sec: Number of seconds without data after which a connection is closed.
-            head_timeout_sec: Time limit for receiving a request's head.
         """
         self._policy = policy
         self._known_hosts = {name.lower().rstrip("."): address for name, address in (known_hosts or {}).items()}
         self._resolve = resolve
-        self._idle_timeout_sec = idle_timeout_sec
-        self._head_timeout_sec = head_timeout_sec
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -155,7 +149,7 @@ class EgressProxy:
         try:
             await self._answer(reader, writer)
             writer.close()
-            async with asyncio.timeout(self._idle_timeout_sec):
+            async with asyncio.timeout(IDLE_TIMEOUT_SEC):
                 await writer.wait_closed()
         except (OSError, EOFError) as error:  # a `TimeoutError` is also an `OSError`
             _logger.debug("A connection to the egress proxy ended: %r", error)
@@ -167,7 +161,7 @@ class EgressProxy:
         try:
             if len(self._connections) > MAX_CONNECTIONS:
                 raise RefusedError("503 Service Unavailable", f"More than {MAX_CONNECTIONS} connections at once.")
-            async with asyncio.timeout(self._head_timeout_sec):
+            async with asyncio.timeout(HEAD_TIMEOUT_SEC):
                 request = await read_request(reader)
             far_reader, far_writer = await self._reach(request)
         except RefusedError as refused:
@@ -201,12 +195,12 @@ class EgressProxy:
         far_writer: asyncio.StreamWriter,
     ) -> None:
         """Copies bytes both ways until the far side (the server) ends. The client may end its half earlier."""
-        async with asyncio.timeout(self._idle_timeout_sec) as idle:
+        async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 while data := await reader.read(_CHUNK_BYTES):
                     if not idle.expired():
-                        idle.reschedule(asyncio.get_running_loop().time() + self._idle_timeout_sec)
+                        idle.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT_SEC)
                     writer.write(data)
                     await writer.drain()
 

@@ -28,6 +28,13 @@ MAX_MTIME_NS = 2**40 * 10**9
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 
+MAX_ENTRIES = 1_000_000
+MAX_BYTES = 16 * 2**30
+"""Bound on the total size of all files of a delta, including chunks of zeros and every hard link."""
+
+MAX_NOTES = 1000
+"""Bound on the notes of a delta. Further notes are dropped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -83,18 +90,6 @@ class StoredChanges:
 
     delta: Delta
     objects: ObjectStore
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaLimits:
-    """Bounds on a delta when it is captured and when it is read. Further notes are dropped.
-
-    `max_bytes` bounds the total size of all files, including chunks of zeros and every hard link.
-    """
-
-    max_entries: int = 1_000_000
-    max_bytes: int = 16 * 2**30
-    max_notes: int = 1000
 
 
 def is_kept(path: str) -> bool:

@@ -20,10 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ares_exp.containers.filesystem.delta import (
+    MAX_BYTES,
+    MAX_ENTRIES,
     MAX_MTIME_NS,
+    MAX_NOTES,
     MAX_PATH_BYTES,
     ChunkWriter,
-    DeltaLimits,
     Entry,
     EntryKind,
     FileChangedError,
@@ -61,7 +63,6 @@ def scan(
     at: str = "/",
     skip: Callable[[str], bool] = lambda path: False,
     root_ids: tuple[int, int] = (0, 0),
-    limits: DeltaLimits | None = None,
 ) -> dict[str, Entry]:
     """Reads an upper directory, and stores the contents of files in `objects`.
 
@@ -73,7 +74,6 @@ def scan(
         at: Mount point of the overlay in the container, to which `upper` corresponds.
         skip: Function that returns whether to exclude a path of the container and everything below.
         root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
-        limits: Bounds.
 
     Returns:
         Entries by path, parents first. They include `at` itself, unless it is `/`.
@@ -82,7 +82,6 @@ def scan(
         CaptureError: A file cannot be read, is too large, contains a known secret, or depends on data outside of
             `upper`. The message gives the path and the reason.
     """
-    limits = limits or DeltaLimits()
     try:
         root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -90,7 +89,7 @@ def scan(
     try:
         with ThreadPoolExecutor(3, "ares-exp-scan") as pool:  # its threads start with the first large file
             known = cache.get(upper, {})
-            run = _Scan(root, objects, pool, known, notes, at.rstrip("/"), skip, root_ids, limits)
+            run = _Scan(root, objects, pool, known, notes, at.rstrip("/"), skip, root_ids)
             entries = run.entries()
     finally:
         os.close(root)
@@ -109,12 +108,11 @@ class _Scan:
         at: str,
         skip: Callable[[str], bool],
         root_ids: tuple[int, int],
-        limits: DeltaLimits,
     ) -> None:
         self.fresh: dict[int, tuple[tuple[int, ...], Entry]] = {}
         self._root, self._objects, self._pool, self._known, self._notes = root, objects, pool, known, notes
         self._secrets = KnownSecrets()
-        self._at, self._skip, self._root_ids, self._limits = at, skip, root_ids, limits
+        self._at, self._skip, self._root_ids = at, skip, root_ids
         self._entries: dict[str, Entry] = {}
         self._names: dict[int, list[str]] = {}  # names of files with several names, by inode
         self._bytes = 0
@@ -206,7 +204,7 @@ class _Scan:
                 if "whiteout" in marks and opaque == "x" and not before.st_size:
                     self._keep(path, Entry("whiteout"))
                     return before, None
-                if before.st_size > self._limits.max_bytes - self._bytes:
+                if before.st_size > MAX_BYTES - self._bytes:
                     self._refuse_size(path)
                 pool = self._pool if before.st_size > CHUNK_BYTES else None
                 try:
@@ -257,16 +255,16 @@ class _Scan:
         )
 
     def _keep(self, path: str, entry: Entry) -> None:
-        if len(self._entries) >= self._limits.max_entries:
-            raise CaptureError(f"Expected at most {self._limits.max_entries} changed files, found more, {path!r} last.")
+        if len(self._entries) >= MAX_ENTRIES:
+            raise CaptureError(f"Expected at most {MAX_ENTRIES} changed files, found more, {path!r} last.")
         self._bytes += entry.size
-        if self._bytes > self._limits.max_bytes:
+        if self._bytes > MAX_BYTES:
             self._refuse_size(path)
         self._entries[path] = entry
 
     def _refuse_size(self, path: str) -> None:
         raise CaptureError(
-            f"Expected at most {self._limits.max_bytes} bytes of changed files, found more, {path!r} last. Remove "
+            f"Expected at most {MAX_BYTES} bytes of changed files, found more, {path!r} last. Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
 
@@ -284,7 +282,7 @@ class _Scan:
         return sorted_by_path(self._entries)
 
     def _note(self, text: str) -> None:
-        if len(self._notes) < self._limits.max_notes:
+        if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
 

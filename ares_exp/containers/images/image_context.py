@@ -20,8 +20,7 @@ from ares_exp.containers.images.dockerfile_instructions import (
     split_words,
     without_heredocs,
 )
-from ares_exp.containers.images.dockerfile_steps import match_source, names_not_ignored, stage_context
-from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
+from ares_exp.containers.images.dockerfile_steps import match_source, names_not_ignored
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
@@ -129,16 +128,6 @@ def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Pat
 
 def _lost(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(f"{what} cannot be sent to the service")
-
-
-def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:
-    """Returns the context without ignored files, and a temporary directory that the caller removes later. Blocking."""
-    directory = short_lived_directory("build")
-    try:
-        return stage_context(context, directory.path), directory
-    except BaseException:
-        directory.remove()
-        raise
 
 
 def find_directory(directory: Path) -> Mapping[str, Path]:

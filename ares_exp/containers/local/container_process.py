@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shlex
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.cancellation import finish, happened
+from ares_exp.cancellation import cancel_all, finish, happened
 from ares_exp.containers.container import ROOT_NAMES, User
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
@@ -226,12 +230,11 @@ class ContainerProcess:
             ContainerDiedError: The container has ended, or does not respond.
             ContainerError: The container has no such user.
         """
-        from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
         from ares_exp.containers.terminal import FIND_SHELL, TERM
 
         try:
             pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
-            terminal, path = open_pseudo_terminal(pid, columns=columns, lines=lines)
+            terminal, path = _open_pseudo_terminal(pid, columns=columns, lines=lines)
         except OSError as error:
             raise ContainerError(f"The local container has no terminal: {error}.") from error
         self._streams.append(terminal)
@@ -259,7 +262,7 @@ class ContainerProcess:
             if isinstance(error, OSError):
                 raise ContainerDiedError(f"The local container opens no terminal: {error}.") from error
             raise
-        return LocalTerminal(terminal, shell)
+        return _LocalTerminal(terminal, shell)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
@@ -357,3 +360,58 @@ def _in_memory(content: bytes, opened: contextlib.ExitStack) -> int:
     os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
+_LAST_WORDS_SEC = 0.05
+_PTMX = os.makedev(5, 2)
+
+
+def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
+    """Opens a pseudo-terminal. Returns our end, and the path of the other end in the container.
+
+    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere.
+    """
+    reader = os.open(
+        Path("/proc", str(pid), "root/dev/pts/ptmx"),
+        os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC,
+    )
+    try:
+        found = os.fstat(reader)
+        if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _PTMX:
+            raise OSError("/dev/pts/ptmx of the container is not a pseudo-terminal")
+        fcntl.ioctl(reader, _TIOCSPTLCK, struct.pack("i", 0))
+        (number,) = struct.unpack("i", fcntl.ioctl(reader, _TIOCGPTN, struct.pack("i", 0)))
+        fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        return FifoStream(reader=reader, writer=os.dup(reader)), f"/dev/pts/{number}"
+    except BaseException:
+        os.close(reader)
+        raise
+
+
+class _LocalTerminal:
+    """A `Terminal`. It hangs up when our end is closed, or when its shell ends, even with background processes."""
+
+    def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
+        self._stream = stream
+        self._shell = shell
+        self._watching = asyncio.create_task(self._watch())
+
+    async def read(self) -> bytes:
+        return await self._stream.read()
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.write(data)
+
+    async def close(self) -> None:
+        await cancel_all(self._watching)
+
+    async def _watch(self) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while await self._shell.read():
+                    pass
+                await asyncio.sleep(_LAST_WORDS_SEC)
+        finally:
+            self._shell.close()
+            self._stream.close()
