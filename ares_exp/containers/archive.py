@@ -151,7 +151,6 @@ def _bounded(
 
 
 def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
-    """Returns whether the member is a hard link to an already unpacked file."""
     to = PurePosixPath(member.linkname)
     is_inside = member.islnk() and not to.is_absolute() and ".." not in to.parts
     return is_inside and (target / to).is_file() and not (target / to).is_symlink()

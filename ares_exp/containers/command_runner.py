@@ -435,7 +435,6 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
-        """Ends the sink, and collects the rest of the command's stderr."""
         await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
         if not await happened(run.answered, _COLLECT_SEC):
             channel.close()

@@ -176,7 +176,6 @@ class EgressProxy:
             far_writer.transport.abort()
 
     async def _reach(self, request: ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connects to an allowed address of the requested host."""
         last: OSError | None = None
         for address in await self.destinations(request.host):
             try:

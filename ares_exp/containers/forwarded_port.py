@@ -179,7 +179,6 @@ class ListeningPort:
     """A `ForwardedPort` that lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
-        """Takes over the listener, and starts accepting connections on the running event loop."""
         listener.setblocking(False)
         host, port = listener.getsockname()
         self.url = f"http://{host}:{port}"

@@ -87,7 +87,6 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
 
 
 def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, int]) -> socket.socket:
-    """Opens the socket in a helper process that enters both namespaces."""
     host, port = address
     with contextlib.ExitStack() as stack:
         ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
@@ -111,8 +110,6 @@ def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, i
 
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:
-    """Runs `act` in a new thread that enters `namespace` first."""
-
     def run() -> _T:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

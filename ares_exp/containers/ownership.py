@@ -193,7 +193,6 @@ def describe(labels: Mapping[str, str]) -> str:
 
 
 def _agree(labels: Mapping[str, str], name: str) -> bool:
-    """Returns whether a label is set and equal to the label of this process."""
     return bool(labels.get(name)) and labels.get(name) == owner_labels()[name]
 
 
@@ -226,7 +225,6 @@ def _process_start(pid: int) -> str:
 
 
 def _namespace() -> str:
-    """Returns an id of the pid and time namespaces of this process."""
     if not _IS_LINUX:
         return sys.platform
     spaces = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
@@ -279,7 +277,6 @@ class OwnedDirectory:
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
-        """Creates the directory, readable only by this user."""
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -82,7 +82,6 @@ class _Relay:
     async def start(
         cls, open_shell: OpenShell, serve: Serve, ports: range, *, lease_sec: int, remedy: str = ""
     ) -> _Relay:
-        """Starts a relay that listens at the first free port of `ports`. See `open_relayed_port`."""
         stream = None
         try:
             async with asyncio.timeout(OPEN_SEC):
@@ -231,7 +230,6 @@ class _Connection:
             ours.close()
 
     async def _carry(self, ours: socket.socket) -> None:
-        """Copies data in both directions."""
         up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
         try:
             done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
@@ -254,7 +252,6 @@ class _Connection:
                 return
 
     async def _down(self, ours: socket.socket) -> None:
-        """Passes arrived data to the server, and grants the relay the same amount of new credit."""
         loop, taken = asyncio.get_running_loop(), 0
         while True:
             data = await self._arrived.get()
@@ -276,7 +273,6 @@ class RelayedPort:
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
-        """Takes over a relay, and starts serving its connections on the running event loop."""
         self.url = f"http://{FORWARDED_PORT_HOST}:{relay.port}"
         self._relay = relay
         self._start_again = start_again
@@ -342,7 +338,6 @@ async def open_relayed_port(
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:
-    """Reads a line; returns it, and the bytes that arrived after it."""
     heard = b""
     while b"\n" not in heard:
         data = await stream.read()

@@ -244,7 +244,6 @@ class BoundedOutput:
     """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
 
     def __init__(self, limit: int) -> None:
-        """Creates an empty buffer that keeps at most `limit` bytes."""
         self._limit = limit
         self._tail_limit = limit // 2
         self._head = bytearray()
@@ -343,7 +342,6 @@ class Channel:
     """
 
     def __init__(self, stream: ChannelStream, user: User | None, on_change: Callable[[Channel], None]) -> None:
-        """Takes over the stream and starts the script server in its shell."""
         self.user = user
         self.shell = ShellInfo()
         self.run: ScriptRun | None = None

@@ -135,7 +135,6 @@ def _empty(folder: Path) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Returns the bytes that a folder takes on the disk, without following links."""
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

@@ -93,7 +93,6 @@ class Capture:
             return Delta(inspected["Image"], entries, tuple(notes))
 
     async def _inspect(self) -> dict[str, Any]:
-        """Inspects the container. Raises `CaptureError` if it is not running."""
         found: dict[str, Any] = await in_thread(
             lambda: self._engine.api.inspect_container(self._container), abandon=True
         )
@@ -237,7 +236,6 @@ class ArchiveCapture:
         return in_directories(entries)
 
     def _listed(self, notes: list[str], skip: _Skip) -> dict[str, int]:
-        """Returns the changed paths with the kinds of their changes."""
         found: dict[str, int] = {
             change["Path"]: change["Kind"] for change in self._engine.api.diff(self._container) or []
         }

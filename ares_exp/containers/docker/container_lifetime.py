@@ -220,7 +220,6 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 
 
 def _inside(clause: str) -> ExitReason:
-    """Returns a reason that a command in the container may have caused."""
     return ExitReason(clause, is_outside=False)
 
 
@@ -303,7 +302,6 @@ def remove_when_it_appears(engine: Engine, name: str) -> None:
 
 
 def _never_sent(error: BaseException) -> bool:
-    """Returns whether a request failed because no connection was established."""
     while (cause := error.__context__) is not None:
         if isinstance(cause, (ConnectionRefusedError, FileNotFoundError)):
             return True

@@ -96,7 +96,6 @@ def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[
 
 
 def _builder(labels: Mapping[str, str]) -> dict[str, str]:
-    """Returns the owner of an image; empty if it has none."""
     try:
         found = json.loads(labels.get(_BUILDER, "{}"))
     except ValueError:

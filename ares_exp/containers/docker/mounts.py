@@ -66,7 +66,6 @@ def _is_elsewhere(host: str | None) -> bool:
 
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
-    """Returns the name of the volume with a complete copy of the directory."""
     name, api = volume_name(directory), engine.api
     with work_lock(f"{engine.host} {name}", Demand()):
         api.create_volume(name, labels={KEPT_VOLUME: directory.target})

@@ -192,7 +192,6 @@ class ContainerNetwork:
 
 
 def _bridge(engine: Engine) -> str:
-    """Returns the name of the engine's default bridge."""
     return "podman" if engine.capabilities.is_podman else "bridge"
 
 

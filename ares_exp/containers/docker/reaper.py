@@ -48,7 +48,6 @@ class Reaper:
     """The helper process that waits for the end of this process."""
 
     def __init__(self, engine: Engine) -> None:
-        """Starts the process. Raises `OSError` if that fails."""
         env = {**passed_on(), "DOCKER_HOST": engine.host}
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
         self._owner = os.getpid()

@@ -135,7 +135,6 @@ class _Scan:
         return self._linked()
 
     def _add_directory(self, path: str, directory: int) -> str:
-        """Adds the entry of a directory. Returns its attribute `overlay.opaque`, which is usually empty."""
         xattrs, marks = self._xattrs(path, directory)
         opaque = marks.get("opaque", "")
         if path:

@@ -182,7 +182,6 @@ class _Reader:
         self._entries[path] = entry
 
     def _path(self, name: str) -> str:
-        """Returns the path in the container of a name in the archive; `""` for the root."""
         names = [part for part in name.split("/") if part not in ("", ".")]
         path = "".join(f"/{part}" for part in names)
         data = os.fsencode(path)

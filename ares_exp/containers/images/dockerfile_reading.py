@@ -113,8 +113,6 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
 
 @dataclass
 class _Reader:
-    """The state of the build while instructions are parsed."""
-
     path: Path
     start: Base
     refusal: str
@@ -263,7 +261,6 @@ class _Reader:
         self.steps.append(CopyStep(self.line, tuple(sources), target, options.get("chmod"), options.get("chown")))
 
     def _expand(self, word: str) -> str:
-        """Expands variables and removes quotes."""
         from dockerfile_parse.util import WordSplitter
 
         text, variables = self._variables(word)

@@ -101,7 +101,6 @@ def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str
 
 
 def _plain(lines: Iterable[str]) -> str:
-    """Returns short lines without control characters."""
     shown = (_NOISE.sub("", line).strip() for line in lines)
     text = "\n".join(line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…" for line in shown if line)
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -142,7 +141,6 @@ def _build_with_buildkit(
 def _build_classic(
     engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], last: collections.deque[str]
 ) -> str:
-    """Builds with the engine's classic builder. Returns the error, or `""`. `last` receives the lines of its output."""
     failure = ""
     events = engine.api.build(
         path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels=dict(labels)

@@ -111,7 +111,6 @@ def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
 
 
 def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Path]) -> None:
-    """Adds the file `path`, or all files below it, by their names in the context."""
     children = sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
     for child in children:
         _collect(child.name if name == "." else f"{name}/{child.name}", child, kept, found)

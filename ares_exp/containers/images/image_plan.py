@@ -297,7 +297,6 @@ class FinishedImage:
 
 
 def _read_rest(path: Path, base: Base) -> Dockerfile:
-    """Reads a Dockerfile whose first `base.built_lines` lines the service builds. See `read_dockerfile`."""
     return read_dockerfile(path, replace(base, args=_PLATFORM_ARGS), refusal=_REFUSAL)
 
 

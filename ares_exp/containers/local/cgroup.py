@@ -116,7 +116,6 @@ class Reserve:
     """Headroom above a full container's process limit, for a new shell that may have to kill processes."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads the limit from the container's groups, which must exist."""
         self._directory = directory
         self._limit = _number(directory, "pids.max")
         self._users = 0

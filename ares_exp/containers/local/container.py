@@ -165,7 +165,6 @@ class LocalContainer(Container):
                 await launch(share_network=self._share_network)
 
     def _read_task(self) -> tuple[Dockerfile | None, dict[str, str]]:
-        """Returns the task's Dockerfile and the environment of the container."""
         self.image = HOST_IMAGE  # the image of FROM is ignored
         dockerfile = read_task_dockerfile(self._spec, backend=self._backend)
         if dockerfile is not None:

@@ -101,7 +101,6 @@ class ContainerDirectory(OwnedDirectory):
     """The directory of one container. The container's cgroups have its name."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates the directory, readable only by this user."""
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 

@@ -96,7 +96,6 @@ def _require_base(recorded: str, ours: str) -> None:
 
 
 def _content(path: Path) -> str:
-    """Returns a fingerprint of a package database."""
     try:
         if path.is_dir():
             return repr(sorted(child.name for child in path.iterdir()))
@@ -222,7 +221,6 @@ class ContainerFiles:
         return _host_base(tuple((one.kind, one.path) for one in self._parts if one.kind in ("overlay", "bind")))
 
     def _initial_entries(self) -> dict[str, Entry]:
-        """Returns the entries of `files/` and the upper layers before the container starts, without mount points."""
         age = Path("/").stat().st_mtime_ns
         entries: dict[str, Entry] = {}
         for part in self._parts:
@@ -247,7 +245,6 @@ class ContainerFiles:
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
 
     def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
-        """Returns the entries of `files/` and the upper layers with these changes applied."""
         gone = {path for path, entry in changes.items() if entry.kind != "directory"}
         kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *parents(path)))}
         return kept | {
@@ -278,7 +275,6 @@ class ContainerFiles:
             )
 
     def _scan(self, objects: ObjectStore, notes: list[str]) -> dict[str, Entry]:
-        """Reads the entries of `files/` and the upper layers."""
         from ares_exp.containers.filesystem.overlay_upper import scan
 
         found: dict[str, Entry] = {}
@@ -299,7 +295,6 @@ class ContainerFiles:
         return found
 
     def _overlay_of(self, path: str) -> str:
-        """Returns the mount point of the overlay that contains `path`; `/` if it is not in an overlay."""
         return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:

@@ -217,7 +217,6 @@ class ContainerProcess:
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
     def _namespaces(self) -> dict[str, int]:
-        """Returns the numbers of the first process and its namespaces, as reported by bubblewrap."""
         about: dict[str, int] = json.loads((self._directory / _INFO).read_text())
         return about
 
@@ -290,7 +289,6 @@ class ContainerProcess:
             self._loop.call_later(_RESERVE_SEC, self._reserve.close)  # the new shell still has to start processes
 
     async def _ask(self, request: str, stream: FifoStream) -> str:
-        """Sends a request and waits for the first line of the new shell, or for the container's end."""
         await self._control.write(request.encode())
         line, end = asyncio.ensure_future(stream.read_line()), asyncio.ensure_future(self._exited.wait())
         try:
@@ -346,7 +344,6 @@ class ContainerProcess:
 
 
 def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """Opens a pipe whose ends are closed with these two stacks."""
     ends = os.pipe()
     reader.callback(os.close, ends[0])
     writer.callback(os.close, ends[1])
@@ -354,7 +351,6 @@ def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tupl
 
 
 def _in_memory(content: bytes, opened: contextlib.ExitStack) -> int:
-    """Returns a file descriptor of an anonymous file with `content`."""
     descriptor = os.memfd_create("ares_exp")
     opened.callback(os.close, descriptor)
     os.write(descriptor, content)

@@ -189,7 +189,6 @@ class LocalContainerFactory(ContainerFactoryBase):
 
 
 def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
-    """Yields the limits of `spec` that are not enforced here, each with the reason."""
     enforced = usable_cgroup_paths()
     no_groups = "this user may not create cgroups for it. Root usually may"
     if spec.cpus and "cpu" not in enforced:

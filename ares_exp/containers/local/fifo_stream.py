@@ -57,7 +57,6 @@ class FifoStream:
     """A `ChannelStream` over our ends of a pair of FIFOs. One reader and one writer at a time."""
 
     def __init__(self, *, reader: int, writer: int) -> None:
-        """Takes over two descriptors in non-blocking mode."""
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
@@ -173,7 +172,6 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
 
 
 async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
-    """Reads the whole output of the stream into `packed`, and seeks to the start."""
     size, tail = 0, b""
     while data := await stream.read():
         packed.write(data)

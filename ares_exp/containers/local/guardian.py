@@ -72,7 +72,6 @@ def main(directory: Path, held: int | None, command: list[str]) -> int:
 
 
 def _reap() -> dict[int, int]:
-    """Collects the ended children. Returns their exit codes by process number."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -161,7 +160,6 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
 
 
 def _empty(directory: Path) -> bool:
-    """Deletes the contents of a directory. Returns whether it is empty."""
     try:
         return not [child for child in directory.iterdir() if not _delete(child)]
     except OSError:
@@ -179,7 +177,6 @@ def _delete(path: Path) -> bool:
 
 
 def _descendants(root: int) -> set[int]:
-    """Returns the living descendants of a process."""
     children: dict[int, list[int]] = {}
     for pid in _processes():
         with contextlib.suppress(OSError):

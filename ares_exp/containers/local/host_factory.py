@@ -164,7 +164,6 @@ def is_occupied(path: str) -> bool:
 
 
 def _first_missing(path: str) -> str:
-    """Returns the topmost part of a missing path that does not exist."""
     missing = Path(path)
     while not os.path.lexists(missing.parent):
         missing = missing.parent
@@ -176,7 +175,6 @@ def _occupied(path: str) -> str:
 
 
 def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
-    """Yields the files and links on this machine that a COPY would replace."""
     into = step.target.endswith("/") or Path(step.target).is_dir()
     for source in find_sources(step, context):
         if source.is_dir():

@@ -91,7 +91,6 @@ def mount_parts(given: Iterable[MountedDirectory]) -> list[Part]:
 
 
 def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> list[Part]:
-    """Returns the parts for one entry of the host, or for its replacement in our layer."""
     ours = layer / path.relative_to("/")
     source = ours if os.path.lexists(ours) and not ours.is_dir() else path
     if source.is_symlink():

@@ -294,7 +294,6 @@ def find_isolation() -> Machine:
 
 
 def _try(bwrap: Path, *, share_processes: bool) -> str | None:
-    """Runs a program in a small container. Returns bubblewrap's message if that fails."""
     arguments = bwrap_arguments(
         [word for path in _PROGRAMS for word in _mount(path)],
         env={},

@@ -104,7 +104,6 @@ class ComposeProject:
     async def _make_images(
         self, engine: Engine, tool: ComposeTool, services: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Builds and pulls the missing images; returns the image of each service, by name."""
         images, renamed = dict[str, str](), dict[str, str]()
         for name, service in services.items():
             if service.get("build"):

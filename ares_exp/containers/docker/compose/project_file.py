@@ -102,7 +102,6 @@ def names_of(document: Mapping[str, Any]) -> list[str]:
 
 
 def _owned(thing: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a network or volume with a generated name and our labels."""
     rest = {key: value for key, value in thing.items() if key != "name"}
     return {**rest, "labels": {**_table(rest.get("labels")), **owner_labels()}}
 
@@ -138,7 +137,6 @@ def _complete_service(service: dict[str, Any], options: DockerOptions, *, closed
 
 
 def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None:
-    """Sets the memory limit of a service without one."""
     if "mem_limit" not in service:
         service["mem_limit"] = f"{memory_mb * _MiB}b"
         service["memswap_limit"] = f"{(memory_mb + swap_mb) * _MiB}b"
@@ -172,7 +170,6 @@ def _complete_main(
 
 
 def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the networks of a service, with their options."""
     if service.get("network_mode"):
         return {}
     found = service.get("networks") or {_DEFAULT: None}

@@ -151,7 +151,6 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
-    """Returns a program's version; `None` if it is not a compose program."""
     found = re.match(r"v?(\d{1,6}\.\d{1,6}(\.\d{1,6})?)", output_of(*command, "version", "--short"))
     return found[1] if found else None
 
