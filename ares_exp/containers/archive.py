@@ -27,10 +27,7 @@ def pack(source: Path, file_name: str) -> IO[bytes]:
     """Packs a host file, or the contents of a host directory, into a tar archive that the caller closes.
 
     Modes and symlinks are preserved, but a link as `source` is followed. Owner and group are root. Members of a
-    directory are named relative to it. `file_name` is the name of the only member if `source` is a file.
-
-    Raises:
-        TransferError: `source` is missing or cannot be read.
+    directory are named relative to it; `file_name` names a file. Raises `TransferError` if `source` cannot be read.
     """
     spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 (the caller closes it)
     try:
@@ -99,8 +96,7 @@ def unpack_directory(
 def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:
     """Writes the one regular file of an untrusted tar stream to the host path `target` atomically.
 
-    Raises:
-        TransferError: The archive does not start with a regular file, is too large, or is malformed.
+    Raises `TransferError` if the archive has no such file, is too large, or is malformed.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -106,8 +106,7 @@ class EgressProxy:
     async def destinations(self, host: str) -> list[IPAddress]:
         """Returns the allowed addresses of `host`, a name or an address in canonical form; at least one.
 
-        Raises:
-            RefusedError: The host is not allowed, or its name cannot be resolved.
+        Raises `RefusedError` if the host is not allowed, or its name cannot be resolved.
         """
         policy = self._policy
         literal: IPAddress | None = None
@@ -250,12 +249,9 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """The target of a proxy request.
+    """The target of a proxy request, with a canonical host.
 
-    Attributes:
-        host: Canonical DNS name or IP address.
-        port: 1 to 65535.
-        head: Bytes to send first: empty for `CONNECT`, the rewritten request for plain HTTP.
+    `head` has the bytes to send first: none for `CONNECT`, the rewritten request for plain HTTP.
     """
 
     host: str
@@ -266,9 +262,7 @@ class ProxyRequest:
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller bounds the time.
 
-    Raises:
-        RefusedError: The request is malformed or too long.
-        EOFError: The client disconnected.
+    Raises `RefusedError` if it is malformed or too long, and `EOFError` if the client disconnected.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -92,8 +92,7 @@ class ForwardedPorts:
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
         """Awaits `opening`, and returns its forwarded port or terminal, which `close` will close.
 
-        Raises:
-            ContainerDiedError: The container was stopped during the opening. No forwarded port remains.
+        Raises `ContainerDiedError` if the container was stopped during the opening. No forwarded port remains.
         """
         if self._closed:
             raise ContainerDiedError(_STOPPED_MEANWHILE)
@@ -130,9 +129,7 @@ _logger = logging.getLogger(__name__)
 def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port: int) -> socket.socket:
     """Listens at `port` of the loopback, or at one of the next ports, by calling `listen`. Blocking.
 
-    Raises:
-        PortForwardingError: All of the ports are taken.
-        OSError: `listen` failed for any other reason.
+    Raises `PortForwardingError` if all of the ports are taken, and other `OSError`s of `listen`.
     """
     for candidate in range(port, port + PORTS_TRIED):
         try:

@@ -55,11 +55,9 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of an engine's container. Blocks for a millisecond.
 
-    `pid` is its first process. If the engine runs elsewhere, another process here may have this number, so the process
-    must know the full `container_id`.
-
-    Raises:
-        OSError: The socket cannot be opened; `ProcessLookupError` if the process does not belong to the container.
+    If the engine runs elsewhere, another process here may have the number `pid` of the first process. So the process
+    must know the full `container_id`. Otherwise, raises `ProcessLookupError`, and `OSError` if the socket cannot be
+    opened.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -72,9 +70,7 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
     `namespace` is the inode of its network namespace, which distinguishes the process from a later one with its number.
-
-    Raises:
-        OSError: The socket cannot be opened; `ProcessLookupError` if another process has this number.
+    Raises `ProcessLookupError` for a later one, and `OSError` if the socket cannot be opened.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:

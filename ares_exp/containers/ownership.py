@@ -298,8 +298,7 @@ class OwnedDirectory:
 def locked(path: Path, flags: int) -> Iterator[int]:
     """Opens a file or directory with `os.open`, and holds an exclusive lock on its descriptor, which it yields.
 
-    Raises:
-        OSError: The path cannot be opened or locked; `BlockingIOError` if another process holds the lock.
+    Raises `BlockingIOError` if another process holds the lock, and `OSError` if the path cannot be locked.
     """
     descriptor = os.open(path, flags)
     try:

@@ -219,8 +219,7 @@ class MarkParser:
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
         """Yields pairs of output and the mark that follows it, `None` after the last output.
 
-        Raises:
-            ValueError: A mark is too long, so the script server did not write it.
+        Raises `ValueError` if a mark is too long, so the script server did not write it.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:

@@ -80,8 +80,7 @@ def workspace(folder: Path, purpose: str) -> Iterator[Path]:
 def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
     """Locks a file or folder of the cache in the body, after waiting for other processes and threads. Blocking.
 
-    Raises:
-        TimeoutError: The wait took longer than `timeout_sec`, or `stop` was set.
+    Raises `TimeoutError` if the wait took longer than `timeout_sec`, or `stop` was set.
     """
     deadline = time.monotonic() + timeout_sec
     with ExitStack() as stack:

@@ -74,8 +74,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
 def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: int) -> dict[str, Any]:
     """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces.
 
-    Raises:
-        UnsupportedTaskError: The task needs GPUs that the engine lacks.
+    Raises `UnsupportedTaskError` if the task needs GPUs that the engine lacks.
     """
     found: dict[str, Any] = {"pids_limit": pids_limit}
     if spec.cpus is not None:  # the engine rejects more processors than it has
@@ -93,8 +92,7 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
     """Returns the device request for `count` GPUs. Containers share GPUs: an engine always assigns its first GPUs.
 
-    Raises:
-        UnsupportedTaskError: The engine does not have enough GPUs.
+    Raises `UnsupportedTaskError` if the engine does not have enough GPUs.
     """
     from docker.types import DeviceRequest
 
@@ -113,8 +111,7 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
 def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
     """Returns a warning for each limit that the engine cannot enforce.
 
-    Raises:
-        UnsupportedTaskError: The task needs GPUs that the engine lacks.
+    Raises `UnsupportedTaskError` if the task needs GPUs that the engine lacks.
     """
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)

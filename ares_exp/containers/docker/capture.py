@@ -74,9 +74,8 @@ class Capture:
     async def run(self, objects: ObjectStore) -> Delta:
         """Reads the changes of the running container.
 
-        Raises:
-            CaptureError: The changes could not be read.
-            SnapshotUnsupportedError: The selected method cannot read the changes.
+        Raises `SnapshotUnsupportedError` if the selected method cannot read them, and `CaptureError` for other
+        failures.
         """
         async with self._one_at_a_time:
             try:
@@ -148,10 +147,7 @@ _ALL_IDS = ["0", "0", "4294967295"]
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
     """Runs `read`, which calls its argument for each path, in a thread.
 
-    After `READ_SEC`, or if the caller is cancelled, this call raises an error, which ends `read`.
-
-    Raises:
-        CaptureError: The read took longer than `READ_SEC`. Errors of `read` are also raised.
+    After `READ_SEC`, or if the caller is cancelled, this call raises `CaptureError`, which ends `read`.
     """
     given_up = threading.Event()
 
@@ -172,8 +168,7 @@ async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> di
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
     """Finds the upper directory of an inspected, running container. Blocking.
 
-    Raises:
-        SnapshotUnsupportedError: The directory cannot be read from here. The message follows "because".
+    Raises `SnapshotUnsupportedError` if it cannot be read from here. The message follows "because".
     """
     process = proc / str(inspected["State"]["Pid"])
     if not is_root_with(CAP_SYS_ADMIN, proc=proc):  # the kernel hides attributes `trusted.*` from other processes

@@ -116,12 +116,10 @@ def why_it_stays(removal: Callable[[], object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """The reason of a container's end.
+    """The reason of a container's end, as a clause that follows "The container ".
 
-    Attributes:
-        clause: Clause that follows "The container ".
-        is_outside: Whether the cause is certainly outside of the container.
-        exit_code: Exit code of the first process, if this process ended by itself.
+    `is_outside` means that the cause is certainly outside of the container. `exit_code` is the exit code of the first
+    process, if this process ended by itself.
     """
 
     clause: str
@@ -245,10 +243,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
 
     If the response is lost, the request is repeated. If the first request succeeded, the engine then reports that the
-    name is taken.
-
-    Raises:
-        AnswerLostError: The container may exist, or may still appear.
+    name is taken. Raises `AnswerLostError` if the container may exist, or may still appear.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -274,9 +269,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
     """Waits for the container whose name the engine reports as taken, and checks that it is ours. Blocking.
 
-    Raises:
-        AnswerLostError: The container does not appear.
-        EngineError: The container has another owner.
+    Raises `AnswerLostError` if it does not appear, and `EngineError` if it has another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:

@@ -58,8 +58,7 @@ class Engine:
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
         """Sends a GET request and returns the response, whatever its status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
 
-        Raises:
-            requests.exceptions.RequestException: The engine did not respond.
+        Raises `requests.exceptions.RequestException` if the engine does not respond.
         """
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
@@ -72,9 +71,7 @@ class Engine:
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Posts a request whose connection becomes a two-way byte stream.
 
-        Raises:
-            EngineError: The engine returned an error.
-            ConnectionError: The engine is gone.
+        Raises `EngineError` if the engine returns an error, and `ConnectionError` if it is gone.
         """
         reader, writer = await self._connect()
         try:
@@ -106,8 +103,7 @@ class Engine:
 async def connect(host: str | None = None) -> Engine:
     """Connects to the engine at `host`. Default: `DOCKER_HOST`, the current Docker context, or the default socket.
 
-    Raises:
-        PreflightError: The engine does not respond, or its address is not supported.
+    Raises `PreflightError` if the engine does not respond, or its address is not supported.
     """
     return await in_thread(lambda: connect_blocking(host))
 

@@ -47,9 +47,8 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
     """Returns the mounts of `spec` for the engine. Copies directories to a remote engine once. Blocking.
 
-    Raises:
-        ContainerStartError: The lock that prevents concurrent copies by other local processes is not available.
-        TransferError: A directory cannot be read.
+    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the lock of a copy is not
+    available.
     """
     from docker.types import Mount
 

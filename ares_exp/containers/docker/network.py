@@ -50,10 +50,8 @@ PROXY_ENV: Mapping[str, str] = {**_VARIABLES, **{name.upper(): value for name, v
 class NetworkOptions:
     """The network options of a factory, which modify the policies of tasks.
 
-    Attributes:
-        override: Policy that replaces all of a task's policies; `None` keeps them.
-        allowed_hosts: Additional allowed hosts.
-        extra_hosts: Names with their addresses, or `"host-gateway"`.
+    `override` replaces all policies of a task. `allowed_hosts` are added. `extra_hosts` are names with their addresses,
+    or `"host-gateway"`.
     """
 
     override: NetworkPolicy | None = None
@@ -68,8 +66,7 @@ class NetworkOptions:
 def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None) -> list[str]:
     """Checks before the start that the network of `spec` can be enforced. Returns warnings about unused options.
 
-    Raises:
-        UnsupportedTaskError: A policy is an allowlist, and no egress proxy can be created.
+    Raises `UnsupportedTaskError` if a policy is an allowlist, and no egress proxy can be created.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
     why = namespace_obstacle(host) if "allowlist" in modes else None

@@ -34,8 +34,7 @@ _reapers: dict[tuple[int, str], Reaper] = {}
 def watch_over_us(engine: Engine) -> None:
     """Starts the helper process for an engine, unless it is running. Call before creating a resource. Blocking.
 
-    Raises:
-        OSError: The helper process could not be started.
+    Raises `OSError` if it could not be started.
     """
     key = (os.getpid(), engine.host)
     with _lock:

@@ -30,8 +30,7 @@ def put(api: APIClient, container: str, source: Path, directory: str, file_name:
 def get(api: APIClient, container: str, source: str, target: Path) -> None:
     """Copies the file or directory `source` from the container to `target`. Follows links inside the container.
 
-    Raises:
-        TransferError: `source` is missing, or cannot be unpacked safely.
+    Raises `TransferError` if `source` is missing, or cannot be unpacked safely.
     """
     path = source
     for _ in range(_MAX_LINKS):

@@ -187,8 +187,7 @@ class ChunkWriter:
     def add(self, data: bytes) -> None:
         """Adds the next chunk: `CHUNK_BYTES`, unless it is the last one.
 
-        Raises:
-            CaptureError: A known secret ends in the chunk.
+        Raises `CaptureError` if a known secret ends in the chunk.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()
@@ -223,10 +222,7 @@ class ChunkWriter:
 def read_file(writer: ChunkWriter, file: int, size: int) -> tuple[str | None, ...]:
     """Returns the chunks of the first `size` bytes of an open file.
 
-    Raises:
-        CaptureError: The file contains a known secret.
-        FileChangedError: The file ended earlier.
-        OSError: The file cannot be read.
+    Raises `CaptureError` if the file contains a known secret, and `FileChangedError` if it ends earlier.
     """
     start = data_start = 0
     while start < size:
@@ -269,8 +265,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
     """Yields the content of a file in order: the bytes of each chunk, or the length of a chunk of zeros.
 
-    Raises:
-        SnapshotCorruptError: An object is missing or damaged, or has a wrong size.
+    Raises `SnapshotCorruptError` if an object is missing or damaged, or has a wrong size.
     """
     for number, digest in enumerate(entry.chunks):
         size = min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)

@@ -67,9 +67,7 @@ def unsafe(what: str, value: object) -> NoReturn:
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
     """Checks each field of one parsed entry, whose file may have at most `room` bytes, and returns the entry.
 
-    Raises:
-        SnapshotMetadataError: The value is not an entry.
-        UnsafeSnapshotError: The entry has a value that no capture produces.
+    Raises `SnapshotMetadataError` if it is not an entry, and `UnsafeSnapshotError` if no capture produces it.
     """
     if not isinstance(value, dict):
         malformed("expected an entry, found", value)
@@ -179,8 +177,7 @@ _DEFAULTS = Entry(kind="file")
 def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
     """Stores a delta, and returns the digests for `get_delta`. Similar deltas share most of their objects.
 
-    Raises:
-        CaptureError: A name, a link or an attribute contains a known secret.
+    Raises `CaptureError` if a name, a link or an attribute contains a known secret.
     """
     return objects.put_lines(encode(delta), cut_after=_ends_object)
 

@@ -66,21 +66,18 @@ def scan(
 ) -> dict[str, Entry]:
     """Reads an upper directory, and stores the contents of files in `objects`.
 
+    Returns entries by path, parents first, including `at` itself, unless it is `/`. Adds a sentence to `notes` for each
+    dropped file. Raises `CaptureError` with the path and the reason if a file cannot be read, is too large, contains a
+    known secret, or depends on data outside of `upper`.
+
     Args:
         upper: The directory.
         objects: Store for the contents.
         cache: Cache of earlier scans of the same container. Entries of removed files are dropped from it.
-        notes: List that receives a sentence for each dropped file.
+        notes: List of sentences.
         at: Mount point of the overlay in the container, to which `upper` corresponds.
         skip: Function that returns whether to exclude a path of the container and everything below.
         root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
-
-    Returns:
-        Entries by path, parents first. They include `at` itself, unless it is `/`.
-
-    Raises:
-        CaptureError: A file cannot be read, is too large, contains a known secret, or depends on data outside of
-            `upper`. The message gives the path and the reason.
     """
     try:
         root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -40,9 +40,7 @@ def compressed(data: bytes) -> bytes:
 def read_frame(path: Path, max_bytes: int) -> bytes:
     """Reads the content of a frame.
 
-    Raises:
-        SnapshotCorruptError: The file is missing or damaged.
-        UnsafeSnapshotError: The content is larger than `max_bytes`.
+    Raises `SnapshotCorruptError` if the file is damaged, and `UnsafeSnapshotError` if it has more than `max_bytes`.
     """
     from ares_exp.containers.filesystem.zstd import zstd
 

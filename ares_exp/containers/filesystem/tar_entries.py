@@ -70,18 +70,9 @@ def read_tar(
 ) -> dict[str, Entry]:
     """Reads an archive (ustar, GNU or PAX, including sparse files and `SCHILY.xattr.*`) to its end.
 
-    Args:
-        file: Uncompressed archive.
-        objects: Store for the contents.
-        notes: List that receives a sentence for each dropped file.
-        skip: Function that returns whether to exclude a path.
-
-    Returns:
-        Entries by path, parents first, without deletions, and without directories that the archive lacks.
-
-    Raises:
-        CaptureError: The archive is malformed or ends early, is too large, leads out of its root, or a file contains a
-            known secret.
+    Returns entries by path, parents first, without deletions, and without directories that the archive lacks. Excludes
+    paths for which `skip` returns true. Adds a sentence to `notes` for each dropped file. Raises `CaptureError` if the
+    archive is malformed or ends early, is too large, leads out of its root, or contains a known secret.
     """
     stream = _BoundedStream(file, 2 * MAX_BYTES + 2**30)
     reader = _Reader(objects, notes, skip)

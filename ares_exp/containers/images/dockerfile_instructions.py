@@ -32,13 +32,9 @@ _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
 
 
 class HereDocument(NamedTuple):
-    """A here-document of an instruction.
+    """A here-document of an instruction: the word that ends it, and its unchanged lines with their line breaks.
 
-    Attributes:
-        name: Word that ends it.
-        strips_tabs: Whether leading tabs of its lines are ignored (`<<-`).
-        body: Its unchanged lines, each with its line break.
-        has_end: Whether it has an end line.
+    `strips_tabs` means that leading tabs of its lines are ignored (`<<-`).
     """
 
     name: str

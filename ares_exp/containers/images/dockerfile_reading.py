@@ -96,11 +96,8 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
     """Reads the Dockerfile at `path`.
 
     `refusal` is the message for an unsupported instruction, with a suggested fix; `{}` is replaced with the
-    instruction.
-
-    Raises:
-        UnsupportedTaskError: An instruction cannot be applied in a running container.
-        TaskError: The Dockerfile is missing or malformed.
+    instruction. Raises `UnsupportedTaskError` for such an instruction, and `TaskError` if the file is missing or
+    malformed.
     """
     reader = _Reader(path, base, refusal)
     for instruction in instructions(read_text(path)):
@@ -307,8 +304,7 @@ _TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Rewrites `${name:-default}` and `${name:+other}` as plain variables, and returns the text and its variables.
 
-    Raises:
-        ValueError: The text contains another form of substitution.
+    Raises `ValueError` for another form of substitution.
     """
     known = dict(variables)
 

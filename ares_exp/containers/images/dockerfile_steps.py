@@ -37,8 +37,7 @@ def check_sources(dockerfile: Dockerfile, context: Path) -> None:
 def find_sources(step: CopyStep, context: Path) -> list[Path]:
     """Finds the files and directories of the context that a COPY names, in order, with links resolved.
 
-    Raises:
-        TaskError: A source is missing, or leads out of the context.
+    Raises `TaskError` if a source is missing, or leads out of the context.
     """
     found = [path.resolve() for source in step.sources for path in match_source(source, context, step.line)]
     if len(found) > 1 and not step.target.endswith("/"):
@@ -52,8 +51,7 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
 def match_source(source: str, context: Path, line: int) -> list[Path]:
     """Finds the paths below `context.resolve()` that match one source of a COPY on a line.
 
-    Raises:
-        TaskError: No path matches, or a path leads out of the context, directly or through a link.
+    Raises `TaskError` if no path matches, or a path leads out of the context, directly or through a link.
     """
     root = context.resolve()
     pattern = posixpath.normpath(source.lstrip("/"))
@@ -98,12 +96,7 @@ def names_not_ignored(context: Path) -> set[str] | None:
 
 
 async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:
-    """Applies one step.
-
-    Raises:
-        ContainerStartError: The command failed. The message has the line and the end of the command's output.
-        ContainerError: The container failed.
-    """
+    """Applies one step. Raises `ContainerStartError` with the end of its output if a command failed."""
     if isinstance(step, RunStep):
         command = f"exec {shlex.join(step.argv)}"
         result = await run(command, env=step.env, cwd=step.workdir, user=step.user)

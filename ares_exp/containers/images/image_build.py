@@ -31,12 +31,8 @@ _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
     """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
 
-    Calls `connect` only if the file needs BuildKit.
-
-    Raises:
-        TaskError: The file cannot be read.
-        UnsupportedTaskError: BuildKit is missing. The message has the line, the feature and a suggested fix.
-        PreflightError: No engine responds.
+    Calls `connect` only if the file needs BuildKit. Raises `UnsupportedTaskError` with the line, the feature and a
+    suggested fix, `TaskError` if the file cannot be read, and `PreflightError` if no engine responds.
     """
     found = find_buildkit_feature(read_text(dockerfile))
     if found is None or find_buildkit(engine := connect()) is not None:
@@ -78,11 +74,8 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
 def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
     """Builds the image of `context_dir`. Blocking.
 
-    When the demand ends, a build with BuildKit is killed. The engine does not stop a classic build.
-
-    Raises:
-        ContainerStartError: The build failed. The message has the error and the end of the output.
-        WorkAbandoned: The demand ended.
+    When the demand ends, kills a build with BuildKit and raises `WorkAbandoned`. The engine does not stop a classic
+    build. Raises `ContainerStartError` with the end of the output if the build fails.
     """
     last = collections.deque[str](maxlen=_LAST_LINES)
     cli = find_buildkit(engine)

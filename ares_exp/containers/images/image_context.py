@@ -35,11 +35,7 @@ class LocalSource:
 
 
 def local_sources(instruction: Instruction) -> list[LocalSource]:
-    """Returns the sources of an instruction in the context; `.` for a source with a variable.
-
-    Raises:
-        TaskError: The instruction's words cannot be split.
-    """
+    """Returns the sources of an instruction in the context; `.` for a source with a variable."""
     flags, rest = split_flags(instruction.value)
     if instruction.name == "RUN":
         patterns = [source for name, setting in flags if name == "mount" for source in _mounted(setting)]
@@ -71,10 +67,8 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
     """Finds the files to send to the builder, by their names in the context, whose `.dockerignore` applies. Blocking.
 
-    Raises:
-        TaskError: A source is missing.
-        UnsupportedTaskError: A source leads out of the context, or cannot be uploaded unchanged: a link in a directory,
-            an empty directory, a device, a name that is not UTF-8.
+    Raises `TaskError` if a source is missing, and `UnsupportedTaskError` if one leads out of the context, or cannot be
+    uploaded unchanged: a link in a directory, an empty directory, a device, a name that is not UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)
@@ -132,8 +126,7 @@ def _lost(what: str) -> UnsupportedTaskError:
 def find_directory(directory: Path) -> Mapping[str, Path]:
     """Finds all files of a directory by their names in it, to send them to the builder. Blocking.
 
-    Raises:
-        UnsupportedTaskError: A file cannot be uploaded unchanged: a link, an empty directory, a name that is not UTF-8.
+    Raises `UnsupportedTaskError` if a file cannot be uploaded unchanged, as `find_files` does.
     """
     found: dict[str, Path] = {}
     for child in sorted(directory.iterdir()):

@@ -66,13 +66,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """The files that a Dockerfile needs from its context.
+    """The files that a Dockerfile needs from its context, by name, and the first line that needs a file.
 
-    Attributes:
-        first_line: First line that needs a file.
-        files: Files for the object store: names in the context, and local paths.
-        not_stored: Reason why the object store cannot store them; `None` if it can.
-        not_after: Reason why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
+    `not_stored` is the reason why the object store cannot store them, and `not_after` the reason why the rest of the
+    Dockerfile cannot be applied in a running sandbox. `None` if it can.
     """
 
     first_line: int
@@ -118,17 +115,10 @@ class ImagePlan:
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
         """Returns the plan in which the service builds everything, with files in its object store. Blocking.
 
-        Local directories then become the last layers of the image. A directory that the store would change is excluded.
-        If the Dockerfile uses files, all are excluded, because `COPY .` would copy them.
-
-        Args:
-            directory: Empty directory for copies of the files. It must exist until the sandbox is created.
-            mounts: Local directories.
-
-        Raises:
-            UnsupportedTaskError: The task needs files that the store would change, and cannot be finished after the
-                start.
-            ContainerStartError: The files could not be copied.
+        The files are copied to the empty `directory`, which must exist until the sandbox is created. Without files, the
+        `mounts` become the last layers of the image, except for directories that the store would change. With files,
+        `COPY .` would copy them. Raises `UnsupportedTaskError` if the task needs files that the store would change, and
+        cannot be finished after the start.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
             return self.after_start()
@@ -144,8 +134,7 @@ class ImagePlan:
     def after_start(self) -> ImagePlan:
         """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
 
-        Raises:
-            UnsupportedTaskError: The rest cannot be applied in a running sandbox.
+        Raises `UnsupportedTaskError` if the rest cannot be applied in a running sandbox.
         """
         if self.local is None:
             return self
@@ -200,12 +189,9 @@ class ImagePlan:
 def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
     """Creates the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
 
-    `snapshot` names a snapshot of the service to start from, instead of the task's image.
-
-    Raises:
-        UnsupportedTaskError: The task needs several services, or a feature that neither the service's builder nor a
-            running sandbox supports.
-        TaskError: The task has neither an image nor a Dockerfile, or the Dockerfile is malformed.
+    `snapshot` names a snapshot of the service to start from, instead of the task's image. Raises `UnsupportedTaskError`
+    if the task needs several services, or a feature that neither the service's builder nor a running sandbox supports,
+    and `TaskError` if its Dockerfile is missing or malformed.
     """
     if spec.compose_file is not None:
         raise UnsupportedTaskError(

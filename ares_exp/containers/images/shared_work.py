@@ -120,9 +120,7 @@ def _forget(key: str, shared: _Shared) -> None:
 def work_lock(name: str, demand: Demand) -> Iterator[None]:
     """Holds a lock with a name that this user's processes share. The kernel releases it if its holder ends. Blocking.
 
-    Raises:
-        WorkAbandoned: The demand ended first.
-        ContainerStartError: The lock file cannot be opened or locked.
+    Raises `WorkAbandoned` if the demand ends first, and `ContainerStartError` if the lock file cannot be used.
     """
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
     path = Path(tempfile.gettempdir()) / f"ares_exp-lock-{os.geteuid()}-{digest}"

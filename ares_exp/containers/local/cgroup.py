@@ -55,12 +55,9 @@ exit $works
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a container; `None` is unlimited.
+    """The limits of a container; `None` is unlimited. `cpus` may be a fraction; `pids` includes threads.
 
-    Attributes:
-        cpus: Number of processors; may be a fraction.
-        memory_mb: MiB of memory and swap, including the container's files if they are in memory.
-        pids: Number of processes and threads.
+    `memory_mb` bounds memory and swap in MiB, including the container's files if they are in memory.
     """
 
     cpus: float | None = None

@@ -358,9 +358,8 @@ class LocalContainer(Container):
 def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
     """Reads the task's Dockerfile and checks the sources of its COPYs. Returns `None` for a spec without a Dockerfile.
 
-    Raises:
-        UnsupportedTaskError: The task needs GPUs, a compose file, an image, or an unsupported user or instruction.
-        TaskError: The Dockerfile is missing or malformed.
+    Raises `UnsupportedTaskError` if the task needs something that the backend lacks, and `TaskError` if the Dockerfile
+    is missing or malformed.
     """
     if spec.gpus:
         raise UnsupportedTaskError(

@@ -107,8 +107,7 @@ class ContainerDirectory(OwnedDirectory):
     def prepare(self, work: Callable[[Path], _T]) -> _T:
         """Runs `work` with the path of the directory, which is not removed in the meantime. Blocking.
 
-        Raises:
-            FileNotFoundError: The directory has been removed.
+        Raises `FileNotFoundError` if the directory has been removed.
         """
         with self._mutex:
             if self._lock < 0:
@@ -221,12 +220,9 @@ _REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The storage of containers' files.
+    """The parent of the directories of containers, and whether their files are in memory.
 
-    Attributes:
-        folder: Parent of the containers' directories.
-        in_memory: Whether their files are in memory.
-        is_readable: Whether the files are in this directory, and not in a tmpfs that only the container sees.
+    If `is_readable` is false, the files are in a tmpfs that only the container sees.
     """
 
     folder: Path

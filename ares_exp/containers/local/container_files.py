@@ -164,12 +164,8 @@ class ContainerFiles:
     def make(self, changes: StoredChanges | None = None) -> None:
         """Creates the initial files of the container, with `changes` from `capture` of another container.
 
-        Raises:
-            SnapshotMismatchError: The changes belong to another base.
-            UnsafeSnapshotError: The changes include files outside of the container.
-            RestoreError: The changes could not be written, or differ when read back.
-            SnapshotCorruptError: The content of a file is missing or damaged.
-            OSError: A directory cannot be created.
+        Raises `SnapshotMismatchError` if the changes belong to another base, `UnsafeSnapshotError` if they include
+        files outside of the container, and other `SnapshotError`s or `OSError` if they cannot be written.
         """
         for path in self._works.values():
             _make_directory(path)
@@ -199,8 +195,7 @@ class ContainerFiles:
     def capture(self, objects: ObjectStore) -> Delta:
         """Returns the differences from the files of a new container.
 
-        Raises:
-            CaptureError: A file could not be read, or a directory above a mount point was moved.
+        Raises `CaptureError` if a file could not be read, or a directory above a mount point was moved.
         """
         notes: list[str] = []
         found = self._scan(objects, notes)

@@ -156,8 +156,7 @@ class ContainerProcess:
     async def launch(cls, how: Launch) -> ContainerProcess:
         """Starts the first process and waits until it responds. The caller bounds the time.
 
-        Raises:
-            ContainerStartError: The process did not start. The message has the output of bubblewrap.
+        Raises `ContainerStartError` with the output of bubblewrap if the process does not start.
         """
         started = cls._spawn(how)
         try:
@@ -223,12 +222,7 @@ class ContainerProcess:
     async def open_terminal(
         self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
     ) -> Terminal:
-        """Starts a login shell on a terminal in the container.
-
-        Raises:
-            ContainerDiedError: The container has ended, or does not respond.
-            ContainerError: The container has no such user.
-        """
+        """Starts a login shell on a terminal in the container. Raises the same errors as `open_shell`."""
         from ares_exp.containers.terminal import FIND_SHELL, TERM
 
         try:
@@ -266,9 +260,7 @@ class ContainerProcess:
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
 
-        Raises:
-            ContainerDiedError: The container has ended, or does not respond.
-            ContainerError: The container has no such user.
+        Raises `ContainerError` if the container has no such user, and `ContainerDiedError` if it does not respond.
         """
         name = str(user)
         if not _USER.fullmatch(name):

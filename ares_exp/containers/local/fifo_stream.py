@@ -121,11 +121,8 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 async def send(stream: FifoStream, source: Path, target: str) -> None:
     """Copies a host file to the container's path `target`, or the contents of a host directory into it.
 
-    The stream is a new shell of the container's root, and cannot be used afterwards.
-
-    Raises:
-        TransferError: The copy failed. The message gives the path and the reason.
-        OSError: The stream broke.
+    The stream is a new shell of the container's root, and cannot be used afterwards. Raises `TransferError` with the
+    path and the reason if the copy fails, and `OSError` if the stream breaks.
     """
     directory, name = (target, "") if source.is_dir() else posixpath.split(target)
     with await in_thread(lambda: archive.pack(source, name)) as packed:
@@ -150,11 +147,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
     """Copies a file from the container to the host path `target`, or the contents of a directory into it.
 
-    The stream is a new shell of the container's root, and cannot be used afterwards.
-
-    Raises:
-        TransferError: The copy failed, for example because `source` is missing. The message gives the reason.
-        OSError: The stream broke.
+    The stream and the errors are those of `send`.
     """
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"

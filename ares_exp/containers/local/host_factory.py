@@ -60,10 +60,9 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory that the task fills, which must be missing or empty. `settle` creates it.
+        """Reserves a directory that the task fills, and that `settle` creates if it is missing.
 
-        Raises:
-            ContainerStartError: The path exists and is not an empty directory.
+        Raises `ContainerStartError` if the path exists and is not an empty directory.
         """
         if is_occupied(path):
             raise ContainerStartError(f"{_occupied(path)}.")
@@ -86,10 +85,8 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records the paths that an upload will create, and creates the topmost missing part of each path.
 
-        Returns the files that it has created. The upload replaces them; then, `renew` must be called.
-
-        Raises:
-            TransferError: A directory above `target` cannot be created.
+        Returns the files that it has created. The upload replaces them; then, `renew` must be called. Raises
+        `TransferError` if a directory above `target` cannot be created.
         """
         try:
             with self._lock:

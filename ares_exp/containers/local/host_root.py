@@ -60,12 +60,10 @@ class Part:
 
 
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
-    """Returns the parts of the container's root directory, parents first.
+    """Returns the parts of the container's root directory, parents first, with a `layer` from `write_layer`.
 
-    Args:
-        layer: Directory filled by `write_layer`.
-        privileged: Whether an overlay may be mounted over a directory with other mounts below it. This is not allowed
-            in a user namespace, where such a directory is rebuilt entry by entry.
+    Only a `privileged` process may mount an overlay over a directory with other mounts below it. In a user namespace,
+    such a directory is rebuilt entry by entry.
     """
     parts = [Part("directory", path) for path in _EMPTY]
     parts += [Part("directory", path, mode=0o1777) for path in _SHARED]
@@ -119,12 +117,7 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Fills `layer` with the files that differ from the host's files.
-
-    Args:
-        layer: An empty directory, readable only by us.
-        share_network: Whether the container needs the host's name servers.
-    """
+    """Fills an empty directory, readable only by us, with the files that differ from the host's files."""
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
             _mirror(Path("/usr", name), layer / "usr" / name)

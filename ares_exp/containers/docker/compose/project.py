@@ -71,9 +71,7 @@ class ComposeProject:
     async def start(self, engine: Engine) -> None:
         """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds the time.
 
-        Raises:
-            ContainerStartError: A service or the compose program failed. The message names the service or the error.
-            UserError: The file is malformed or violates the security policy, or no compose program is installed.
+        Raises `ContainerStartError` if a service or the compose program fails, and other `UserError`s for the file.
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
@@ -235,8 +233,7 @@ def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
 async def is_ready(engine: Engine, project: str) -> bool:
     """Returns whether each service is running and healthy, or, except for `main`, has exited with 0.
 
-    Raises:
-        ContainerStartError: A service has failed or is unhealthy. The message has its name and the end of its output.
+    Raises `ContainerStartError` if one has failed. The message has its name and the end of its output.
     """
     found = await in_thread(lambda: _states(engine.api, project), abandon=True)
     for one in found:

@@ -60,10 +60,6 @@ def complete(
         options: Settings that do not depend on the task.
         images: Image of each service, by name.
         capabilities: The engine's capabilities.
-
-    Raises:
-        UnsupportedTaskError: The task needs GPUs that the engine lacks.
-        ContainerStartError: The service `main` is missing, or has several containers.
     """
     closed = is_closed(spec.network, options)
     whole = copy.deepcopy(dict(document))

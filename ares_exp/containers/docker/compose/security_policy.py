@@ -52,10 +52,8 @@ _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
 def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Applies the policy to a task's compose file as written. Returns warnings about ignored keys. Blocking.
 
-    Raises:
-        UnsupportedTaskError: The file violates the policy, or refers to a variable that is not filled in; see
-            `refuse_obeyed`.
-        TaskError: The file cannot be read, or is not a compose file.
+    Raises `UnsupportedTaskError` if the file violates the policy or `refuse_obeyed` rejects it, and `TaskError` if it
+    cannot be read, or is not a compose file.
     """
     path = spec.compose_file
     assert path is not None
@@ -82,9 +80,7 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
     """Rejects a document that violates the policy, as written or as printed by the compose program. Blocking.
 
-    Raises:
-        UnsupportedTaskError: The document violates the policy. The message names every key that does.
-        TaskError: The file does not have the form of a compose file.
+    Raises `UnsupportedTaskError` with all keys that violate it, or `TaskError` if the file is not a compose file.
     """
     if options.compose_trusted:
         return

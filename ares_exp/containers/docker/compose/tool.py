@@ -60,8 +60,7 @@ class ComposeTool:
     ) -> Answer:
         """Runs the program. Kills it with its children if the caller is cancelled or this process is killed.
 
-        Raises:
-            ContainerStartError: The program could not be started, or printed more than `_MAX_ANSWER_BYTES`.
+        Raises `ContainerStartError` if it does not start, or prints more than `_MAX_ANSWER_BYTES`.
         """
         life, held = os.pipe()
         process: asyncio.subprocess.Process | None = None
@@ -125,8 +124,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 def find_compose() -> ComposeTool:
     """Finds the compose program, once per environment. Blocking, usually for less than a second.
 
-    Raises:
-        PreflightError: No compose program is installed, or only an old one.
+    Raises `PreflightError` if no compose program is installed, or only an old one.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
@@ -165,12 +163,9 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that refers to variables of the task that also control programs on this machine.
+    """Raises `UnsupportedTaskError` if a file has variables of the task that control programs on this machine.
 
     The compose program does not get such variables, so it cannot fill them in. Containers may still have them.
-
-    Raises:
-        UnsupportedTaskError: The file uses such variables. The message names them.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:
