@@ -205,7 +205,7 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     if death is None and not events:  # an engine forgets its log when it ends, and a death is the last event
         return ExitReason("is gone: its engine was restarted", is_outside=True)
     if death is None:
-        return _inside("is gone: its first process ended, or it was removed from outside")
+        return ExitReason("is gone: its first process ended, or it was removed from outside", is_outside=False)
     exit_code = int(death["Actor"]["Attributes"]["exitCode"])
     signals = [event["Actor"]["Attributes"]["signal"] for event in events if event["Action"] == "kill"]
     if signals and signals[-1] == str(exit_code - _BY_SIGNAL):
@@ -213,12 +213,8 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
         return ExitReason(clause, is_outside=True)
     recent = death["timeNano"] - _OOM_BEFORE_DEATH_NS
     if exit_code == _BY_SIGNAL + 9 and any(e["Action"] == "oom" and e["timeNano"] > recent for e in events):
-        return _inside("was killed for using more memory than its limit (memory_mb)")
+        return ExitReason("was killed for using more memory than its limit (memory_mb)", is_outside=False)
     return ExitReason(f"ended with exit code {exit_code}", is_outside=False, exit_code=exit_code)
-
-
-def _inside(clause: str) -> ExitReason:
-    return ExitReason(clause, is_outside=False)
 
 
 APPEARS_WITHIN_SEC = 5.0

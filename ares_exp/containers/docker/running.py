@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 
+_TERMINAL_SEC = 30.0
 _HANG_UP_SEC = 10.0
 _NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing in the image"
 _logger = logging.getLogger(__name__)
@@ -147,6 +149,7 @@ class RunningContainer:
 
     async def open_terminal(self, *, columns: int, lines: int, user: User | None, env: Mapping[str, str]) -> Terminal:
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
+        failures: tuple[type[Exception], ...] = (*engine_errors(), ValueError)
         self.raise_if_closed()
         try:
             created = await in_thread(
@@ -165,14 +168,17 @@ class RunningContainer:
             connection = await engine.hijack(f"/exec/{created['Id']}/start", size)
             try:
                 await in_thread(lambda: engine.api.exec_resize(created["Id"], height=lines, width=columns))
+                async with asyncio.timeout(_TERMINAL_SEC):
+                    pid = int(await connection[0].readline())
             except BaseException:
                 connection[1].close()
                 raise
-        except engine_errors() as error:
-            failure = ContainerError(f"No terminal could be opened in the {self._what}: {reason(error)}.")
+        except failures as error:
+            why = "its shell does not start" if isinstance(error, TimeoutError | ValueError) else reason(error)
+            failure = ContainerError(f"No terminal could be opened in the {self._what}: {why}.")
             await self.raise_if_dead(failure)
             raise failure from error
-        return await DockerTerminal.started(*connection, hang_up=self._hang_up)
+        return DockerTerminal(*connection, hang_up=lambda: self._hang_up(pid))
 
     async def _hang_up(self, pid: int) -> None:
         """Ends the shell of a terminal. The shell first gets SIGHUP, which it passes on to its jobs."""

@@ -10,12 +10,10 @@ from typing import BinaryIO, TypeVar
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.docker.engine import Engine, in_thread
-from ares_exp.errors import ContainerError
 
 _CHUNK_BYTES = 256 * 1024
 _STDOUT = 1
 
-_START_SEC = 30.0
 _DRAIN_SEC = 10.0
 _T = TypeVar("_T")
 
@@ -64,42 +62,13 @@ class DockerTerminal:
     """A `Terminal` over a connection from `Engine.hijack`, without frames in both directions."""
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        pid: int,
-        hang_up: Callable[[int], Awaitable[None]],
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_up: Callable[[], Awaitable[None]]
     ) -> None:
         """Takes over a connection. `hang_up` ends the shell, which the engine keeps running after a disconnect."""
         self._reader = reader
         self._writer = writer
-        self._pid = pid
         self._hang_up = hang_up
         self._closed = False
-
-    @classmethod
-    async def started(
-        cls,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        hang_up: Callable[[int], Awaitable[None]],
-    ) -> DockerTerminal:
-        """Takes over the connection of a shell that prints its process number first.
-
-        Raises:
-            ContainerError: The shell does not print a number.
-        """
-        try:
-            async with asyncio.timeout(_START_SEC):
-                line = await reader.readline()
-            return cls(reader, writer, int(line), hang_up)
-        except (OSError, ValueError) as error:
-            writer.close()
-            raise ContainerError("No terminal could be opened in the container: its shell does not start.") from error
-        except BaseException:
-            writer.close()
-            raise
 
     async def read(self) -> bytes:
         return await self._reader.read(_CHUNK_BYTES)
@@ -112,7 +81,7 @@ class DockerTerminal:
         if not self._closed:
             self._closed = True
             self._writer.close()
-            await self._hang_up(self._pid)
+            await self._hang_up()
 
 
 async def run_program(

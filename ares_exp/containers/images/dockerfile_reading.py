@@ -235,13 +235,10 @@ class _Reader:
         argv = json_words(command) or run_words(command, self.documents, self.shell)
         self.steps.append(RunStep(self.line, argv, {**self.args, **self.env}, self.workdir, self.user))
 
-    def _on_copy(self, value: str) -> None:
-        self._add_copy("COPY", value)
-
     def _on_add(self, value: str) -> None:
-        self._add_copy("ADD", value)
+        self._on_copy(value, "ADD")
 
-    def _add_copy(self, instruction: str, value: str) -> None:
+    def _on_copy(self, value: str, instruction: str = "COPY") -> None:
         flags, rest = split_flags(value)
         if self.documents:
             raise self._refusal(f"{instruction} with a here-document")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ares_exp.containers.local.isolation import mounts
+from ares_exp.containers.local.isolation import mounts, run_detached
 from ares_exp.containers.ownership import owner_mark
 
 RECORD = "cgroups"
@@ -279,17 +279,8 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _works(path: CgroupPath, controller: Controller) -> bool:
     group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
-    nothing = subprocess.DEVNULL
+    probe = ["/bin/sh", "-c", _PROBE, "sh", group, _LIMIT_FILES[path.unified][controller]]
     try:
-        subprocess.run(
-            ["/bin/sh", "-c", _PROBE, "sh", group, _LIMIT_FILES[path.unified][controller]],
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-            start_new_session=True,
-            timeout=_PROBE_SEC,
-            check=True,
-        )
+        return run_detached(probe, _PROBE_SEC).returncode == 0
     except (OSError, subprocess.SubprocessError):
         return False
-    return True

@@ -22,7 +22,6 @@ from ares_exp.containers.container import (
     Shell,
     User,
     bounded_start,
-    refuse_second_start,
 )
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -121,9 +120,8 @@ class LocalContainer(Container):
             TaskError: The task is not supported; see `LocalContainerFactory.check`.
             SnapshotError: The captured files do not match this host, or could not be written.
         """
-        refuse_second_start(started=self._directory is not None or self._stopped)
-        what = f"The local container of {self._spec.name}"
-        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop):
+        what, started = f"The local container of {self._spec.name}", self._directory is not None or self._stopped
+        async with bounded_start(what, self._spec.start_timeout_sec, started=started, stop=self.stop):
             try:
                 await self._start()
             except OSError as error:

@@ -28,7 +28,13 @@ from typing import TypeVar
 from ares_exp.containers import ownership
 from ares_exp.containers.local.cgroup import PROBE_PREFIX, RECORD, find_groups, remove_group, remove_groups
 from ares_exp.containers.local.guardian import MADE, end_marked, remove_made
-from ares_exp.containers.local.isolation import filesystem_type, find_bwrap, is_privileged, user_namespace
+from ares_exp.containers.local.isolation import (
+    filesystem_type,
+    find_bwrap,
+    is_privileged,
+    run_detached,
+    user_namespace,
+)
 from ares_exp.containers.ownership import (
     Leftover,
     OwnedDirectory,
@@ -48,6 +54,7 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _IN_MEMORY = Path("/dev/shm")
 _DELETE_SEC = 300.0
+_START_SEC = 10.0
 
 # An ordinary user may not enter directories that a container's root closed, or that the kernel closes per overlay.
 _REMOVE = """
@@ -128,19 +135,8 @@ def _prefix(pid: int, folder: Path) -> str:
     """Returns the name prefix of our directories in `folder`. Starts the shell that deletes them if we die."""
     prefix = f"{name_prefix(PURPOSE)}{owner_mark()}-{secrets.token_hex(4)}-"
     theirs, ours = os.pipe()  # ours stays open until we end; no child program inherits it
-    nothing = subprocess.DEVNULL
     try:
-        subprocess.run(
-            ["/bin/sh", "-c", _HEIR, "sh", folder, prefix],
-            stdin=theirs,
-            stdout=nothing,
-            stderr=nothing,
-            env={"PATH": os.defpath},
-            cwd="/",
-            start_new_session=True,
-            timeout=10,
-            check=True,
-        )
+        run_detached(["/bin/sh", "-c", _HEIR, "sh", folder, prefix], _START_SEC, stdin=theirs).check_returncode()
     except BaseException as error:
         os.close(ours)
         if isinstance(error, subprocess.SubprocessError):
@@ -170,13 +166,7 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
     if not remove_groups(path):
         return False  # a later clean-up finds the groups through the directory
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            ["/bin/sh", "-c", f'{_REMOVE}remove "$1"', "sh", path],
-            stdin=subprocess.DEVNULL,
-            env={"PATH": os.defpath},
-            timeout=_DELETE_SEC,
-            check=False,
-        )
+        run_detached(["/bin/sh", "-c", f'{_REMOVE}remove "$1"', "sh", path], _DELETE_SEC)
     return not path.exists()
 
 
@@ -268,14 +258,5 @@ def _replaces_a_directory(bwrap: Path, directory: Path) -> bool:
     namespace = user_namespace(privileged=is_privileged())
     words: list[str | Path] = [bwrap, *namespace, "--die-with-parent", "--ro-bind", "/", "/"]
     words += ["--overlay-src", lower, "--overlay", upper, work, merged, "--", "/bin/sh", "-c", _REPLACE, "sh", merged]
-    subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={"PATH": os.defpath},
-        start_new_session=True,
-        timeout=_PROBE_SEC,
-        check=False,
-    )
+    run_detached(words, _PROBE_SEC)
     return os.getxattr(upper / "below", "user.overlay.opaque") == b"y"

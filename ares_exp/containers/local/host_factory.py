@@ -215,6 +215,8 @@ class HostContainerFactory(ContainerFactoryBase):
     has_terminals = True
     forwards_ports = True
     harmless_options = frozenset({"shell"})
+    is_isolated = False
+    max_containers = 1
 
     @pydantic.validate_call
     def __init__(self, *, shell: Shell = "bash -c") -> None:
@@ -233,14 +235,6 @@ class HostContainerFactory(ContainerFactoryBase):
     @property
     def options(self) -> dict[str, Any]:
         return {"shell": self._shell}
-
-    @property
-    def is_isolated(self) -> bool:
-        return False
-
-    @property
-    def max_containers(self) -> int:
-        return 1
 
     async def preflight(self) -> None:
         """Checks that commands can run as root on this machine, and removes leftovers of killed runs.

@@ -19,7 +19,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -235,6 +235,23 @@ def bwrap_arguments(
     ]
 
 
+def run_detached(
+    command: Sequence[str | Path], seconds: float, *, stdin: int = subprocess.DEVNULL, stderr: int = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a program without our environment and terminal, for at most `seconds`."""
+    return subprocess.run(
+        command,
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env={"PATH": os.defpath},
+        cwd="/",
+        start_new_session=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
 def user_namespace(*, privileged: bool) -> list[str]:
     """Returns the arguments that allow an ordinary user to mount, as root in a namespace without other users."""
     return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]
@@ -300,16 +317,7 @@ def _try(bwrap: Path, *, share_processes: bool) -> str | None:
         privileged=is_privileged(),
         share_processes=share_processes,
     )
-    done = subprocess.run(
-        [bwrap, *arguments, "--", "/bin/sh", "-c", ":"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={"PATH": os.defpath},
-        start_new_session=True,
-        timeout=_PROBE_SEC,
-        check=False,
-    )
+    done = run_detached([bwrap, *arguments, "--", "/bin/sh", "-c", ":"], _PROBE_SEC, stderr=subprocess.PIPE)
     said = done.stderr.decode(errors="replace").strip()[-500:]
     return None if done.returncode == 0 else said or f"bubblewrap ended with status {done.returncode}"
 
