@@ -92,6 +92,7 @@ attach() {
 echo ready
 exec >/dev/null 2>&1
 trap 'exec /bin/bash CHANNELS/serve' EXIT  # a bash that cannot fork gives up
+kill -s CHLD $$  # without a fork, reaps processes that ended during this exec, and still count as processes
 while read -r id environment user; do attach "$id" "$environment" "$user" & done
 trap - EXIT
 """.replace("SEARCH_PATH", SEARCH_PATH).replace("MARK", guardian.MARK)
