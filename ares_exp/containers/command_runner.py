@@ -322,12 +322,11 @@ class CommandRunner:
             open_stream: Function that opens one shell.
             workdir: Default directory of commands and base of relative `cwd`s. `None`: the start directory of the
                 shells.
-            starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
-                container engines do.
+            starts_there: Whether shells start in `workdir` even for a user who cannot enter it, as in container
+                engines.
             try_again: Called with the message of a shell that could not start. Returns whether to try again.
             shell: Default shell of commands.
-            default_user: User of shells that are opened as `None`. Commands of this user share them. `None`: root, for
-                whom no shells are shared.
+            default_user: User of shells that are opened as `None`, shared by commands of this user. `None`: root.
         """
         self._workdir = workdir
         self._starts_there = starts_there

@@ -172,12 +172,8 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
     """Returns whether the owner of a resource is certainly dead and had our user. An unknown owner counts as alive.
 
     An owner is certainly dead if its process is missing in our pid namespace, or if this machine has rebooted since.
-    Blocking on macOS, where it runs `ps`.
-
-    Args:
-        labels: The labels of the resource.
-        since_boot: Whether to ignore reboots. Set for resources outside this machine, because cloned machines have the
-            same names, but different boots.
+    `since_boot` ignores reboots, for resources outside this machine, because cloned machines have the same names, but
+    different boots. Blocking on macOS, where it runs `ps`.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False

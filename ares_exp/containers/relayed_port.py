@@ -327,10 +327,6 @@ async def open_relayed_port(
         lease_sec: Number of seconds without a frame from this process after which the relay ends, for a backend whose
             shells outlive this process. 0: the relay ends only with its stdin.
         remedy: Further advice if the image has no interpreter, appended to the advice to add one.
-
-    Raises:
-        PortForwardingError: The image has no interpreter, or all ports are taken.
-        ContainerError: `open_shell` failed.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)

@@ -99,14 +99,12 @@ def command_script(
         key: Key of the channel.
         info: Shell of the channel.
         command: Shell source text.
-        exec_id: Id by which the kill script finds the command's processes.
-        cwd: Working directory; `None` means the directory of the channel's shell.
-        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered. This
-            allows a command to recreate a removed working directory.
-        env: Variables to export.
-        shell: Shell of the command.
-        stderr: Number of a process in the container whose stdout receives the command's stderr; `None` merges stderr
-            into stdout.
+        exec_id: Random hex digits that identify the processes of the command.
+        cwd: Working directory; `None` is the shell's directory.
+        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered.
+        env: Variables in addition to the shell's variables.
+        shell: Shell that runs the command.
+        stderr: Process number of a `sink_script` for stderr; `None` merges it into stdout.
     """
     lines = []
     if stderr is not None:
@@ -328,16 +326,12 @@ class Channel:
     """A persistent shell and the task that reads its output.
 
     Attributes:
-        user: User of the shell.
-        shell: Pid and bash that the shell reported.
         ready: Future that is done when a script may run, or when the channel has closed (see `is_open`).
         run: Current script, until the next one may start; `None` when ready.
         settling_until: `time.monotonic()` until which the channel is expected to become ready.
         is_open: Whether the channel can run scripts.
         complaint: First characters of the output before the first script, which is the engine's error message if the
             shell could not start.
-        stream: Stream of the shell.
-        listener: Task that reads the stream.
     """
 
     def __init__(self, stream: ChannelStream, user: User | None, on_change: Callable[[Channel], None]) -> None:

@@ -20,12 +20,8 @@ _MiB = 1024 * 1024
 class Capabilities:
     """The capabilities of an engine. The defaults are valid for every engine.
 
-    Attributes:
-        cpus: Number of processors.
-        disk_quota: Whether it can bound the size of a container's files.
-        nvidia_runtime: Whether NVIDIA's container runtime is installed.
-        cdi_gpus: Device names of GPUs that the Container Device Interface knows.
-        is_podman: Whether the engine is Podman, which implements Docker's protocol.
+    `disk_quota` means that it can bound the size of a container's files. `cdi_gpus` are names of GPUs that the
+    Container Device Interface knows.
     """
 
     cpus: int = 1

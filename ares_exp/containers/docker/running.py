@@ -72,13 +72,8 @@ class RunningContainer:
     ) -> None:
         """Opens no shell yet.
 
-        Args:
-            engine: Engine of the container.
-            container: Name of the container on the engine.
-            what: Name of the container in messages, which start with "The " and this name.
-            shell: Default shell of commands.
-            workdir: Default directory of commands; `None` means the working directory of the image.
-            first_process: First process of the container, for the reason of its end.
+        `what` is the name of the container in messages, which start with "The " and this name. `workdir` is the default
+        directory of commands, instead of the image's. `first_process` knows the reason of the container's end.
         """
         self._engine = engine
         self._container = container
@@ -95,11 +90,7 @@ class RunningContainer:
         self._closed = False
 
     async def open(self) -> None:
-        """Opens the first shells.
-
-        Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
-        """
+        """Opens the first shells. Raises `ContainerError` if that fails."""
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
         self._has_entrypoint = bool(config.get("Entrypoint"))

@@ -29,12 +29,15 @@ from ares_exp.containers.images.dockerfile_instructions import (
     instructions,
     read_text,
 )
-from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, RunStep, read_dockerfile
 from ares_exp.containers.images.dockerfile_steps import (
+    Base,
+    Dockerfile,
     RunInContainer,
+    RunStep,
     UploadToContainer,
     apply_step,
     check_sources,
+    read_dockerfile,
     stage_context,
 )
 from ares_exp.containers.images.image_context import (
@@ -152,13 +155,10 @@ class ImagePlan:
     async def apply(
         self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
     ) -> FinishedImage:
-        """Applies the rest of the Dockerfile in the running sandbox.
+        """Applies the rest of the Dockerfile in the running sandbox, unless it is `restored` with all files.
 
-        Args:
-            run: Function that runs a command in a non-login shell, with variables in addition to the sandbox's.
-            upload: Function that copies files into the sandbox.
-            workdir: Default directory of the sandbox's commands.
-            restored: Whether the sandbox already has the files of a finished image.
+        `run` runs a command in a non-login shell, with variables in addition to the sandbox's. `workdir` is the default
+        directory of the sandbox's commands.
 
         Raises:
             ContainerStartError: A command failed. The message has the line and the end of the command's output.

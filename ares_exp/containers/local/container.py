@@ -34,8 +34,14 @@ from ares_exp.containers.forwarded_port import (
     listen_at_free_port,
     open_listening_port,
 )
-from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, read_dockerfile
-from ares_exp.containers.images.dockerfile_steps import apply_step, check_sources, stage_context
+from ares_exp.containers.images.dockerfile_steps import (
+    Base,
+    Dockerfile,
+    apply_step,
+    check_sources,
+    read_dockerfile,
+    stage_context,
+)
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
 from ares_exp.containers.local.container_directory import UNREADABLE, ContainerDirectory, find_storage

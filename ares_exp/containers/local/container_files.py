@@ -139,13 +139,7 @@ class ContainerFiles:
     """The files of one container. Every method blocks, and calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates no files yet.
-
-        Args:
-            directory: The container's directory on the host.
-            parts: Parts of the container's root directory, parents first.
-            privileged: Result of `is_privileged`.
-        """
+        """Creates no files yet. `parts` are the parts of the container's root directory, parents first."""
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES

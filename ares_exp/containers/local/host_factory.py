@@ -29,8 +29,7 @@ from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell, User
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.images.dockerfile_reading import CopyStep, Dockerfile, MakeDirectoryStep
-from ares_exp.containers.images.dockerfile_steps import find_sources
+from ares_exp.containers.images.dockerfile_steps import CopyStep, Dockerfile, MakeDirectoryStep, find_sources
 from ares_exp.containers.local.container import LocalContainer, read_task_dockerfile
 from ares_exp.containers.local.container_directory import ContainerDirectory, remove_stale
 from ares_exp.containers.local.container_process import ContainerProcess, Launch

@@ -29,13 +29,9 @@ from ares_exp.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table. A later mount hides an earlier one at the same point.
+    """One line of the mount table: the mount point, the mounted directory of the file system, its type and options.
 
-    Attributes:
-        point: Mount point.
-        root: Mounted directory of the file system.
-        kind: Type of the file system: `tmpfs`, `ext4`, …
-        options: Options of the file system itself.
+    A later mount hides an earlier one at the same point.
     """
 
     point: Path
@@ -77,15 +73,12 @@ _VSOCK = 40
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """System call numbers of one architecture.
+    """System call numbers of one architecture, and its `AUDIT_ARCH_…`.
 
-    Attributes:
-        audit: Its `AUDIT_ARCH_…`.
-        denied: Numbers of add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at,
-            kexec_load, io_uring_setup, io_uring_enter, io_uring_register.
-        clone, unshare: Calls denied with the flag for a user namespace.
-        socket: Call denied for the hypervisor's address family.
-        clone3: Call that returns "not implemented", so that libc uses clone. A filter cannot read its flags in memory.
+    `denied` are add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec_load,
+    io_uring_setup, io_uring_enter and io_uring_register. `clone` and `unshare` are denied with the flag for a user
+    namespace, `socket` for the hypervisor's address family. `clone3` returns "not implemented", so that libc uses
+    clone, because a filter cannot read its flags in memory.
     """
 
     audit: int

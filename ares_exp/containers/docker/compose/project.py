@@ -45,10 +45,9 @@ SERVICE = "com.docker.compose.service"
 
 
 class ComposeProject:
-    """The containers, networks and volumes of one attempt at a task.
+    """The containers, networks and volumes of one attempt at a task. `name` prefixes all names in it.
 
     Attributes:
-        name: Name of the project, and prefix of all names in it.
         containers: Name of each service's container (the first of several) after the start.
         addresses: Names by which the services reach each other, after the start.
         built: Names of the images that were built for the project.
