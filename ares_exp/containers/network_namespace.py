@@ -55,9 +55,8 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of an engine's container. Blocks for a millisecond.
 
-    If the engine runs elsewhere, another process here may have the number `pid` of the first process. So the process
-    must know the full `container_id`. Otherwise, raises `ProcessLookupError`, and `OSError` if the socket cannot be
-    opened.
+    Raises `ProcessLookupError` if `pid` is not a process of the container `container_id`, because the engine runs
+    elsewhere, and `OSError` if the socket cannot be opened.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:

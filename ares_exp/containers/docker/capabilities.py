@@ -68,10 +68,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
 
 
 def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: int) -> dict[str, Any]:
-    """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces.
-
-    Raises `UnsupportedTaskError` if the task needs GPUs that the engine lacks.
-    """
+    """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces."""
     found: dict[str, Any] = {"pids_limit": pids_limit}
     if spec.cpus is not None:  # the engine rejects more processors than it has
         found["nano_cpus"] = int(min(spec.cpus, can.cpus) * 1e9)
@@ -105,10 +102,7 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
 
 
 def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
-    """Returns a warning for each limit that the engine cannot enforce.
-
-    Raises `UnsupportedTaskError` if the task needs GPUs that the engine lacks.
-    """
+    """Returns a warning for each limit that the engine cannot enforce. Rejects missing GPUs as `gpu_request` does."""
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)
     if spec.storage_mb is not None and not can.disk_quota:

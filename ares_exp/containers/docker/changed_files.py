@@ -26,8 +26,8 @@ _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
     """Returns the engine's description of the image that `spec.changes` are relative to.
 
-    If the image is missing, the task's image is pulled or built, and must have the same id. Otherwise, raises
-    `SnapshotMismatchError`.
+    If the image is missing, the task's image is pulled or built. Raises `SnapshotMismatchError` if that fails, or if
+    the image has another id.
     """
     assert spec.changes is not None
     base = spec.changes.delta.base

@@ -118,8 +118,8 @@ def why_it_stays(removal: Callable[[], object]) -> str:
 class ExitReason:
     """The reason of a container's end, as a clause that follows "The container ".
 
-    `is_outside` means that the cause is certainly outside of the container. `exit_code` is the exit code of the first
-    process, if this process ended by itself.
+    `is_outside` means that the cause is certainly outside of the container. `exit_code` is known if the first process
+    ended by itself.
     """
 
     clause: str

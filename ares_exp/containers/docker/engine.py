@@ -56,10 +56,7 @@ class Engine:
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request and returns the response, whatever its status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
-
-        Raises `requests.exceptions.RequestException` if the engine does not respond.
-        """
+        """Sends a GET request, and returns the response with any status, within `INQUIRY_TIMEOUT_SEC`. Blocking."""
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
             params=parameters,

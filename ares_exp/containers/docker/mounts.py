@@ -47,8 +47,7 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
     """Returns the mounts of `spec` for the engine. Copies directories to a remote engine once. Blocking.
 
-    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the lock of a copy is not
-    available.
+    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the copy cannot be locked.
     """
     from docker.types import Mount
 

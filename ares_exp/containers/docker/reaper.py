@@ -32,10 +32,7 @@ _reapers: dict[tuple[int, str], Reaper] = {}
 
 
 def watch_over_us(engine: Engine) -> None:
-    """Starts the helper process for an engine, unless it is running. Call before creating a resource. Blocking.
-
-    Raises `OSError` if it could not be started.
-    """
+    """Starts the helper for an engine, unless it is running. Call it before creating a resource. Blocking."""
     key = (os.getpid(), engine.host)
     with _lock:
         reaper = _reapers.get(key)

@@ -342,10 +342,7 @@ def check_sources(dockerfile: Dockerfile, context: Path) -> None:
 
 
 def find_sources(step: CopyStep, context: Path) -> list[Path]:
-    """Finds the files and directories of the context that a COPY names, in order, with links resolved.
-
-    Raises `TaskError` if a source is missing, or leads out of the context.
-    """
+    """Finds the paths of the context that a COPY names, in order, with links resolved. See `match_source`."""
     found = [path.resolve() for source in step.sources for path in match_source(source, context, step.line)]
     if len(found) > 1 and not step.target.endswith("/"):
         raise TaskError(

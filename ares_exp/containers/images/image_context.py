@@ -124,10 +124,7 @@ def _lost(what: str) -> UnsupportedTaskError:
 
 
 def find_directory(directory: Path) -> Mapping[str, Path]:
-    """Finds all files of a directory by their names in it, to send them to the builder. Blocking.
-
-    Raises `UnsupportedTaskError` if a file cannot be uploaded unchanged, as `find_files` does.
-    """
+    """Finds all files of a directory by their names in it. Raises the same errors as `find_files`. Blocking."""
     found: dict[str, Path] = {}
     for child in sorted(directory.iterdir()):
         _collect(child.name, child, None, found)

@@ -74,8 +74,7 @@ _in_progress: dict[str, _Shared] = {}
 async def share(key: str, work: Callable[[Demand], None]) -> None:
     """Waits for `work`. Starts it in a thread, unless work with the same key is already running in this process.
 
-    Callers may run on different event loops. When the last waiting caller is cancelled, the `Demand` ends, and a later
-    call starts the work again.
+    Callers may run on different event loops. The `Demand` ends when the last waiting caller is cancelled.
     """
     key = f"{os.getpid()} {key}"
     with _lock:

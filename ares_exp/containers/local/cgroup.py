@@ -208,10 +208,7 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group below which this process can create groups, if any.
-
-    The first call tests the groups, which takes some milliseconds.
-    """
+    """Returns, by controller, the group below which we can create groups. The first call takes milliseconds."""
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}
 

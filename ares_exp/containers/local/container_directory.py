@@ -112,10 +112,7 @@ class ContainerDirectory(OwnedDirectory):
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs `work` with the path of the directory, which is not removed in the meantime. Blocking.
-
-        Raises `FileNotFoundError` if the directory has been removed.
-        """
+        """Runs `work` with the path of the directory, unless it has been removed (`FileNotFoundError`). Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")

@@ -187,10 +187,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns the differences from the files of a new container.
-
-        Raises `CaptureError` if a file could not be read, or a directory above a mount point was moved.
-        """
+        """Returns the differences from the files of a new container. Raises `CaptureError` if that fails."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():

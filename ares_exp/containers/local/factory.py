@@ -70,10 +70,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def _host(self) -> HostContainerFactory | None:
-        """The factory of `container=host` if this machine is a container that allows no namespaces, and we are root.
-
-        Otherwise `None`.
-        """
+        """The factory of `container=host` if we are root in a container that allows no namespaces, otherwise `None`."""
         if find_isolation().isolation != "none" or container_evidence() is None or os.geteuid() != 0:
             return None
         from ares_exp.containers.local.host_factory import HostContainerFactory

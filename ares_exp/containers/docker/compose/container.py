@@ -60,12 +60,9 @@ class ComposeContainer(EngineContainer):
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)
-        self._project = ComposeProject(unique_name(spec.name), spec, options)
+        self.project_name = unique_name(spec.name)
+        self._project = ComposeProject(self.project_name, spec, options)
         self._services: dict[str, Service] = {}
-
-    @property
-    def project_name(self) -> str:
-        return self._project.name
 
     async def start(self) -> None:
         try:

@@ -118,10 +118,7 @@ class ComposeProject:
         return images
 
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
-        """Builds the image of the service `name`, and returns the name of the image.
-
-        A build with only a context and its `Dockerfile` is shared by all services that need it.
-        """
+        """Builds the image of the service `name`, and returns its name. Equal plain builds share an image."""
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
@@ -156,11 +153,7 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes the whole project. Idempotent.
-
-        Returns:
-            The reasons why resources remain; `""` if all are gone.
-        """
+        """Kills and removes the project. Returns why resources remain; `""` if all are gone. Idempotent."""
         if not self._exists:
             return ""
         until = time.monotonic() + APPEARS_WITHIN_SEC
