@@ -330,20 +330,16 @@ def delete(path: Path) -> bool:
 def find_short_lived() -> Iterator[Leftover]:
     """Yields this user's short-lived directories, including directories of running processes. Blocking."""
     for purpose in get_args(ShortLived):
-        yield from find_directories(purpose, "directory", delete, [Path(tempfile.gettempdir())])
+        yield from find_directories(purpose, delete, [Path(tempfile.gettempdir())])
 
 
-def find_directories(
-    purpose: str, kind: str, delete: Callable[[Path], bool], folders: Iterable[Path]
-) -> Iterator[Leftover]:
-    """Yields this user's directories with this purpose in their names, including those of running processes. Blocking.
+def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iterable[Path]) -> Iterator[Leftover]:
+    """Yields this user's directories for a purpose, including directories of running processes. Blocking.
 
     `delete` deletes one directory, and returns whether it is gone.
     """
     prefix = name_prefix(purpose)
-    for path in (
-        path for folder in folders for path in sorted([*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")])
-    ):
+    for path in (path for folder in folders for mark in ("", ".") for path in sorted(folder.glob(f"{mark}{prefix}*"))):
         try:
             status = path.lstat()
         except OSError:
@@ -352,7 +348,7 @@ def find_directories(
             continue
         pid = re.match(r"\d+", path.name.partition(prefix)[2])
         yield Leftover(
-            kind=kind,
+            kind="directory",
             name=str(path),
             whose=f"process {pid[0] if pid else 'unknown'}",
             is_stale=_when_stale(path),

@@ -68,7 +68,7 @@ def workspace(folder: Path, purpose: str) -> Iterator[Path]:
     hold(folder)
     directory = OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-", folder.resolve())
     try:
-        for leftover in find_directories(purpose, "directory", delete, [folder]):
+        for leftover in find_directories(purpose, delete, [folder]):
             if leftover.is_stale:
                 leftover.remove()
         yield directory.path

@@ -7,7 +7,6 @@ exec` takes tens of milliseconds.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -178,8 +177,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
         try:
-            engine = asyncio.run(connect(cls.default_host()))
-            yield from find(engine.api, cached_images=images)
+            yield from find(connect_blocking(cls.default_host()).api, cached_images=images)
         except engine_errors() as error:
             raise ContainerServiceError(
                 f"The containers of the Docker engine cannot be listed: {reason(error)}."

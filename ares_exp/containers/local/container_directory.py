@@ -173,8 +173,8 @@ def remove_stale() -> None:
 
 
 def find() -> Iterator[Leftover]:
-    """Yields this user's container directories, including those of active runs, and orphaned cgroups. Blocking."""
-    yield from find_directories(PURPOSE, "directory", delete, folders())
+    """Yields orphaned cgroups and this user's container directories, including active ones. Blocking."""
+    yield from find_directories(PURPOSE, delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
         if found is None or any((folder / group.name).is_dir() for folder in folders()):
