@@ -19,7 +19,7 @@ from ares_exp.records.secrets import KnownSecrets
 
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
-_UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
+UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
 """Directories whose contents the kernel or the engine provides. No delta contains their paths."""
 
 MAX_MTIME_NS = 2**40 * 10**9
@@ -94,7 +94,7 @@ class StoredChanges:
 
 def is_kept(path: str) -> bool:
     """Returns whether a delta may contain this path. Paths of the kernel are excluded."""
-    return not f"{path}/".startswith(_UNKEPT_DIRECTORIES)
+    return not f"{path}/".startswith(UNKEPT_DIRECTORIES)
 
 
 def is_kept_xattr(name: str) -> bool:
