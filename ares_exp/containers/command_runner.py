@@ -164,8 +164,8 @@ class ShellPool:
     def keep_spare(self, user: User | None) -> None:
         """Opens a spare channel in the background, unless a channel is free or will be soon. At most one at a time.
 
-        If commands follow each other quickly, it alternates with the first channel. It can also kill a command that has
-        used up all process numbers, because the process for its next script already exists.
+        If commands follow each other quickly, the spare one alternates with the first channel. It can also kill a
+        command that has used up all process numbers, because the process for its next script already exists.
         """
 
         async def open_spare() -> None:

@@ -2,7 +2,7 @@
 
 Started containers end with their process (`container_lifetime`). Leftovers are networks, images, and containers whose
 creator died before the start, or whose first process does not end with its stdin. All have labels that name the owner.
-The `reaper` of a dead process removes its leftovers, and each run the leftovers that remain when it starts.
+The `reaper` of a dead process removes its leftovers. Each run also removes leftovers of dead processes when it starts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A helper process that outlives this process and, if this process dies, removes its resources from an engine.
 
 A container that was created but not started does not end with our connection. Neither do the services of a compose
-file. So the helper, a shell, waits for the end of a pipe that only this process holds, and the kernel closes even after
-`kill -9`. Then the shell becomes Python and removes everything with the labels of dead owners. If the helper is also
-killed (for example, the machine goes down), the next run cleans up.
+file. So the helper, a shell, reads a pipe that only this process holds, and that the kernel closes even after `kill
+-9`. Then the shell becomes Python and removes everything with the labels of dead owners. If the helper is also killed
+(for example, the machine goes down), the next run cleans up.
 """
 
 from __future__ import annotations
