@@ -7,10 +7,10 @@ copy any API key into a container. The program gets the variables of the task (`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
-_MAX_LINE_BYTES = 4096
+_LAST_BYTES = 16 * 1024
 _END_SEC = 10.0
 _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
@@ -102,23 +102,19 @@ async def _whole(stream: asyncio.StreamReader) -> str:
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Reads the last lines. If a line is too long, reads only its last bytes."""
-    lines, last = deque[bytes](maxlen=_LAST_LINES), b""
+    """Returns the last lines."""
+    last = b""
     while data := await stream.read(64 * 1024):
-        *whole, last = (last + data).split(b"\n")
-        lines.extend(line[-_MAX_LINE_BYTES:] for line in whole[-_LAST_LINES:])
-        last = last[-_MAX_LINE_BYTES:]
-    return b"\n".join((*lines, last)).decode("utf-8", "replace").strip()
+        last = (last + data)[-_LAST_BYTES:]
+    return "\n".join(last.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]).strip()
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    try:
+    with contextlib.suppress(ConnectionError):  # it ended without reading everything: the exit code shows why
         stream.write(data)
         await stream.drain()
         stream.close()
         await stream.wait_closed()
-    except ConnectionError:
-        pass  # it ended without reading everything: the exit code shows why
 
 
 def find_compose() -> ComposeTool:
