@@ -421,7 +421,7 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
 
 @contextlib.asynccontextmanager
 async def bounded_start(
-    what: str, seconds: float, *, started: bool, stop: Callable[[], Coroutine[Any, Any, None]], remedy: str = ""
+    what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], started: bool = False, remedy: str = ""
 ) -> AsyncIterator[None]:
     """Bounds the time of the start in its body, and calls `stop` if the start fails or is cancelled.
 

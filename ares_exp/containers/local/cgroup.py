@@ -276,7 +276,7 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _works(path: CgroupPath, controller: Controller) -> bool:
     group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
-    probe = ["/bin/sh", "-c", _PROBE, "sh", group, _LIMIT_FILES[path.unified][controller]]
+    probe = ["/bin/sh", "-c", _PROBE, "sh", str(group), _LIMIT_FILES[path.unified][controller]]
     try:
         return run_detached(probe, _PROBE_SEC).returncode == 0
     except (OSError, subprocess.SubprocessError):
