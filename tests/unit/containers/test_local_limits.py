@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.cgroup import Controller, groups_of, oom_kills, usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.container_process import _SERVE
 from ares_exp.errors import ContainerDiedError, ContainerError
 from tests.unit.containers.local_containers import local_container, needs_local
 
@@ -167,6 +170,21 @@ async def test_time_limit_kills_a_fork_bomb() -> None:
         assert following.output.endswith("0\nnext\n")
 
 
+def test_restarted_first_process_reaps_zombies(tmp_path: Path) -> None:
+    """It starts again if it cannot fork; processes that end meanwhile would use up the limit for ever."""
+    (tmp_path / "serve").write_text(_SERVE.replace("CHANNELS", str(tmp_path)))
+    end = "child = os.fork() or os._exit(0); os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)"
+    script = f"import os, sys; {end}; os.execv('/bin/bash', ['bash', sys.argv[1]])"
+    words = [sys.executable, "-c", script, tmp_path / "serve"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.stdin.close()
+
+
 @limited_by("pids")
 async def test_commands_run_while_all_processes_are_used() -> None:
     async with small() as container:
@@ -190,12 +208,6 @@ async def frees(container: LocalContainer) -> bool:
         await container.exec("kill -9 -1", timeout_sec=3)
         return (await container.exec("echo next", timeout_sec=3)).output.endswith("next\n")
     return False
-
-
-@limited_by("pids")
-async def test_default_process_limit_matches_docker() -> None:
-    async with local_container() as container:
-        assert setting(container, "pids.max") == "4096\n"
 
 
 @limited_by("pids", "memory", "cpu")
