@@ -205,8 +205,7 @@ def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
 
 
 def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.commands.harbor_export.exported_job import is_file_name, write_job
-    from ares_exp.commands.harbor_export.recorded_job import read_job
+    from ares_exp.commands.harbor_export import is_file_name, read_job, write_job
 
     folder, name = arguments.out.parent, arguments.out.name
     if not is_file_name(name):
