@@ -24,7 +24,7 @@ from ares_exp.agents.toolbox.package import (
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.packing import default_name, parse_spec
 from ares_exp.agents.toolbox.placing import default_builds
-from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import ConfigError
 from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
@@ -99,7 +99,6 @@ _TEXTS = ("agent", "installed", "last use", "licence", "wires", "needs")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declares the arguments of the command."""
     listing = parser.add_command(
         "list", _list, about="list the agents that can be installed", description=LIST, epilog=LIST_EXAMPLES
     )
@@ -135,18 +134,17 @@ def add_arguments(parser: CommandParser) -> None:
     )
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> None:
     store = AgentStore()
     packages = [*PACKAGES.values(), *(user_package(one.build.name) for one in store.packed())]
     if arguments.json:
         sys.stdout.write(f"{json.dumps([_as_json(package, store) for package in packages], indent=2)}\n")
-        return EXIT_OK
+        return
     rows = [_row(package, store) for package in packages]
     console = make_console()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     fitting = columns_that_fit(columns, console.width, leave_out=("wires", "needs", "licence", "fetched"))
     console.print(make_table(fitting, texts=_TEXTS))
-    return EXIT_OK
 
 
 def _row(package: AgentPackage, store: AgentStore) -> dict[str, str]:
@@ -194,7 +192,7 @@ def _build_as_json(package: AgentPackage, build: Build, store: AgentStore) -> di
     }
 
 
-def _install(arguments: argparse.Namespace) -> int:
+def _install(arguments: argparse.Namespace) -> None:
     store = AgentStore()
     packages = [one for one in _chosen(arguments) if not (arguments.all and one.is_packed)]
     builds = [
@@ -209,10 +207,9 @@ def _install(arguments: argparse.Namespace) -> int:
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")
         sys.stdout.flush()
-    return EXIT_OK
 
 
-def _pack(arguments: argparse.Namespace) -> int:
+def _pack(arguments: argparse.Namespace) -> None:
     specs = (arguments.spec, *arguments.add)
     for spec in specs:
         parse_spec(spec)
@@ -228,10 +225,9 @@ def _pack(arguments: argparse.Namespace) -> int:
         f"programs: {', '.join(found.programs)}\n"
         f"To use it: `ares-exp agent=command agent.package={name} agent.command=…`\n"
     )
-    return EXIT_OK
 
 
-def _remove(arguments: argparse.Namespace) -> int:
+def _remove(arguments: argparse.Namespace) -> None:
     store = AgentStore()
     builds = [
         build
@@ -244,15 +240,10 @@ def _remove(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"removed {store.place(build)}\n")
     if not removed:
         sys.stdout.write("None of these packages is installed.\n")
-    return EXIT_OK
 
 
 def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
-    """Returns the named packages: pinned packages, and packages in `packed`.
-
-    Raises:
-        ConfigError: No package is named, or a named package does not exist.
-    """
+    """Returns the packages that the arguments name: pinned packages, and packages in `packed`."""
     if arguments.all:
         return [*PACKAGES.values(), *packed]
     if not arguments.agents:

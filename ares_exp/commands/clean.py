@@ -14,9 +14,8 @@ from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.containers.ownership import Leftover, find_short_lived
 from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
+from ares_exp.records import exit_codes
 from ares_exp.records.terminal_text import format_size
-
-EXIT_OK, EXIT_REMAINS = 0, 1
 
 DESCRIPTION = """\
 Removes leftovers of killed runs from this machine: containers, networks, volumes and images on the Docker engine, the
@@ -37,7 +36,6 @@ _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed, without removing it")
     parser.add_argument(
         "--cache",
@@ -67,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     dry_run = arguments.dry_run
     found, failed = _found(
         arguments.config_dir, images=arguments.images or arguments.cache, snapshots=arguments.snapshots
@@ -85,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(f"kept       {_things(count)} of {whose}: it is still running, or cannot be checked from here")
     _say(_total(stale, remaining, dry_run=dry_run))
-    return EXIT_REMAINS if remaining or failed else EXIT_OK
+    return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
 
 
 def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:

@@ -32,15 +32,11 @@ OWN_PLACE = ("output_dir", "resume")
 
 @dataclass(frozen=True, slots=True)
 class ChosenRun:
-    """One run to compare.
+    """One run to compare. `overrides` and `config` are `None`, and `digests` is empty, if they were not recorded.
 
     Attributes:
-        letter: A, B, C …
-        path: Run directory.
-        statistics: Statistics of the run.
-        overrides: Overrides that started the run, by key; `None` if not recorded.
-        config: Config of the run, by dotted key; `None` if not recorded.
-        digests: Digests of the tasks, by task name. Equal digests mean equal tasks. Empty if not recorded.
+        config: Values by dotted key.
+        digests: Digests of the tasks, by task name. Equal digests mean equal tasks.
         notes: Remarks on how the run was read.
         name: Display name.
     """
@@ -57,11 +53,6 @@ class ChosenRun:
 
 def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
     """Reads each run once. A sweep folder stands for all its jobs with at least one finished episode.
-
-    Args:
-        paths: Run directories and sweep folders.
-        threshold: Lowest reward with which an attempt passes.
-        level: Confidence level of each interval.
 
     Raises:
         ConfigError: A path is not a run or sweep, has no results, or cannot be read; or the number of runs is wrong.
@@ -148,10 +139,7 @@ def _overrides(path: Path) -> dict[str, str] | None:
 
 
 def _config(path: Path) -> dict[str, str] | None:
-    """Reads the config by dotted keys; returns `None` if it is missing or cannot be read.
-
-    The number of attempts comes from the last session, because a resume can raise it.
-    """
+    """Reads the config by dotted keys, with the attempts of the last session; `None` if it cannot be read."""
     try:
         config = recorded_config(path)
     except (OSError, ConfigError):
@@ -203,13 +191,7 @@ def _letters(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPair:
-    """The comparison of run B with run A.
-
-    Attributes:
-        a, b: The runs.
-        comparison: Comparison of their statistics.
-        adjusted_p: P-value, adjusted for the number of compared pairs; `None` if the runs have no task in common.
-    """
+    """The comparison of run B with run A. `adjusted_p` is adjusted for the number of compared pairs."""
 
     a: ChosenRun
     b: ChosenRun

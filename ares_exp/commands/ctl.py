@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import ConfigError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, open_regular
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
 from ares_exp.runs.control.status import PLACES, RunStatus, read_status
 
-EXIT_NOT_DONE = 1
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
 """Time that `status` waits for a new state. A watched run writes its state every two seconds."""
@@ -58,7 +57,6 @@ ORDERS = ("status", *VERBS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument(
         "path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep folder; {MEANING}"
     )
@@ -82,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command and returns its exit code."""
     path, is_sweep = arguments.path, (arguments.path / SWEEP_RECORD).is_file()
     if not is_sweep and not _is_run(path):
         raise ConfigError(
@@ -93,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.what:
             raise ConfigError(f"Expected no words after `status`, got {' '.join(arguments.what)!r:.100}.")
         _print_status(path, is_sweep=is_sweep, as_json=arguments.json)
-        return EXIT_OK
+        return exit_codes.COMPLETE
     order = _order(arguments)
     outcomes = _give_to_sweep(path, order, arguments.wait) if is_sweep else [_give_to_run(path, order, arguments.wait)]
     if arguments.json:
@@ -102,15 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write("" if outcomes else "Sent. No job is running now.\n")
         sys.stdout.writelines(f"{one.path}: {one.outcome}. {one_line(one.says, 500)}\n" for one in outcomes)
-    return EXIT_OK if all(one.outcome == "done" for one in outcomes) else EXIT_NOT_DONE
+    return exit_codes.COMPLETE if all(one.outcome == "done" for one in outcomes) else exit_codes.INCOMPLETE
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    """Creates the order from the arguments.
-
-    Raises:
-        ConfigError: The arguments do not fit the order.
-    """
+    """Creates the order from the arguments. Raises `ConfigError` if they do not fit it."""
     verb, words, more = arguments.order, arguments.what, dict[str, Any]()
     if verb == "cancel":
         if len(words) != 1:
@@ -171,13 +164,7 @@ def _sweep_is_running(sweep: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an order.
-
-    Attributes:
-        path: Run directory.
-        outcome: `done`, `refused`, `failed`, or `not taken`.
-        says: Description of the outcome in one sentence.
-    """
+    """The outcome of an order: `done`, `refused`, `failed` or `not taken`, and a sentence that describes it."""
 
     path: Path
     outcome: str
@@ -185,11 +172,7 @@ class Outcome:
 
 
 def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
-    """Sends an order to a run and waits for its outcome.
-
-    Raises:
-        ConfigError: The run is not running.
-    """
+    """Sends an order to a run and waits for its outcome. Raises `ConfigError` if the run is not running."""
     if (state := _state(run)) != "running":
         remedy = f" Use `ares-exp resume={run}` with the new values." if order.verb == "set" else ""
         raise ConfigError(f"Expected a run in progress, but {run} is {state}.{remedy}")
@@ -203,11 +186,7 @@ def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
 
 
 def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
-    """Sends an order to all current and later jobs of a sweep, and waits for the outcomes of the running jobs.
-
-    Raises:
-        ConfigError: The sweep is not running, or the order applies only to a single run.
-    """
+    """Sends an order to all current and later jobs of a sweep. Waits for the outcomes of the running jobs."""
     jobs = [job for job in _jobs(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
         named = ", ".join(map(str, jobs)) or "none now"

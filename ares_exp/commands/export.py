@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import appearing, dump_json
@@ -33,7 +33,6 @@ T = TypeVar("T")
 Written = tuple[int, list[str]]
 """Number of written episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
 
-EXIT_SOME_UNREADABLE = 1
 SUCCESS = 1.0
 """Lowest reward for supervised training, unless the user sets bounds."""
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
@@ -44,14 +43,7 @@ OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """An export format.
-
-    Attributes:
-        write: Function that writes OUT and returns the number of written items; zero if there was nothing to write.
-        suffixes: File name suffixes of the format; empty if OUT is a folder.
-        options: Attribute names of the supported options.
-        about: Line about the format in the help.
-    """
+    """An export format: its function, file name suffixes (empty for a folder), options, and line in the help."""
 
     write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
     suffixes: tuple[str, ...]
@@ -60,7 +52,6 @@ class _Format:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument(
         "run", type=run_path, metavar="RUN", help=f"a run directory, a folder of runs, or a file of episodes; {MEANING}"
     )
@@ -89,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the export and prints a summary; returns the exit code."""
     out, name = arguments.out, arguments.to
     _check(arguments)
     bounded = (arguments.min_reward, arguments.max_reward) != (None, None)
@@ -112,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(" ".join([f"Nothing in {arguments.run} can be exported to {name}.", *more]))
     for sentence in (f"Wrote {out}.", counted, *more):
         sys.stdout.write(f"{printable(sentence)}\n")
-    return EXIT_SOME_UNREADABLE if episodes.problems else EXIT_OK
+    return exit_codes.INCOMPLETE if episodes.problems else exit_codes.COMPLETE
 
 
 def _check(arguments: argparse.Namespace) -> None:

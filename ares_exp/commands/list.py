@@ -11,7 +11,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.options import BUILT_IN, Option, find_options, installed_plugins, print_problems
 from ares_exp.config.targets import explain_target
@@ -67,15 +66,13 @@ Exit codes: 0 listed; 2 the command line is wrong, or the tasks cannot be read.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
     parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
     asked = arguments.section
     name = next((plural for plural, group in GROUP_OF.items() if group == asked), asked)
     if name is not None and name not in SECTIONS:
@@ -99,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{json.dumps(sections, indent=2)}\n")
     else:
         _print_tables(sections)
-    return EXIT_OK
 
 
 def _folder(path: Path) -> Path:
@@ -178,10 +174,7 @@ def _plugins() -> list[Row]:
 
 
 def _task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequence[Path] = ()) -> list[Row]:
-    """Returns the tasks that `env=… env.path=…` select, in order. The index is the number that `env.tasks=5` uses.
-
-    The index is `None` if the source does not report positions.
-    """
+    """Returns the selected tasks. `index` is the number for `env.tasks=5`; `None` if the source has no positions."""
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(report)
     facts = {task.name: _facts(task) for task in source.tasks}

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.config.overrides import listed
 from ares_exp.errors import ConfigError
-from ares_exp.records.exit_codes import INCOMPLETE
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.record_files import read_json_object, read_yaml
 from ares_exp.records.recorded_results import MAX_NUMBER, read_results
@@ -54,12 +53,8 @@ class Shard:
     """The records of one shard.
 
     Attributes:
-        run_dir: Run directory.
-        config: Config that the run recorded.
-        provenance: Provenance that the run recorded.
         tasks: Selected tasks, with their digests if known.
-        lines: Complete lines of `episodes.jsonl`.
-        results: Parsed results of these lines.
+        lines: Complete lines of `episodes.jsonl`, which are the source of `results`.
         totals: Content of `summary.json`; empty if the run was killed.
     """
 
@@ -74,12 +69,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """All shards of a merge.
-
-    Attributes:
-        shards: Shards, in the order of the arguments.
-        warnings: Warnings for the user.
-    """
+    """All shards of a merge, and warnings for the user."""
 
     shards: tuple[Shard, ...]
     warnings: tuple[str, ...]
@@ -111,7 +101,6 @@ class Shards:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("out", type=Path, metavar="OUT", help="the new run directory")
     parser.add_argument(
         "runs", type=run_path, metavar="RUN", nargs="+", help=f"the run directory of a shard; {MEANING}"
@@ -126,7 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     from ares_exp.reports.summary import render_summary
 
     shards = _read_shards(arguments.runs, allowed=arguments.allow)
@@ -134,19 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in shards.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     render_summary(summary, run_dir=arguments.out)
-    return EXIT_OK if summary.complete else INCOMPLETE
+    return exit_codes.COMPLETE if summary.complete else exit_codes.INCOMPLETE
 
 
 def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shards:
-    """Reads the run directories and checks that they belong together.
-
-    Args:
-        paths: The run directories.
-        allowed: Keys of the config, or starts of keys, that may differ.
-
-    Raises:
-        ConfigError: A path is not a run directory or cannot be read, or the paths are not shards of one run.
-    """
+    """Reads the run directories and checks that they are shards of one run. Config keys in `allowed` may differ."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("The same run directory is listed twice. Name different run directories.")
     shards = [_read_shard(path) for path in paths]
@@ -261,11 +241,7 @@ def _number(value: Any) -> float:
 
 
 def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
-    """Writes the merged run directory and returns its totals.
-
-    Raises:
-        ConfigError: The directory exists already or cannot be written.
-    """
+    """Writes the merged run directory and returns its totals. Raises `ConfigError` if writing fails."""
     from ares_exp.records.statistics.run_statistics import results_document
 
     summary = shards.summary()

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
+from ares_exp.commands.cli.run_command import number_type
 from ares_exp.commands.compared_runs import (
     MOST_RUNS,
     ComparedPair,
@@ -48,7 +48,6 @@ Exit codes: 0 written; 2 the command line is wrong, a run cannot be read, or the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory or a sweep folder; {MEANING}")
     parser.add_argument("other", type=run_path, nargs="?", metavar="RUN2", help="a run to compare with the first")
     parser.add_argument(
@@ -59,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"path of the file (default: {NAME} in RUN; for two runs, in the current folder)",
     )
     parser.add_argument(
-        "--max-mb", type=_size, default=25.0, metavar="N", help="maximum size of the file in 10^6 bytes (25)"
+        "--max-mb",
+        type=number_type(float, 1, 2000, "a number from 1 to 2000"),
+        default=25.0,
+        metavar="N",
+        help="maximum size of the file in 10^6 bytes (25)",
     )
     parser.add_argument(
         "--episodes",
@@ -77,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open the file in the browser")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
     subject = subject_of(arguments.run, arguments.other)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
@@ -89,7 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write(_told(out, written) + "\n")
     if arguments.open:
         webbrowser.open(out.resolve().as_uri())
-    return EXIT_OK
 
 
 def _told(out: Path, written: Written) -> str:
@@ -100,16 +101,6 @@ def _told(out: Path, written: Written) -> str:
     )
 
 
-def _size(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 2000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 2000, got {text!r}")
-    return value
-
-
 def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(dict.fromkeys(text.split(",")))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
@@ -118,11 +109,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def subject_of(path: Path, other: Path | None = None) -> Subject:
-    """Finds the subject of the report: a run, a sweep, or two runs side by side.
-
-    Raises:
-        ConfigError: A path is not a run or a sweep, or a record is broken.
-    """
+    """Finds the subject of the report: a run, a sweep, or two runs. Raises `ConfigError` for other paths."""
     if other is not None:
         return _two_runs(path, other)
     return _sweep(path) if is_sweep(path) else Subject.of_run(path)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.cli.run_command import EXIT_INTERRUPTED, EXIT_OK
 from ares_exp.errors import ConfigError, UserError, close_matches
+from ares_exp.records import exit_codes
 
 if TYPE_CHECKING:
     from ares_exp.training.service.serving import ServeOptions
@@ -41,13 +41,11 @@ Exit codes: 130 ended by Ctrl-C; 1 a record could not be written; 2 the command 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run, and serve.* (see below)")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command until it is interrupted; returns its exit code."""
     from ares_exp.records.terminal_text import print_error
     from ares_exp.runs.composing import compose_job, run_log
     from ares_exp.runs.from_python import checked_overrides
@@ -72,16 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
         except UserError as error:
             job.run.run_dir.discard()
             print_error(str(error))
-            return 2
-    return EXIT_INTERRUPTED if summary.interrupted else EXIT_OK
+            return exit_codes.USAGE
+    return exit_codes.INTERRUPTED if summary.interrupted else exit_codes.COMPLETE
 
 
 def serve_options(overrides: Sequence[str]) -> ServeOptions:
-    """Reads the options of the service.
-
-    Raises:
-        ConfigError: An option does not exist, or its value is invalid.
-    """
+    """Reads the options of the service. Raises `ConfigError` for an unknown option or invalid value."""
     import yaml
     from pydantic import ValidationError
 

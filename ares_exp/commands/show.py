@@ -16,7 +16,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.recorded_results import added_rewards, with_added
@@ -54,7 +53,6 @@ Examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="show only this step; the first is 0, the last is -1")
@@ -77,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
     found = chosen_episodes(arguments.episode)
     episodes = found.filter(outcome=arguments.outcome, where=lambda episode: _is_wanted(episode, arguments))
     has_steps = arguments.step is not None or arguments.steps is not None
@@ -96,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"left out: {printable(problem)}\n")
     if (more := len(episodes.left_out) - SHOWN_PROBLEMS) > 0:
         sys.stderr.write(f"left out: {more} more\n")
-    return EXIT_OK
 
 
 def _is_wanted(episode: StoredEpisode, arguments: argparse.Namespace) -> bool:
@@ -207,9 +203,6 @@ def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
     """Yields a console that writes to a pager if stdout is a terminal and a pager exists, and otherwise to stdout.
 
     Waits for the pager to end. The user can quit the pager before the output ends, without an error.
-
-    Args:
-        is_wanted: Whether a pager may be used.
     """
     command = _pager() if is_wanted and sys.stdout.isatty() and sys.stdin.isatty() else None
     if command is None:

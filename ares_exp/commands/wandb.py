@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import added_rewards, read_results, recorded_summary
 from ares_exp.records.run_dir import RunDir
@@ -25,7 +26,6 @@ from ares_exp.trackers.wandb_files import KEY, WandbFiles, scores_bytes
 from ares_exp.trackers.wandb_service import WandbRecord, close_run, no_traces, open_run, sessions, uploaded_mark
 from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 
-EXIT_NOT_ALL = 1
 UPLOAD_TIMEOUT_SEC = 60.0  # time limit for reaching the service to extend an uploaded run
 
 DESCRIPTION = "Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace."
@@ -65,7 +65,6 @@ BARS = {
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declares the arguments of the command."""
     about, end = "upload the W&B runs of run directories", "Examples:\n  %(prog)s outputs/first\n"
     sync = parser.add_command("sync", _upload, about=about, description=SYNC, epilog=end)
     sync.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=f"runs, or folders of runs; {MEANING}")
@@ -87,7 +86,7 @@ def _upload(arguments: argparse.Namespace) -> int:
                     f"Expected a run directory that only you can write, got {run_dir}. Copy it, and upload the copy."
                 )
             uploaded &= _upload_run(run_dir, folder, again=arguments.again)
-    return EXIT_OK if uploaded else EXIT_NOT_ALL
+    return exit_codes.COMPLETE if uploaded else exit_codes.INCOMPLETE
 
 
 def _run_dirs(path: Path) -> list[Path]:
@@ -168,7 +167,7 @@ def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
     return missing
 
 
-def _dashboard(arguments: argparse.Namespace) -> int:
+def _dashboard(arguments: argparse.Namespace) -> None:
     if find_spec("wandb_workspaces") is None:
         raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
     import wandb
@@ -205,4 +204,3 @@ def _dashboard(arguments: argparse.Namespace) -> int:
         finally:
             wandb.teardown()
     sys.stdout.write(f"{printable(url)}\n")
-    return EXIT_OK

@@ -58,11 +58,7 @@ below reward_threshold); 2 the command line or the config is wrong, or a check b
 
 
 def render_help(argv: Sequence[str], program: str) -> str:
-    """Returns the help text, or details of the options, groups and keys that `argv` names.
-
-    `--help policy=scripted` lists the arguments of an option, `--help policy` the options of a group, and
-    `--help limits` the keys below a key. The text includes options of plugins and of a `--config-dir` in `argv`.
-    """
+    """Returns the help text, or details of the options, groups and keys that `argv` names."""
     folders = config_dirs_of(argv)
     found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
     if chosen := [found[argument] for argument in argv if argument in found]:
