@@ -15,7 +15,7 @@ from ares_exp.containers.ownership import Leftover, find_short_lived
 from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
 from ares_exp.records import exit_codes
-from ares_exp.records.terminal_text import format_size
+from ares_exp.records.terminal_text import count_of, format_size
 
 DESCRIPTION = """\
 Removes leftovers of killed runs from this machine: containers, networks, volumes and images on the Docker engine, the
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(f"kept       {_things(count)} of {whose}: it is still running, or cannot be checked from here")
+        _say(f"kept       {count_of(count, 'thing')} of {whose}: it is still running, or cannot be checked from here")
     _say(_total(stale, remaining, dry_run=dry_run))
     return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
 
@@ -110,15 +110,11 @@ def _age(leftover: Leftover) -> str:
     return f", made {seconds // size:.0f} {unit} ago"
 
 
-def _things(count: int) -> str:
-    return "1 thing" if count == 1 else f"{count} things"
-
-
 def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
     count, size = len(stale), sum(leftover.size or 0 for leftover in stale)
     if not count:
         return "No leftovers found."
-    things = _things(count)
+    things = count_of(count, "thing")
     if dry_run:
         return f"{things} would be removed{f', up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."

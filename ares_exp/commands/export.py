@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,19 +152,12 @@ def _write_atif(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Wr
     return count, [*sentences, *(f"In {count_of(n, 'episode')}: {what}." for what, n in sorted(changed.items()))]
 
 
-def _write_sft(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    return _write_rows(arguments, *sft_rows(episodes, **_row_options(arguments)))
-
-
-def _write_preference(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    return _write_rows(arguments, *preference_rows(episodes, **_row_options(arguments)))
-
-
-def _row_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"tool_arguments": arguments.tool_arguments or "text", "reasoning": arguments.reasoning}
-
-
-def _write_rows(arguments: argparse.Namespace, rows: Iterator[dict[str, Any]], report: ExportReport) -> Written:
+def _write_rows(
+    make: Callable[..., tuple[Iterator[dict[str, Any]], ExportReport]],
+    episodes: ExportedEpisodes,
+    arguments: argparse.Namespace,
+) -> Written:
+    rows, report = make(episodes, tool_arguments=arguments.tool_arguments or "text", reasoning=arguments.reasoning)
     if (found := _unless_empty(rows)) is not None:
         _write_lines(arguments.out, (f"{dump_json(row)}\n" for row in found))
     return report.rows, report.sentences()
@@ -242,10 +236,12 @@ FORMATS = {
     "parquet": _Format(_write_parquet, (PARQUET_SUFFIX,), ("force", *CHOOSING), "a table with one row per step"),
     "atif": _Format(_write_atif, (), CHOOSING, "Agent Trajectory Interchange Format, one file per episode"),
     "sft": _Format(
-        _write_sft, JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS), "chat messages for supervised training"
+        partial(_write_rows, sft_rows), JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS),
+        "chat messages for supervised training",
     ),
     "preference": _Format(
-        _write_preference, JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS), "pairs of a better and a worse attempt"
+        partial(_write_rows, preference_rows), JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS),
+        "pairs of a better and a worse attempt",
     ),
     "tokens": _Format(
         _write_tokens, (*JSONL_SUFFIXES, PARQUET_SUFFIX), ("force", *CHOOSING, *OF_TOKENS),

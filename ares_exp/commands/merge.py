@@ -18,8 +18,8 @@ from ares_exp.config.overrides import listed
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.record_files import read_json_object, read_yaml
-from ares_exp.records.recorded_results import MAX_NUMBER, read_results
+from ares_exp.records.record_files import read_yaml
+from ares_exp.records.recorded_results import MAX_NUMBER, read_object, read_results
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, appearing, open_regular, sync_to_disk
 from ares_exp.records.run_summary import RunSummary
@@ -146,28 +146,16 @@ def _read_shard(path: Path) -> Shard:
         config = recorded_config(path)
     except OSError as error:
         raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}.") from None
-    provenance = _object(run_dir.provenance)
-    if provenance is None:
-        raise ConfigError(f"Cannot merge {path}: it has no provenance.json.")
+    provenance = read_object(run_dir.provenance)
     tasks = provenance.get("tasks")
     if not isinstance(tasks, dict):
-        raise ConfigError(f"{run_dir.provenance} is broken: expected the names of the tasks.")
+        raise ConfigError(f"Expected the names of the tasks in {run_dir.provenance}, which is missing or broken.")
     recorded = read_results(run_dir.episodes)
     with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
     if len(lines) != len(recorded.results):
         raise ConfigError(f"{run_dir.episodes} changed while it was read. Merge only runs that have ended.")
-    return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, _object(run_dir.summary) or {})
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """Reads the JSON object in a file; returns `None` if the file is missing."""
-    try:
-        return read_json_object(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, read_object(run_dir.summary))
 
 
 def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) -> None:
@@ -214,7 +202,8 @@ def _check_slots(shards: Sequence[Shard]) -> None:
 
 
 def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
-    selectors = [json.dumps(_selector(shard)) for shard in shards]
+    envs = [shard.config.get("env") for shard in shards]
+    selectors = [json.dumps(env.get("tasks")) for env in envs if isinstance(env, dict)]
     named = {(int(index), int(count)) for text in selectors for index, count in _SHARD.findall(text)}
     for count in sorted({count for _, count in named if count < 10_000}):
         missing = [f"@{index}/{count}" for index in range(count) if (index, count) not in named]
@@ -229,11 +218,6 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
         if not shard.totals:
             path = shard.run_dir.path
             yield f"{path} has not ended, or was killed: `ares-exp resume={path}`."
-
-
-def _selector(shard: Shard) -> Any:
-    env = shard.config.get("env")
-    return env.get("tasks") if isinstance(env, dict) else None
 
 
 def _number(value: Any) -> float:
@@ -348,8 +332,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _append(source: Path, target: Path) -> None:
     """Appends the complete lines of a file, or the unchanged bytes of a compressed file."""
-    data = source.open("rb")
-    with data, target.open("ab") as file:
+    with source.open("rb") as data, target.open("ab") as file:
         if source.suffix == ".jsonl":
             for line in data:
                 if line.endswith(b"\n"):

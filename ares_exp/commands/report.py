@@ -21,7 +21,7 @@ from ares_exp.commands.compared_runs import (
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD, is_run
-from ares_exp.records.statistics.comparison import ALPHA, TaskPair
+from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import json_ready
 from ares_exp.records.terminal_text import count_of, format_size, printable
@@ -81,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    subject = subject_of(arguments.run, arguments.other)
+    if arguments.other is not None:
+        subject = _two_runs(arguments.run, arguments.other)
+    else:
+        subject = _sweep(arguments.run) if is_sweep(arguments.run) else Subject.of_run(arguments.run)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
         raise ConfigError(f"Expected the name of a file that ends with {' or '.join(SUFFIXES)}, got {out}.")
@@ -106,13 +109,6 @@ def _kinds(text: str) -> tuple[str, ...]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise argparse.ArgumentTypeError(f"expected {', '.join(KINDS)} or several with commas, got {unknown[0]!r}")
     return kinds
-
-
-def subject_of(path: Path, other: Path | None = None) -> Subject:
-    """Finds the subject of the report: a run, a sweep, or two runs. Raises `ConfigError` for other paths."""
-    if other is not None:
-        return _two_runs(path, other)
-    return _sweep(path) if is_sweep(path) else Subject.of_run(path)
 
 
 def is_sweep(path: Path) -> bool:
@@ -148,15 +144,11 @@ def _tasks(pair: ComparedPair) -> list[dict[str, Any]]:
             "b": mean(task.b.rewards_with_zeros),
             "difference": mean(task.b.rewards_with_zeros) - mean(task.a.rewards_with_zeros),
             "flipped": bool(task.difference),
-            **_counts(task),
+            **{f"{name}_passed": side.passed for name, side in (("a", task.a), ("b", task.b))},
+            **{f"{name}_attempts": side.attempts for name, side in (("a", task.a), ("b", task.b))},
         }
         for task in pair.comparison.pairs
     ]
-
-
-def _counts(task: TaskPair) -> dict[str, int]:
-    sides = {"a": task.a, "b": task.b}
-    return {f"{name}_{what}": getattr(one, what) for name, one in sides.items() for what in ("passed", "attempts")}
 
 
 def _sweep(path: Path) -> Subject:
