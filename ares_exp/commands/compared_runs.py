@@ -12,8 +12,7 @@ from typing import Any
 
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_json_object
-from ares_exp.records.recorded_results import last_attempts, read_results
+from ares_exp.records.recorded_results import last_attempts, object_or_empty, read_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics.comparison import Comparison
 from ares_exp.records.statistics.power import Obstacle, Remedy
@@ -116,7 +115,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
         raise ConfigError(f"There are no results in {place.episodes}, because no episode of this run has ended.")
     if recorded.torn:
         notes.append("the last line of its episodes.jsonl is incomplete, and is ignored")
-    planned = _record(place.summary).get("planned")
+    planned = object_or_empty(place.summary).get("planned")
     if not isinstance(planned, int):
         notes.append("it has no summary: it is running, or was killed")
         planned = None
@@ -154,7 +153,7 @@ def _config(path: Path) -> dict[str, str] | None:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    tasks = _record(path).get("tasks")
+    tasks = object_or_empty(path).get("tasks")
     return {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
 
 
@@ -162,13 +161,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return f"{len(value)} entries" if any(isinstance(one, dict | list) for one in value) else str(value)
     return "null" if value is None else str(value)
-
-
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except (OSError, ConfigError):
-        return {}
 
 
 def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:

@@ -70,8 +70,7 @@ class OptionFiles(ConfigSource):
 
         Raises:
             ConfigLoadError: The file does not exist.
-            ConfigError: The file is too large, nested too deeply, or not in UTF-8.
-            yaml.YAMLError: The file is not valid YAML. The message names the file.
+            ConfigError, yaml.YAMLError: The file cannot be used. The message names the file.
         """
         path = self._file(config_path)
         if not path.is_file():
