@@ -196,8 +196,8 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
     """Formats pass@k and pass^k as a table with one row for each k. Empty if every task has at most one attempt.
 
-    Only attempts with a reward are included. If there are others, further columns count them with reward 0. Columns that
-    exceed `width` follow in another table.
+    If some attempts have no reward, further columns count them with reward 0. Columns that exceed `width` follow in
+    another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:

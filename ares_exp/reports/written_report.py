@@ -172,7 +172,7 @@ MISSES = 20
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Counts of a written report: bytes, rows, episodes with steps, and recorded episodes without steps in the report."""
+    """Counts of a written report: bytes, rows, episodes with steps, and recorded episodes without their steps."""
 
     size: int
     episodes: int
