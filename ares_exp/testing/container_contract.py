@@ -9,7 +9,7 @@ import resource
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,7 @@ def _ask(where: str, what: str) -> str:
 
 @contextlib.contextmanager
 def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
-    """Creates a file in each folder that is writable for this user, and yields the files.
-
-    Removes the files and the folders that it has created at the end.
-    """
+    """Creates a file in each folder that is writable for this user. Removes its files and folders at the end."""
     with contextlib.ExitStack() as made:
         files = []
         for folder in folders:
@@ -81,11 +78,8 @@ def _needs_isolation(factory: ContainerFactory) -> None:
         pytest.skip("the backend declares that its containers are not isolated")
 
 
-class ContainerContract:
-    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
-
-    other_user: str | None = "nobody"
-    """A user of the container besides root; `None` if there is none."""
+class ContainerSuite:
+    """Fixtures of the suites of containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Supported network modes of a container, between which it can switch. In other modes, it has no network or the
@@ -97,12 +91,35 @@ class ContainerContract:
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("contract", env={"FROM_SPEC": "spec", "BOTH": "spec"})
+        return ContainerSpec("contract")
 
     @pytest.fixture
     async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
         async with factory(spec) as box:
             yield box
+
+    def with_networks(
+        self, factory: ContainerFactory, spec: ContainerSpec, policies: Mapping[str, NetworkPolicy], start: NetworkMode
+    ) -> ContainerSpec | None:
+        """Returns a spec whose container starts with one network and can switch to the others; `None` if rejected."""
+        asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
+        try:
+            factory.check(asked)
+        except UnsupportedTaskError:
+            assert self.networks != ContainerSuite.networks
+            return None
+        return asked
+
+
+class ContainerContract(ContainerSuite):
+    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
+
+    other_user: str | None = "nobody"
+    """A user of the container besides root; `None` if there is none."""
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("contract", env={"FROM_SPEC": "spec", "BOTH": "spec"})
 
     def test_factory_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         assert isinstance(factory, ContainerFactory)
@@ -437,16 +454,9 @@ class ContainerContract:
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
         async with hello_server() as (address, port):
-            policies = {
-                "no-network": NO_NETWORK,
-                "public": PUBLIC,
-                "allowlist": NetworkPolicy("allowlist", frozenset({address})),
-            }
-            asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
-            try:
-                factory.check(asked)
-            except UnsupportedTaskError:
-                assert self.networks != ContainerContract.networks
+            allowlist = NetworkPolicy("allowlist", frozenset({address}))
+            policies = {"no-network": NO_NETWORK, "public": PUBLIC, "allowlist": allowlist}
+            if (asked := self.with_networks(factory, spec, policies, start)) is None:
                 return
             async with factory(asked) as box:
                 for mode in (start, "no-network", "public", "allowlist", "public", "no-network", "allowlist", start):

@@ -255,7 +255,7 @@ class ThreadedGymDriver(GymDriver):
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
     """Creates a driver that runs the environment through `GymWrapper`, for `wrapper=sync`.
 
-    The environment runs on the wrapper's event loop. Objects that it shares with other environments must not be bound to
-    an event loop.
+    The environment runs on the wrapper's event loop. Objects that it shares with other environments must not be bound
+    to an event loop.
     """
     return ThreadedGymDriver(GymInThread(GymWrapper(environment)))
