@@ -70,7 +70,7 @@ class AgentContract:
             if as_agent_factory(factory).deterministic:
                 raise
             pytest.skip(str(error))
-        assert steps >= 1, "it asked its LLM for nothing"
+        assert steps >= 1, "the agent sent no LLM request"
 
     def test_supported_context_is_accepted(self, factory: CodeAgentFactory, container: RehearsalContainer) -> None:
         supports = as_agent_factory(factory).supports

@@ -15,7 +15,7 @@ from ares_exp.trajectories.records import StepRecord, serialize_llm_request, ser
 
 
 def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
-    """Creates the records of an episode: `length` records, FIRST and LAST included. `reward` is that of LAST."""
+    """Creates `length` records of an episode, from FIRST to LAST. The LAST record has the reward `reward`."""
     messages = [{"role": "user", "content": f"{text}: start"}]
     response = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
     records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
@@ -102,7 +102,7 @@ class CollectorContract:
 
     def test_episode_metadata_is_recorded(self, complete: CollectorBase) -> None:
         if not isinstance(complete, CollectorBase) or not complete.keeps_apart:
-            pytest.skip("it takes less")
+            pytest.skip("it records one episode at a time")
         handle = complete.begin_episode(
             task_name="a", episode_id="a__0__0badcafe", start_time=2.5, metadata={"attempt": 3}
         )

@@ -219,7 +219,7 @@ class ContainerContract(ContainerSuite):
         assert result.output == bytes(range(256)).decode("utf-8", "replace")
         split = await box.exec("printf '\\360\\237'; sleep 0.1; printf '\\230\\200'; sleep 0.1; printf '\\303'")
         assert split.output == "😀\ufffd"
-        assert (await box.exec("printf x")).output == "x", "no newline is added"
+        assert (await box.exec("printf x")).output == "x", "a newline was added"
         assert (await box.exec("true")).output == ""
 
     async def test_stderr_can_be_separate(self, box: Container) -> None:
@@ -317,7 +317,7 @@ class ContainerContract(ContainerSuite):
         noisy = "(until [ -e /tmp/enough ]; do echo noise; sleep 0.01; done; echo > /tmp/done) &"
         result = await box.exec(f"{noisy} echo started", timeout_sec=30)
         assert result.output.endswith("started\n") or "started\n" in result.output
-        assert not result.timed_out, "it is over with what was in the foreground"
+        assert not result.timed_out, "a command ends with its foreground process"
         for n in range(20):
             assert (await box.exec(f"echo {n}")).output == f"{n}\n"
         waited = await box.exec(
@@ -332,7 +332,7 @@ class ContainerContract(ContainerSuite):
         gone = await box.exec(
             f"kill {result.output}; while kill -0 {result.output}; do sleep 0.05; done", timeout_sec=SLACK_SEC
         )
-        assert not gone.timed_out, "a process that was killed stays as a zombie"
+        assert not gone.timed_out, "a killed process stays as a zombie"
 
     async def test_closed_output_ends_the_command(self, box: Container) -> None:
         assert (await box.exec("echo seen; exec 1>&- 2>&-; echo lost; exit 4")).exit_code in (1, 4)
@@ -374,7 +374,7 @@ class ContainerContract(ContainerSuite):
         await box.exec("mkdir /real; ln -s real /linked")
         await box.upload(source, "/linked/file")
         left = await box.exec("readlink /linked; cat /real/file")
-        assert left.output == "real\n#!/bin/sh\necho again\n", "links of the container stay"
+        assert left.output == "real\n#!/bin/sh\necho again\n", "a link of the container was replaced"
 
     async def test_directory_is_uploaded(self, box: Container, tmp_path: Path) -> None:
         (tmp_path / "sub" / "empty").mkdir(parents=True)

@@ -249,7 +249,7 @@ class ThreadedGymDriver(GymDriver):
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Never returns, because `pending_requests` is always empty."""
         await asyncio.Event().wait()
-        raise AssertionError("unreachable: nobody sets the event")
+        raise AssertionError("unreachable: the event is never set")
 
 
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
