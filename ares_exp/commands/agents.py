@@ -28,11 +28,10 @@ from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import ConfigError
 from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
-DESCRIPTION = """\
+HELP = """\
 Lists, installs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
 XDG_CACHE_HOME).
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s list
   %(prog)s install claude_code codex
@@ -45,8 +44,7 @@ LIST = """\
 Lists the agents that can be installed for this machine: the pinned version, the size of the download, which builds are
 installed and how much disk space they use, the licence, and the wire formats. A build is for one C library. A build of
 an agent in Python is also for one minor version of Python.
-"""
-LIST_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s
   %(prog)s --json
@@ -59,8 +57,7 @@ Fetches the pinned packages of agents from their vendors into the cache of this 
 Every file of claude_code, codex, opencode, qwen_code and mini_swe_agent is checked against a digest, without npm or
 Node. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run with `agent=NAME` does
 the same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
-"""
-INSTALL_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s claude_code codex
   %(prog)s claude_code --libc musl                    for images without glibc, such as Alpine's
@@ -74,8 +71,7 @@ PACK = """\
 Installs a program of npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
 It needs the programs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
 run. The package runs in every image with glibc, whatever Node.js or Python the image has.
-"""
-PACK_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s npm:@github/copilot
   %(prog)s pip:aider-chat==0.86.2 --python 3.12 --name aider
@@ -87,8 +83,7 @@ Exit codes: 0 packed; 2 the package cannot be packed, or the command line is wro
 REMOVE = """\
 Removes packages of agents from the cache of this user: every build of the named agents, or only the builds for one C
 library or Python. Packages that a running process uses are kept.
-"""
-REMOVE_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s claude_code
   %(prog)s --all
@@ -99,20 +94,14 @@ _TEXTS = ("agent", "installed", "last use", "licence", "wires", "needs")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    listing = parser.add_command(
-        "list", _list, about="list the agents that can be installed", description=LIST, epilog=LIST_EXAMPLES
-    )
+    listing = parser.add_command("list", _list, "list the agents that can be installed", LIST)
     listing.add_argument("--json", action="store_true", help="as JSON, with the directory of each build")
-    for verb, act, about, description, epilog, every in (
-        (
-            *("install", _install, "fetch the packages of agents into the user's cache", INSTALL, INSTALL_EXAMPLES),
-            "every agent that needs neither npm nor uv",
-        ),
-        ("remove", _remove, "remove packages of agents from the user's cache", REMOVE, REMOVE_EXAMPLES, "every agent"),
-    ):
-        command = parser.add_command(verb, act, about=about, description=description, epilog=epilog)
-        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"agents to {verb}: {', '.join(PACKAGES)}")
-        command.add_argument("--all", action="store_true", help=every)
+    installing = parser.add_command("install", _install, "fetch the packages of agents into the user's cache", INSTALL)
+    removing = parser.add_command("remove", _remove, "remove packages of agents from the user's cache", REMOVE)
+    installing.add_argument("--all", action="store_true", help="every agent that needs neither npm nor uv")
+    removing.add_argument("--all", action="store_true", help="every agent")
+    for command in (installing, removing):
+        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"some of {', '.join(PACKAGES)}")
         command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
         command.add_argument(
             "--python",
@@ -122,9 +111,7 @@ def add_arguments(parser: CommandParser) -> None:
             metavar="3.N",
             help="for agents in Python: only the build for that minor version; repeatable",
         )
-    packing = parser.add_command(
-        "pack", _pack, about="pack any program of npm or PyPI", description=PACK, epilog=PACK_EXAMPLES
-    )
+    packing = parser.add_command("pack", _pack, "pack any program of npm or PyPI", PACK)
     packing.add_argument("spec", metavar="SPEC", help="npm:PACKAGE[@VERSION] or pip:PACKAGE[==VERSION]")
     packing.add_argument("--add", action="append", default=[], metavar="SPEC", help="another package; repeatable")
     packing.add_argument("--name", help="name for agent.package (default: the name of the package)")

@@ -17,13 +17,12 @@ from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
 from ares_exp.records import exit_codes
 from ares_exp.records.terminal_text import count_of, format_size
 
-DESCRIPTION = """\
+HELP = """\
 Removes leftovers of killed runs from this machine: containers, networks, volumes and images on the Docker engine, the
 directories and cgroups of local containers, and temporary directories of builds, verifiers and W&B uploads. If
 DAYTONA_API_KEY is set, it also removes sandboxes of the Daytona service. It keeps everything that belongs to a run in
 progress, to another machine or to another user. Every run does the same when it starts.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s --dry-run            show what would be removed
   %(prog)s

@@ -57,7 +57,7 @@ MOST_KEYS, MOST_TASKS, MOST_NAMES = 20, 50, 5
 KEY_CHARS, VALUE_CHARS = 60, 40
 ALIGNED_LEFT = ("run", "key", "task")
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
-DESCRIPTION = """\
+HELP = """\
 Compares two or more runs on the tasks that they have in common. It shows the difference of the mean rewards with an
 interval and a p-value, the tasks that pass in only one of the runs, and the number of attempts or tasks that would make
 the difference significant. The first run is the baseline. The result of an attempt is its last episode. Attempts
@@ -69,8 +69,7 @@ prints this table for another key.
 
 Two episodes: shows the first request, response or result that differs, how each episode continues, and the totals of
 both. Differences of ids, times, durations, tokens, prices, reasoning and the name of the model are ignored.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first outputs/second
   %(prog)s outputs/first outputs/second --json | jq .pairs

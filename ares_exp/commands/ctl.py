@@ -30,7 +30,7 @@ FRESH_SEC = 3.0
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
-DESCRIPTION = """\
+HELP = """\
 Shows the state of a running run or sweep, or changes it. It uses files in the run directory, so it works from another
 terminal, from a script, and from another machine with the same disk. Users with write access to the directory can
 control the run.
@@ -46,8 +46,7 @@ control the run.
 
 A sweep passes each command to all its jobs, including jobs that start later. control.jsonl records each command with
 its author, reason and outcome.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s latest status
   %(prog)s outputs/grid pause --for 10m --reason "the endpoint is rate-limited"

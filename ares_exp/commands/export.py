@@ -254,14 +254,13 @@ FORMATS = {
 _LISTED = "".join(
     f"  {name:<11} {', '.join(one.suffixes) or 'a folder':<29} {one.about}\n" for name, one in FORMATS.items()
 )
-DESCRIPTION = f"""\
+HELP = f"""\
 Writes the episodes of RUN to OUT in another format. OUT is a new file whose name ends as listed, or a new folder:
 
 {_LISTED}
 Episodes of a killed run are included with their complete steps. `sft` includes only episodes with a reward of at
 least {SUCCESS:g}, unless you set other bounds. `tokens` requires a policy that records token ids and log-probabilities.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first episodes.parquet --to parquet
   %(prog)s outputs/first good.jsonl --to sft --min-reward 0.5

@@ -49,11 +49,10 @@ CELL_CHARS = 200
 
 TASKS = "tasks"
 SECTIONS = (*GROUP_OF, PLUGINS, TASKS)
-DESCRIPTION = """\
+HELP = f"""\
 Lists the available options, each with a description and its origin: built in, a plugin, or your own folder. For each
 environment it also prints the number of tasks, or `?` if the number is not known without network access.
-"""
-EPILOG = f"""\
+[arguments]
 Examples:
   %(prog)s                    everything
   %(prog)s envs               the environments, which are also the presets of `ares_exp.make`

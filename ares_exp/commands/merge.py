@@ -26,11 +26,10 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.recorded_run import is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 
-DESCRIPTION = """\
+HELP = """\
 Merges the run directories of the shards of one run into OUT. OUT contains all episodes and trajectories, statistics
 over all of them, and the records of each shard in parts/. The shards do not change. Files are hard links if possible.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   ares-exp env.path=tasks env.tasks=@0/2 hydra.run.dir=shard0      on one machine
   ares-exp env.path=tasks env.tasks=@1/2 hydra.run.dir=shard1      on another

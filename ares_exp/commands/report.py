@@ -31,12 +31,11 @@ from ares_exp.runs.sweeps.sweep_report import SweepReport
 
 NAME = "report.html"
 SUFFIXES = (".html", ".htm")
-DESCRIPTION = """\
+HELP = """\
 Writes one HTML file that shows a run, a sweep, or two runs side by side: tables, pictures, trajectories with commands
 and the output of the verifier. The file opens in any browser without a network. You can write it while the run
 continues or after it was killed. Failed episodes come first. The report lists the trajectories that do not fit into it.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first outputs/second -o second.html --open

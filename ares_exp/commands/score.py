@@ -59,12 +59,11 @@ NO_CONTAINER = (
     "to run the recorded responses again, or take snapshots in the next run (`snapshot=every_step`)."
 )
 
-DESCRIPTION = """\
+HELP = """\
 Scores the finished episodes of RUN again, without LLM calls of the policy. The new scores have the name of the scorer
 and are shown next to the original rewards, which do not change. After an interruption, run the command again to
 continue.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first scorer=judge scorer.policy.model=gpt-5-mini concurrency=8
   %(prog)s outputs/first 'env.scorers=[my_scorers.tidy]'

@@ -17,12 +17,11 @@ PREFIX = "serve."
 NAME = "name=serve"
 """The run directory is outputs/serve/<date>_<time>."""
 NO_EFFECT = ("policy", "attempts", "branch_from", "replay")
-DESCRIPTION = """\
+HELP = """\
 Runs episodes for trainers in other processes. Trainers submit rollouts over HTTP, and the agents' LLM calls go to the
 endpoint of their trainer. You can set the same options and keys as for a run, except for `policy` and `attempts`.
 Ctrl-C ends the service. To continue its rollouts, start it again with `resume=RUN`.
-"""
-EPILOG = """\
+[arguments]
 Options of the service:
   serve.host=127.0.0.1       address to listen on; other addresses require serve.key_env
   serve.port=8300            port to listen on; 0 selects a free port

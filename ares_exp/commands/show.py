@@ -23,7 +23,8 @@ from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RUN_FOLDERS, RunDir
 from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
-from ares_exp.trajectories.stored_episodes import HELP, StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
+from ares_exp.trajectories.stored_episodes import HELP as HELP_OF_PATH
+from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,13 +37,12 @@ VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns to drop on narrow terminals, in this order. The task can be dropped because most ids start with it."""
 
-DESCRIPTION = """\
+HELP = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
 conversation (+) or removed from it (-), then the reward and the output of the verifier. The middle of long texts is
 left out. If the path contains several episodes, the command lists them.
 On a terminal, an episode is shown page by page with `less`, or with the program in PAGER (set PAGER= for no pager).
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first --failed --task 'fix-*'
@@ -53,7 +53,7 @@ Examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP)
+    parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP_OF_PATH)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="show only this step; the first is 0, the last is -1")
     which.add_argument(

@@ -25,14 +25,16 @@ from ares_exp.records.terminal_text import (
     one_line,
     printable,
 )
-from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot, chosen_snapshots, find_store
+from ares_exp.snapshots.chosen_snapshots import HELP as HELP_OF_PATHS
+from ares_exp.snapshots.chosen_snapshots import chosen_snapshot, chosen_snapshots, find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.snapshots.store import SnapshotStore, in_order
 
-DESCRIPTION = "Lists, shows and verifies snapshots, and removes snapshots that are not needed."
-EPILOG = """\
+HELP = """\
+Lists, shows and verifies snapshots, and removes snapshots that are not needed.
+[arguments]
 Examples:
   %(prog)s list outputs/first                 the snapshots of a run
   %(prog)s show outputs/first/hello__0__3f2a91bc@7 --files
@@ -44,8 +46,7 @@ Examples:
 LIST = """\
 Lists snapshots, oldest first: how many responses of the policy had been applied (step), how many paths the container
 has changed (entries), how large its changed files are (bytes), and from where the episode was branched (lineage).
-"""
-LIST_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first/hello__0
@@ -55,8 +56,7 @@ Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 SHOW = """\
 Shows what a snapshot contains: the episode, the last message that waits for a response, and the files that the
 container has changed. It also lists parts that are not in the snapshot, and are therefore missing after a restore.
-"""
-SHOW_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first/hello__0__3f2a91bc@7
   %(prog)s outputs/first/hello__0__3f2a91bc@7 --files
@@ -66,8 +66,7 @@ Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is 
 """
 VERIFY = """\
 Reads all files that snapshots need, and checks them against their names, metadata and checksums.
-"""
-VERIFY_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first/hello__0__3f2a91bc@7
@@ -77,8 +76,7 @@ Exit codes: 0 all snapshots are intact; 1 a snapshot is damaged; 2 the command l
 GC = """\
 Removes contents that no snapshot needs any more, and leftovers of killed processes. With --keep N, it first removes all
 but the last N snapshots of each episode. A store in which a snapshot is being written is skipped.
-"""
-GC_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/* --keep 1 --dry-run
@@ -91,32 +89,19 @@ LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "back
 
 
 def add_arguments(parser: CommandParser) -> None:
-    command = parser.add_command("list", _list, about="list snapshots", description=LIST, epilog=LIST_EXAMPLES)
-    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
-    command = parser.add_command(
-        "show",
-        _show,
-        about="show what a snapshot contains, and which parts are missing",
-        description=SHOW,
-        epilog=SHOW_EXAMPLES,
-    )
-    command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP)
+    command = parser.add_command("list", _list, "list snapshots", LIST)
+    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP_OF_PATHS)
+    command = parser.add_command("show", _show, "show what a snapshot contains, and which parts are missing", SHOW)
+    command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP_OF_PATHS)
     command.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
     command.add_argument("--full", action="store_true", help="show the whole last message")
-    command = parser.add_command(
-        "verify",
-        _verify,
-        about="check that everything a snapshot needs exists and is undamaged",
-        description=VERIFY,
-        epilog=VERIFY_EXAMPLES,
-    )
-    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
+    about = "check that everything a snapshot needs exists and is undamaged"
+    command = parser.add_command("verify", _verify, about, VERIFY)
+    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP_OF_PATHS)
     command.add_argument(
         "--quick", action="store_true", help="check that the contents of files exist, without reading them"
     )
-    command = parser.add_command(
-        "gc", _gc, about="remove old snapshots, and contents that no snapshot needs", description=GC, epilog=GC_EXAMPLES
-    )
+    command = parser.add_command("gc", _gc, "remove old snapshots, and contents that no snapshot needs", GC)
     command.add_argument(
         "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories or snapshot stores; {MEANING}"
     )

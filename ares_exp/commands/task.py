@@ -13,8 +13,9 @@ from ares_exp.commands import task_check, task_shell
 from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import ConfigError
 
-DESCRIPTION = "Creates a small task, checks that the tests of tasks work, and opens a shell in the container of a task."
-EPILOG = """\
+HELP = """\
+Creates a small task, checks that the tests of tasks work, and opens a shell in the container of a task.
+[arguments]
 Examples:
   %(prog)s new tasks/my-task
   %(prog)s check tasks/my-task
@@ -26,8 +27,7 @@ NEW = """\
 Creates a small task in the Harbor format, in which the agent adds up the numbers in a file. Comments in its five files
 explain them. You can run the task unchanged, or edit the files. With `--for verifiers`, creates a Python package with
 this task, which verifiers loads as an environment.
-"""
-NEW_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks/my-task --image python:3.12-slim
@@ -80,7 +80,7 @@ _IMAGE = re.compile(r"[\w./:@-]+", re.ASCII)
 
 
 def add_arguments(parser: CommandParser) -> None:
-    command = parser.add_command("new", _new, about="create a small task to edit", description=NEW, epilog=NEW_EXAMPLES)
+    command = parser.add_command("new", _new, "create a small task to edit", NEW)
     command.add_argument(
         "folder", type=Path, metavar="PATH", help="folder of the task; its last part is the name of the task"
     )
@@ -92,10 +92,7 @@ def add_arguments(parser: CommandParser) -> None:
         ("check", task_check, "check that tests accept the solution and reject an agent that does nothing"),
         ("shell", task_shell, "open a shell in the container of a task"),
     ):
-        command = parser.add_command(
-            name, module.run, about=about, description=module.DESCRIPTION, epilog=module.EPILOG
-        )
-        module.add_arguments(command)
+        module.add_arguments(parser.add_command(name, module.run, about, module.HELP))
 
 
 def _new(arguments: argparse.Namespace) -> None:

@@ -50,11 +50,10 @@ from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_req
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-DESCRIPTION = """\
+HELP = """\
 Runs each task twice: with its own solution, which must pass, and with an agent that does nothing, which must not pass.
 Both are ordinary runs with a run directory.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks --container docker concurrency=4

@@ -37,11 +37,10 @@ from ares_exp.tasks.harbor_task import HarborTask
 if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
-DESCRIPTION = """\
+HELP = """\
 Starts the container of a task, in the state in which the agent finds it, and opens an interactive shell in it. The
 container is removed when the shell ends.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks/my-task --solution --tests container=docker

@@ -55,12 +55,11 @@ IDLE_SEC = 30.0
 MAX_DEPTH = 5
 MAX_RUNS = 2_000
 MAX_TEXTS = 64
-DESCRIPTION = """\
+HELP = f"""\
 Shows a run, or all runs below a folder, in the browser of this machine, with the page of `ares-exp report`. The page is
 updated while a run continues. The command only reads files, so it also shows killed runs, and runs of other machines
 on the same disk. Ctrl-C ends it.
-"""
-EPILOG = f"""\
+[arguments]
 Examples:
   %(prog)s                                  all runs below {OUTPUTS}/
   %(prog)s latest --open

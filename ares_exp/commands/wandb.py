@@ -28,8 +28,9 @@ from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 
 UPLOAD_TIMEOUT_SEC = 60.0  # time limit for reaching the service to extend an uploaded run
 
-DESCRIPTION = "Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace."
-EPILOG = """\
+HELP = """\
+Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace.
+[arguments]
 Examples:
   %(prog)s sync outputs/first                 upload a run, or the runs of a sweep
   %(prog)s dashboard --entity my-team --group ares_exp/2026-01-31_12-00-00
@@ -41,10 +42,16 @@ SYNC = """\
 Uploads the W&B runs of run directories: numbers, tables and artifacts with `wandb sync`, then the links to task sets
 and parent runs, the scores of `ares-exp score`, and the files of runs that were killed or moved. The sessions of a
 resumed run become one W&B run.
+[arguments]
+Examples:
+  %(prog)s outputs/first
 """
 DASHBOARD = """\
 Saves a view of a W&B project that shows its runs, or the runs of one group. Needs the package wandb-workspaces
 (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY. Set WANDB_BASE_URL for your own server.
+[arguments]
+Examples:
+  %(prog)s --entity my-team
 """
 
 CHARTS = {
@@ -65,12 +72,11 @@ BARS = {
 
 
 def add_arguments(parser: CommandParser) -> None:
-    about, end = "upload the W&B runs of run directories", "Examples:\n  %(prog)s outputs/first\n"
-    sync = parser.add_command("sync", _upload, about=about, description=SYNC, epilog=end)
+    sync = parser.add_command("sync", _upload, "upload the W&B runs of run directories", SYNC)
     sync.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=f"runs, or folders of runs; {MEANING}")
     sync.add_argument("--again", action="store_true", help="upload again, even if a run was uploaded before")
-    about, end = "build a W&B workspace that shows a group of runs", "Examples:\n  %(prog)s --entity my-team\n"
-    dashboard = parser.add_command("dashboard", _dashboard, about=about, description=DASHBOARD, epilog=end)
+    about = "create a W&B workspace that shows a group of runs"
+    dashboard = parser.add_command("dashboard", _dashboard, about, DASHBOARD)
     dashboard.add_argument("--entity", required=True, help="W&B user or team")
     dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
     dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")

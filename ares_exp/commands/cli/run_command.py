@@ -2,7 +2,7 @@
 
 A command is a module that is imported when the command is called. It has
 
-- `DESCRIPTION` and `EPILOG`, the start and the end of its help;
+- `HELP`, its help. The line `[arguments]` stands for the list of arguments;
 - `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
 - `run(arguments)`, if there are no commands below it: returns the exit code (`None` is 0) and raises user errors.
 
@@ -55,15 +55,17 @@ def number_type(kind: Callable[[str], Number], least: float, most: float, expect
 class CommandParser(argparse.ArgumentParser):
     """Parses the words of a command. Prints help texts unchanged, and does not allow abbreviated options."""
 
-    def __init__(self, prog: str, **texts: Any) -> None:
-        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts)
+    def __init__(self, prog: str, text: str) -> None:
+        start, _, end = text.partition("[arguments]\n")
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=start, epilog=end, formatter_class=layout, allow_abbrev=False)
         self.below: dict[str, CommandParser] = {}
 
     def add_command(
-        self, name: str, act: Callable[[argparse.Namespace], int | None], *, about: str, description: str, epilog: str
+        self, name: str, act: Callable[[argparse.Namespace], int | None], about: str, text: str
     ) -> CommandParser:
         """Adds a command below this one, such as `list` below `ares-exp agents`. `about` is its line in this help."""
-        self.below[name] = CommandParser(f"{self.prog} {name}", description=description, epilog=epilog)
+        self.below[name] = CommandParser(f"{self.prog} {name}", text)
         self.below[name].set_defaults(act=act, about=about)
         return self.below[name]
 
@@ -73,7 +75,7 @@ class CommandParser(argparse.ArgumentParser):
             return self.parse_intermixed_args(words)
         if words and words[0] in self.below:
             return self.below[words[0]].parse(words[1:])
-        listed = self.add_subparsers(metavar="COMMAND", required=True)
+        listed = self.add_subparsers(metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser)
         for name, command in self.below.items():
             listed.add_parser(name, help=command.get_default("about"))
         if words and not words[0].startswith("-"):
@@ -105,7 +107,7 @@ class CommandModule:
 def parser_of(module: str, program: str) -> CommandParser:
     """Returns the parser of the command in `module`, which is called as `program`."""
     command = import_module(module)
-    parser = CommandParser(program, description=command.DESCRIPTION, epilog=command.EPILOG)
+    parser = CommandParser(program, command.HELP)
     command.add_arguments(parser)
     return parser
 
@@ -156,7 +158,7 @@ class _Declared:
         else:
             self.positionals.append(settings)
 
-    def add_command(self, name: str, *_: object, **_texts: str) -> _Declared:
+    def add_command(self, name: str, *_: object) -> _Declared:
         """Collects a command, like `CommandParser.add_command`."""
         self.positionals[:] = [{"choices": self.below}]
         return self.below.setdefault(name, _Declared())
