@@ -120,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> None:
             f"Expected OUT to be a {name} file, with a name that ends in {' or '.join(suffixes)}, got {out}."
         )
     if out.exists() and not arguments.force:
-        remedy = "`--force` overwrites it." if suffixes else "Use another name, or remove it."
+        remedy = "Use `--force` to overwrite it." if suffixes else "Use another name, or remove it."
         raise UserError(f"{out} already exists. {remedy}")
 
 

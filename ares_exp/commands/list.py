@@ -76,11 +76,11 @@ def run(arguments: argparse.Namespace) -> None:
     name = next((plural for plural, group in GROUP_OF.items() if group == asked), asked)
     if name is not None and name not in SECTIONS:
         raise ConfigError(
-            f"Expected one of {', '.join(SECTIONS)}, got {asked!r}.{close_matches(asked, [*SECTIONS])} Overrides go "
-            f"with `tasks`: ares-exp list tasks env=…"
+            f"Expected one of {', '.join(SECTIONS)}, got {asked!r}.{close_matches(asked, [*SECTIONS])} To list the "
+            "tasks of an environment, use `ares-exp list tasks env=…`."
         )
     if arguments.overrides and name != TASKS:
-        raise ConfigError(f"Only `tasks` takes overrides, got {' '.join(arguments.overrides)} for `{name}`.")
+        raise ConfigError(f"Expected overrides only after `tasks`, got {' '.join(arguments.overrides)} after `{name}`.")
     folders = [] if arguments.config_dir is None else [arguments.config_dir.absolute()]
     for folder in folders:
         if not folder.is_dir():
@@ -133,7 +133,7 @@ def _problem_of(option: Option) -> str | None:
         return None if why is None else f"{option.path}: {why}"
     if option.group in WITHOUT_TARGET or "defaults" in node:
         return None
-    return f"{option.path} has no `_target_`: name the class that it makes."
+    return f"{option.path} has no `_target_`. Set `_target_` to the class that the option creates."
 
 
 def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:

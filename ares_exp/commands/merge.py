@@ -153,7 +153,7 @@ def _read_shard(path: Path) -> Shard:
     with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
     if len(lines) != len(recorded.results):
-        raise ConfigError(f"{run_dir.episodes} changed while it was read. Merge only runs that have ended.")
+        raise ConfigError(f"{run_dir.episodes} changed while it was read. Wait until the run has ended.")
     return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, read_object(run_dir.summary))
 
 
@@ -165,9 +165,9 @@ def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) ->
     if differing:
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
-            f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} were composed differently: "
-            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `ares-exp compare`, or use "
-            "`--allow KEY` for keys that may differ."
+            f"Expected shards of one run, but the configs of {first.run_dir.path} and {other.run_dir.path} differ: "
+            f"{'; '.join(differing[:SHOWN])}{more}. Use `ares-exp compare` for different runs, or `--allow KEY` for "
+            "keys that may differ."
         )
 
 
@@ -179,8 +179,8 @@ def _check_same_tasks(first: Shard, other: Shard) -> None:
     ]
     if changed:
         raise ConfigError(
-            f"Expected the same tasks, but the files of {', '.join(changed[:SHOWN])} are not the same for "
-            f"{first.run_dir.path} and {other.run_dir.path}."
+            f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} ran different versions of "
+            f"{', '.join(changed[:SHOWN])}. Run them again with the same files of the tasks."
         )
 
 
@@ -207,7 +207,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     for count in sorted({count for _, count in named if count < 10_000}):
         missing = [f"@{index}/{count}" for index in range(count) if (index, count) not in named]
         if missing:
-            yield f"{len(missing)} of {count} shards are not among these: {', '.join(missing[:SHOWN])}."
+            yield f"{len(missing)} of {count} shards are missing: {', '.join(missing[:SHOWN])}."
     versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
     if len(versions) > 1:
         yield f"The shards were run by different versions of ares_exp: {', '.join(sorted(versions))}."
@@ -216,7 +216,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     for shard in shards:
         if not shard.totals:
             path = shard.run_dir.path
-            yield f"{path} has not ended, or was killed: `ares-exp resume={path}`."
+            yield f"{path} is running or was killed. Use `ares-exp resume={path}` to continue a killed run."
 
 
 def _number(value: Any) -> float:

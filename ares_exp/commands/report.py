@@ -86,7 +86,9 @@ def run(arguments: argparse.Namespace) -> None:
         subject = _sweep(arguments.run) if is_sweep(arguments.run) else Subject.of_run(arguments.run)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
-        raise ConfigError(f"Expected the name of a file that ends with {' or '.join(SUFFIXES)}, got {out}.")
+        raise ConfigError(
+            f"Expected the name of a file that ends with {' or '.join(SUFFIXES)}, got {out}. Use `-o {NAME}`."
+        )
     written = write_report(
         subject, out, max_bytes=int(arguments.max_mb * 10**6), which=arguments.episodes, redact=arguments.redact
     )

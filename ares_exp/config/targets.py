@@ -271,9 +271,9 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
 
     node = OmegaConf.select(config, group)
     if not node:
-        raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
+        raise ConfigError(f"No option is chosen for `{group}`. Set `{group}=…`. `--help {group}` lists the options.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
-        raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
+        raise ConfigError(f"The option of `{group}` has no `_target_`. Set `_target_` to the class that it creates.")
     keys = {str(key) for key in node}  # `key in node` leaves a reference cycle that keeps the frames of callers alive
     if group == AGENT and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(
@@ -313,8 +313,8 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
         return None
     if "_target_" in (node[unknown[0]] if isinstance(node[unknown[0]], Mapping) else ()):
         return (
-            f"`{group}` and `{unknown[0]}` are two components. To choose both, start the file of the first with "
-            f"`# @package {group}.NAME`."
+            f"`{group}` and `{unknown[0]}` are two components. To choose both, add the first line "
+            f"`# @package {group}.NAME` to the option file of `{group}`."
         )
     known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"
     return f"`{group}` has no argument `{unknown[0]}`: {known}.{close_matches(unknown[0], takes)}"

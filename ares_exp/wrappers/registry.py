@@ -326,11 +326,11 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
     if isinstance(spec, type) or not isinstance(spec, EnvironmentSpec):
         got = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
         raise PresetError(
-            f"Expected something with `get_info()` and `get_env(…)` as the preset `{name}`, got {got}. A function is "
-            f'registered with `@register_env(name="{name}")`.'
+            f"Expected an object with `get_info()` and `get_env(…)` as the preset `{name}`, got {got}. To register a "
+            f'function, use `@register_env(name="{name}")`.'
         )
     if name in _registered or _configured_preset(name) is not None:
-        raise PresetError(f"The preset `{name}` already exists: register yours under another name.")
+        raise PresetError(f"The preset `{name}` already exists. Use another name.")
     _registered[name] = spec
 
 
@@ -389,16 +389,15 @@ def find_preset(name: str) -> EnvironmentSpec:
     known = list_presets()
     if name in {option.name for option in find_options("env")}:
         raise PresetLookupError(
-            f"`env={name}` is not a preset. With other characters than letters, digits, `_` and `.`, its name "
-            "can be confused with a pair of an environment and an agent. Rename its file, or `register_preset` "
-            "it under another name."
+            f"`env={name}` is not a preset, because its name has a character other than letters, digits, `_` and `.`. "
+            "Rename its file, or use `register_preset` with another name."
         )
     env, _, agent = name.partition("-")
     if agent and env in _configured():
         agents = [option.name for option in find_options("agent")]
         close = close_matches(agent, agents) or f" Agents: {', '.join(agents)}."
         raise PresetLookupError(
-            f"There is no preset `{name:.200}`: `{env}` can be paired with an agent, not `{agent:.200}`.{close}"
+            f"There is no preset `{name:.200}`, because there is no agent `{agent:.200}` for `{env}`.{close}"
         )
     raise PresetLookupError(
         f"There is no preset `{name:.200}`.{close_matches(name, known)} Presets: {', '.join(known)}."

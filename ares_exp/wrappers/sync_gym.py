@@ -207,7 +207,7 @@ class GymInThread:
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         if self._is_closed:
-            raise EpisodeStateError("This environment has been closed. Build a new one.")
+            raise EpisodeStateError("This environment has been closed. Create a new one.")
         job = self._start(function)
         try:
             await asyncio.wait({job})  # unlike `await job`, does not cancel the job if this task is cancelled

@@ -103,8 +103,8 @@ def test_unusable_options_are_reported(
     ("arguments", "message"),
     [
         (["polices"], "Did you mean `policies`"),
-        (["env=harbor"], "Overrides go with `tasks`"),
-        (["envs", "env=harbor"], "Only `tasks` takes overrides"),
+        (["env=harbor"], "use `ares-exp list tasks env=…`"),
+        (["envs", "env=harbor"], "Expected overrides only after `tasks`, got env=harbor after `envs`."),
         (["tasks", "env=harbr"], "Did you mean `harbor`"),
         (["tasks", "env.path=/nowhere"], "/nowhere"),
         (["tasks", "env.pth=x"], "env.path"),
