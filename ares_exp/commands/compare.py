@@ -228,15 +228,16 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
     if any(run.statistics.scored_only.attempts < run.statistics.attempts for run in runs):
         columns["scored"] = [f"{run.statistics.scored_only.attempts:,}" for run in runs]
         columns["scored only"] = [_estimate(run.statistics.scored_only.mean_reward) for run in runs]
-    for k in _common_ks(runs):
-        for name in ("pass_at_k", "pass_hat_k"):
-            columns[f"{'pass@' if name == 'pass_at_k' else 'pass^'}{k}"] = [_rate(run, k, name) for run in runs]
+    rates = [{rate.k: rate for rate in run.statistics.errors_as_zero.pass_rates} for run in runs]
+    for k in sorted(set.intersection(*map(set, rates)) - {1})[-1:]:  # the largest k above 1 that all runs have
+        columns[f"pass@{k}"] = [_estimate(rate[k].pass_at_k) for rate in rates]
+        columns[f"pass^{k}"] = [_estimate(rate[k].pass_hat_k) for rate in rates]
     for name, cells in {"tokens": "tokens", "$": "cost", "seconds": "seconds"}.items():
         spreads = [getattr(run.statistics, cells) for run in runs]
         if any(spread.total for spread in spreads):
             columns[name] = [_mean(spread) for spread in spreads]
-    rates = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
-    leave_out = ["seconds", "$", "tokens", "scored", *rates, "attempts", "tasks"]  # repeated columns first
+    passes = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
+    leave_out = ["seconds", "$", "tokens", "scored", *passes, "attempts", "tasks"]  # repeated columns first
     console.print(
         make_table(
             columns_that_fit(columns, console.width, leave_out=[n for n in leave_out if n in columns]),
@@ -251,17 +252,6 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
         for note in run.notes:
             _say(console, f"{run.letter}: {note}", "yellow")
     _say(console, "")
-
-
-def _common_ks(runs: Sequence[ChosenRun]) -> list[int]:
-    """Returns a list with the largest k above 1 for which every run has pass@k, if any."""
-    ks = [{rate.k for rate in run.statistics.errors_as_zero.pass_rates if rate.k > 1} for run in runs]
-    return sorted(set.intersection(*ks))[-1:]
-
-
-def _rate(run: ChosenRun, k: int, name: str) -> str:
-    rate = next(rate for rate in run.statistics.errors_as_zero.pass_rates if rate.k == k)
-    return _estimate(getattr(rate, name))
 
 
 def _print_config(console: Console, runs: Sequence[ChosenRun]) -> None:

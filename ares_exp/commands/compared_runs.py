@@ -124,8 +124,9 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     )
     if planned is not None and statistics.attempts < planned:
         notes.append(f"only {statistics.attempts} of its {planned} attempts have ended")
-    records = _overrides(path), _config(path), _digests(place.provenance)
-    return ChosenRun(letter, path, statistics, *records, tuple(notes))
+    tasks = object_or_empty(place.provenance).get("tasks")
+    digests = {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
+    return ChosenRun(letter, path, statistics, _overrides(path), _config(path), digests, tuple(notes))
 
 
 def _overrides(path: Path) -> dict[str, str] | None:
@@ -150,11 +151,6 @@ def _config(path: Path) -> dict[str, str] | None:
         for key, value in islice(dotted_items(config), MOST_KEYS)
         if key.rpartition(".")[2] not in OWN_PLACE
     }
-
-
-def _digests(path: Path) -> dict[str, str]:
-    tasks = object_or_empty(path).get("tasks")
-    return {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
 
 
 def _shown(value: Any) -> str:
@@ -194,8 +190,10 @@ class ComparedPair:
     def changed_tasks(self) -> tuple[str, ...]:
         """The compared tasks whose recorded digests differ between the two runs."""
         a, b = self.a.digests, self.b.digests
-        names = [task.a.task_name for task in self.comparison.pairs]
-        return tuple(name for name in names if name in a and name in b and _differ(a[name], b[name]))
+        known = [name for task in self.comparison.pairs if (name := task.a.task_name) in a and name in b]
+        return tuple(
+            name for name in known if content_of(a[name]) != content_of(b[name]) or changed_files(a[name], b[name])
+        )
 
     @property
     def is_settled(self) -> bool:
@@ -224,10 +222,6 @@ class ComparedPair:
         """Advice on how to get a significant result; `None` if the result is significant or no task was compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
-
-
-def _differ(a: str, b: str) -> bool:
-    return content_of(a) != content_of(b) or bool(changed_files(a, b))
 
 
 def _advice(remedy: Remedy, pair: ComparedPair) -> str:

@@ -26,7 +26,7 @@ from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import json_ready
 from ares_exp.records.terminal_text import count_of, format_size, printable
 from ares_exp.reports.run_payload import ShownRun
-from ares_exp.reports.written_report import KINDS, WHICH, Subject, Written, write_report
+from ares_exp.reports.written_report import KINDS, WHICH, Subject, write_report
 from ares_exp.runs.sweeps.sweep_report import SweepReport
 
 NAME = "report.html"
@@ -92,17 +92,11 @@ def run(arguments: argparse.Namespace) -> None:
     written = write_report(
         subject, out, max_bytes=int(arguments.max_mb * 10**6), which=arguments.episodes, redact=arguments.redact
     )
-    sys.stdout.write(_told(out, written) + "\n")
+    left = f", {written.left_out:,} left out (the file lists them)" if written.left_out else ""
+    shown = f"{count_of(written.episodes, 'episode')}, {count_of(written.trajectories, 'trajectory', 'trajectories')}"
+    sys.stdout.write(printable(f"Written to {out}: {format_size(written.size)}, {shown}{left}.\n"))
     if arguments.open:
         webbrowser.open(out.resolve().as_uri())
-
-
-def _told(out: Path, written: Written) -> str:
-    left = f", {written.left_out:,} left out (the file lists them)" if written.left_out else ""
-    shown = count_of(written.trajectories, "trajectory", "trajectories")
-    return printable(
-        f"Written to {out}: {format_size(written.size)}, {count_of(written.episodes, 'episode')}, {shown}{left}."
-    )
 
 
 def _kinds(text: str) -> tuple[str, ...]:

@@ -401,7 +401,8 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
         for result in attempts[name]
         if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
     ]
-    return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(_once(problems)))
+    first = {(one.fault, one.message): one for one in reversed(problems)}  # of the attempts with the same problem
+    return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(first.values())[::-1])
 
 
 def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
@@ -434,27 +435,20 @@ def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: floa
     return None
 
 
-def _once(problems: Sequence[Problem]) -> list[Problem]:
-    """Removes duplicate problems and keeps the first attempt with each problem."""
-    return list({(problem.fault, problem.message): problem for problem in reversed(problems)}.values())[::-1]
-
-
 def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, of_solution: bool) -> Problem:
-    files = run.files / result.episode_id
+    files, error = run.files / result.episode_id, result.error
+    if result.reward is None:
+        why = result.outcome.value if error is None else f"{error.type}: {' '.join(error.message.split())}"
+        message = f"{message}: {why}"
     said = _of_solve_scripts(run, result) if of_solution else {}
     tests = {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
     return Problem(
         fault,
-        f"{message}: {_why(result)}" if result.reward is None else message,
+        message,
         said | {what: text for what, text in tests.items() if text},
         files=files if files.is_dir() else None,
         episode=run.path / result.episode_id,
     )
-
-
-def _why(result: EpisodeResult) -> str:
-    error = result.error
-    return result.outcome.value if error is None else f"{error.type}: {' '.join(error.message.split())}"
 
 
 def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
@@ -516,7 +510,10 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
         "task": [one_line(verdict.candidate.name) for verdict in verdicts],
         SOLUTION: [_rewards(verdict.solution) for verdict in verdicts],
         NOTHING: [_rewards(verdict.nothing) for verdict in verdicts],
-        "verdict": [_word(verdict) for verdict in verdicts],
+        "verdict": [
+            ", ".join(dict.fromkeys(one.fault.value.replace("_", " ") for one in verdict.problems)) or "good"
+            for verdict in verdicts
+        ],
     }
     write(sys.stdout, draw(make_table(columns, texts=("task", "verdict")), sys.stdout))
     for verdict in verdicts:
@@ -538,11 +535,6 @@ def _rewards(rewards: Sequence[float | None]) -> str:
     shown = ["-" if reward is None else format_number(reward) for reward in rewards]
     together = [(one, len(list(same))) for one, same in groupby(shown)]
     return ", ".join(one if count == 1 else f"{one} x{count}" for one, count in together) or "-"
-
-
-def _word(verdict: TaskVerdict) -> str:
-    faults = dict.fromkeys(problem.fault.value.replace("_", " ") for problem in verdict.problems)
-    return ", ".join(faults) or "good"
 
 
 def _told(verdict: TaskVerdict, problem: Problem) -> str:

@@ -19,10 +19,11 @@ import socketserver
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -246,15 +247,13 @@ class Shelf:
 
     def _read(self) -> list[ShelvedRun]:
         with self._lock:
-            self._runs = {key: self._runs.get(key) or ShelvedRun(key, path) for key, path in self._found()}
+            if is_run(self.path):
+                found = {str(self.path): self.path}
+            else:
+                paths = islice(runs_below(self.path, MAX_DEPTH), MAX_RUNS)
+                found = {str(path.relative_to(self.path)): path for path in paths}
+            self._runs = {key: self._runs.get(key) or ShelvedRun(key, path) for key, path in found.items()}
             return [*self._runs.values()]
-
-    def _found(self) -> Iterator[tuple[str, Path]]:
-        if is_run(self.path):
-            yield str(self.path), self.path
-            return
-        for _, path in zip(range(MAX_RUNS), runs_below(self.path, MAX_DEPTH), strict=False):
-            yield str(path.relative_to(self.path)), path
 
 
 class ShelvedRun:

@@ -49,7 +49,10 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
     if found := re.match("Ambiguous value for argument '(.*)'$", text, re.MULTILINE):
-        return _explain_several_values(found[1])
+        name, _, values = found[1].partition("=")
+        is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
+        listed = "" if is_numeric else f", or write one list: '{name}=[{values}]'"
+        return f"Expected one value of `{name}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
     if "Config group override must be" in text:
         return _explain_no_option(argv)
     if "No match in the defaults list" in text:
@@ -114,13 +117,6 @@ def _explain_syntax(override: str, text: str) -> str:
         f"Cannot read `{override}`: {text.splitlines()[0].rstrip('.')}. "
         f"Overrides are `key=value`; quote special characters twice: '{name}=\"…\"'."
     )
-
-
-def _explain_several_values(override: str) -> str:
-    key, _, values = override.partition("=")
-    is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
-    listed = "" if is_numeric else f", or write one list: '{key}=[{values}]'"
-    return f"Expected one value of `{key}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
 
 
 def _explain_option(text: str) -> str:

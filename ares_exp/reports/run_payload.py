@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,7 @@ class ShownRun:
         items = dotted_items(found) if isinstance(found, dict) else ()
         return [
             [key, value if isinstance(value, str) else json.dumps(value, default=str)]
-            for _, (key, value) in zip(range(MAX_CONFIG_KEYS), items, strict=False)
+            for key, value in islice(items, MAX_CONFIG_KEYS)
         ]
 
     def _provenance(self) -> list[list[str]]:
