@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    """Creates the order from the arguments. Raises `ConfigError` if they do not fit it."""
+    """Creates the order from the arguments. Raises `ConfigError` if this order does not accept the arguments."""
     verb, words, more = arguments.order, arguments.what, dict[str, Any]()
     if verb == "cancel":
         if len(words) != 1:

@@ -44,7 +44,7 @@ OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """An export format: its function, file name suffixes (empty for a folder), options, and line in the help."""
+    """An export format. `suffixes` is empty if OUT is a folder. `about` is the line about the format in the help."""
 
     write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
     suffixes: tuple[str, ...]

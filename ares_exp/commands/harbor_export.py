@@ -179,7 +179,7 @@ def _agent(job: RecordedJob) -> dict[str, str]:
 
 
 def _environment(job: RecordedJob) -> dict[str, str]:
-    """Returns Harbor's name or our class of the container backend, or the environment if it has no container."""
+    """Returns the container backend (Harbor's name or our class), or the environment if it has no container."""
     target = str(job.group("container").get("_target_") or "")
     scored = [one for one in job.results if one.reward is not None]
     if scored and not any(one.container_image for one in scored):

@@ -223,7 +223,7 @@ def _read(candidate: Candidate) -> Candidate:
 
 
 def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
-    """Adds the problem with which the run of the solution, or the run without it, would reject the task."""
+    """Adds the reason why one of the two runs would reject the task, if any."""
     try:
         task = load_task(candidate.path, links_within=candidate.shared)
         for provide_solution in (False, True):

@@ -68,7 +68,7 @@ class ShownRun:
     """A run directory that a report or page shows. Its files are read on access."""
 
     def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
-        """Checks and stores the path, which must be a run directory, and a cache of trajectory headers."""
+        """Checks and stores the path of a run directory. `headers` caches the headers of its trajectories."""
         if not is_run(path):
             raise ConfigError(
                 f"Expected a run directory, with {RunDir(path).episodes.name} or trajectories in it, got {path}."
@@ -123,7 +123,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process runs it: a process holds its lock or, on another machine, has written recently."""
+        """Whether a process runs the run: it holds the lock or, on another machine, has written recently."""
         try:
             if has_writer(self.dir.episodes):
                 return True

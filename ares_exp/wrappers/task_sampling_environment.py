@@ -41,9 +41,10 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
-        """Creates the environment, without starting anything. It closes `source`, whose tasks are loaded.
+        """Creates the environment, without starting anything.
 
-        `parts.seed` is the seed for choosing from `task_names`, which must not be empty.
+        The tasks of `source` are already loaded, and this environment closes it. Tasks are chosen from `task_names`,
+        which must not be empty. `parts.seed` is the seed for the choice.
         """
         if not task_names:
             raise ConfigError("Expected at least one task for the environment, got none.")
