@@ -26,7 +26,7 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option; empty for an experiment. Raises `OSError` or `yaml.YAMLError` for a bad file."""
+    """Reads the arguments of an option; empty for an experiment. Raises `OSError` or `yaml.YAMLError`."""
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
         return []
