@@ -196,6 +196,14 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
+def object_or_empty(path: Path) -> dict[str, Any]:
+    """Reads the JSON object in a file. Returns an empty object if the file is missing or broken."""
+    try:
+        return read_object(path)
+    except ConfigError:
+        return {}
+
+
 def _planned(run_dir: RunDir) -> int:
     """Returns the number of planned attempts, from the last summary or from the config; 0 if unknown."""
     planned = read_object(run_dir.summary).get("planned")

@@ -47,7 +47,7 @@ from ares_exp.trajectories.exports.atif_writer import to_atif
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import load
 from ares_exp.wrappers.async_gym import drive_async_gym
-from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from ares_exp.wrappers.sync_gym import drive_sync_gym
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 

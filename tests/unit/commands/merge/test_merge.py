@@ -82,7 +82,7 @@ def test_missing_shards_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture
     (killed / "config.yaml").write_text(yaml.safe_dump({**config, "env": {"tasks": "@0/3"}}))
     assert main([str(tmp_path / "out"), str(killed)]) == 1
     told = capsys.readouterr().err
-    assert "2 of 3 shards are not among these: @1/3, @2/3." in told
+    assert "2 of 3 shards are missing: @1/3, @2/3." in told
     assert f"ares-exp resume={killed}" in told
 
 
