@@ -117,10 +117,15 @@ class Reserve:
         self._limit = _number(directory, "pids.max")
         self._users = 0
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the container is nearly full. Ended processes count until the first process has reaped them."""
+        return _number(self._directory, "pids.current") + _RESERVE > self._limit > 0
+
     def open(self) -> None:
         """Raises the limit if the container is full. Must be followed by `close`."""
         self._users += 1
-        if _number(self._directory, "pids.current") + _RESERVE > self._limit > 0:
+        if self.is_needed:
             self._set(self._limit + _RESERVE)
 
     def close(self) -> None:

@@ -264,7 +264,10 @@ class LocalContainer(Container):
         try:
             if not self._stopped:
                 _ = self._running  # its shells may outlive its first process for a moment
-            return await self._channels.exec(command, **options)
+            result = await self._channels.exec(command, **options)
+            if result.timed_out and self._process is not None:
+                await self._process.reaped()
+            return result
         except ContainerError as error:
             if explained := await self._explained(error):
                 raise explained from error

@@ -47,6 +47,7 @@ _GRACE_SEC = 1.0
 _REPORT_SEC = 0.2
 _RESERVE_SEC = 0.5
 _KILL_SEC = 5.0
+_REAP_SEC, _LOOK_EVERY_SEC = 5.0, 0.01
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
 # Arguments: the container's directory, then bubblewrap and its arguments. First enters the container's cgroups.
@@ -59,7 +60,8 @@ exec "$@"
 # Words of a request: name of the FIFOs, "clean" or "full" environment, user ("-" for root).
 _SERVE = r"""
 path=$PATH PATH=SEARCH_PATH
-setpriv=$(type -P setpriv) env=$(type -P env) PATH=$path
+hash setpriv env 2>/dev/null
+setpriv=${BASH_CMDS[setpriv]} env=${BASH_CMDS[env]} PATH=$path
 become() {
   name=${1%%:*} group=${1#"$name"} group=${group#:} groups=--clear-groups
   IFS=: read -r _ _ uid gid _ home _ < <(PATH=SEARCH_PATH getent passwd "$name")
@@ -92,7 +94,7 @@ attach() {
 echo ready
 exec >/dev/null 2>&1
 trap 'exec /bin/bash CHANNELS/serve' EXIT  # a bash that cannot fork gives up
-kill -s CHLD $$  # without a fork, reaps processes that ended during this exec, and still count as processes
+kill -s CHLD $$  # reaps processes that ended during this exec; a fork might fail
 while read -r id environment user; do attach "$id" "$environment" "$user" & done
 trap - EXIT
 """.replace("SEARCH_PATH", SEARCH_PATH).replace("MARK", guardian.MARK)
@@ -293,6 +295,16 @@ class ContainerProcess:
             end.cancel()
         reason = self.why_ended() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
         raise ContainerDiedError(f"The local container no longer answers: {reason}.")
+
+    async def reaped(self) -> None:
+        """Waits, bounded, while the container is nearly full, for example with killed processes before their reaping.
+
+        Bash does not try a fork again if another child of it ends meanwhile.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_SEC):
+                while self._reserve.is_needed:  # noqa: ASYNC110 (the kernel reaps)
+                    await asyncio.sleep(_LOOK_EVERY_SEC)
 
     async def kill(self) -> None:
         """Ends the container, waits (milliseconds) for its processes to end, and closes every stream. Idempotent."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ares_exp.containers.container import ContainerSpec, ExecResult
-from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local import LocalContainerFactory, container_process
 from ares_exp.containers.local.cgroup import Controller, groups_of, oom_kills, usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.container_process import _SERVE
@@ -168,6 +168,36 @@ async def test_time_limit_kills_a_fork_bomb() -> None:
         assert "Resource temporarily unavailable" in filled.output
         following = await run(container, "cat /proc/[0-9]*/stat | grep -c '(sleep) [^Z]'; echo next")
         assert following.output.endswith("0\nnext\n")
+
+
+@limited_by("pids")
+async def test_killed_processes_no_longer_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first process, stopped here, may reap them late. A later command could then not fork."""
+    monkeypatch.setattr(container_process, "_REAP_SEC", 60.0)
+    async with small() as container:
+        await asyncio.gather(*(run(container, "sleep 0.1") for _ in range(3)))  # shells for the bomb and for its end
+        bomb = asyncio.create_task(container.exec("while :; do sleep 600 & done", timeout_sec=2))
+        await until(lambda: len(alive(container)) >= PIDS)
+        first = container._process._namespaces()["child-pid"]
+        os.kill(first, signal.SIGSTOP)
+        try:
+            await until(lambda: len(alive(container)) < PIDS // 2)
+            await asyncio.sleep(0.5)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        assert (await bomb).timed_out
+        assert int(setting(container, "pids.current")) < PIDS // 2
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 (the kernel does it)
+            await asyncio.sleep(0.01)
+
+
+def alive(container: LocalContainer) -> list[str]:
+    """The processes of the container that have not ended."""
+    return [pid for pid in setting(container, "cgroup.procs").split() if Path(f"/proc/{pid}/exe").exists()]
 
 
 def test_restarted_first_process_reaps_zombies(tmp_path: Path) -> None:
