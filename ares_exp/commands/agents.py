@@ -101,7 +101,7 @@ def add_arguments(parser: CommandParser) -> None:
     installing.add_argument("--all", action="store_true", help="every agent that needs neither npm nor uv")
     removing.add_argument("--all", action="store_true", help="every agent")
     for command in (installing, removing):
-        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"some of {', '.join(PACKAGES)}")
+        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"names of agents: {', '.join(PACKAGES)}")
         command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
         command.add_argument(
             "--python",

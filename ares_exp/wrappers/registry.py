@@ -396,9 +396,7 @@ def find_preset(name: str) -> EnvironmentSpec:
     if agent and env in _configured():
         agents = [option.name for option in find_options("agent")]
         close = close_matches(agent, agents) or f" Agents: {', '.join(agents)}."
-        raise PresetLookupError(
-            f"There is no preset `{name:.200}`, because there is no agent `{agent:.200}` for `{env}`.{close}"
-        )
+        raise PresetLookupError(f"There is no preset `{name:.200}`, because there is no agent `{agent:.200}`.{close}")
     raise PresetLookupError(
         f"There is no preset `{name:.200}`.{close_matches(name, known)} Presets: {', '.join(known)}."
     )

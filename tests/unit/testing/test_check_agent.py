@@ -105,7 +105,7 @@ async def test_nondeterministic_agent_without_state_cannot_be_checked() -> None:
         return careless.Now(**given)
 
     factory.deterministic = False  # type: ignore[attr-defined]
-    with pytest.raises(SnapshotUnsupportedError, match=r"has no get_state\(\)"):
+    with pytest.raises(SnapshotUnsupportedError, match=r"must have get_state\(\)"):
         await check_agent(factory, replies=["yes"])
 
 
