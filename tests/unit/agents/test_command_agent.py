@@ -29,17 +29,12 @@ from tests.leaks import processes
 
 trajectories = partial(run_word, program="ares-exp")
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("here")]
 
 AGENT = Path(__file__).parents[2] / "data" / "agents" / "chat_agent.py"
 TASK = ("env=harbor", "env.tasks=write-greeting", "tracker=none")
 COMMAND = ("agent=command", "agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {AGENT}}}")
 GREET = "echo Hello, harbor! > /app/greeting.txt"
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def replies(*texts: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.local
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
-@pytest.mark.parametrize("pause_sec", [0.0, 0.01, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("pause_sec", [0.0, 0.03, 0.3])
 async def test_separate_verifier_is_stopped(make_environment: Any, make_task: Any, pause_sec: float) -> None:
     env = make_environment(make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"))
     await env.reset()
@@ -115,6 +115,8 @@ async def test_cancelled_episode_collects_artifacts(make_environment: Any, make_
     stepping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stepping
+    with pytest.raises(EpisodeStateError):
+        await env.step(SUBMIT)
     assert (tmp_path / "artifacts/logs/artifacts/x").read_text() == "kept\n"
     assert not running_boxes()
 

@@ -156,14 +156,14 @@ class Endless(OneStep):
         return transition(REQUEST)
 
 
-@pytest.mark.parametrize("wrapper", [complete, drive_async_gym, drive_sync_gym])
 @pytest.mark.parametrize(
-    ("limits", "name", "steps"),
+    ("limits", "name", "steps", "wrapper"),
     [
-        (EpisodeLimits(steps=2), "steps", 2),
-        (EpisodeLimits(tokens=30), "tokens", 3),
-        (EpisodeLimits(cost=0.25), "cost", 1),
-        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None),
+        (EpisodeLimits(steps=2), "steps", 2, complete),
+        (EpisodeLimits(tokens=30), "tokens", 3, drive_async_gym),
+        (EpisodeLimits(cost=0.25), "cost", 1, drive_sync_gym),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None, complete),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None, drive_sync_gym),
     ],
 )
 async def test_limits_apply_to_an_environment_without_limits(
