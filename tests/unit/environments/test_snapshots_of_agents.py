@@ -306,7 +306,7 @@ class Stateless:
     [
         (Newer, SnapshotMismatchError, "version 1 of the agent's state, but .* supports version 2"),
         (Picky, SnapshotMismatchError, "cannot load the state in the snapshot: I want more"),
-        (Different, DivergenceError, "given its state, asks its LLM something else"),
+        (Different, DivergenceError, "restored from its state, sends another request"),
         (Stateless, SnapshotMismatchError, r"Stateless has no set_state\(\)"),
     ],
 )
@@ -320,7 +320,7 @@ async def test_incomplete_state_is_found(make_environment: Any, restore: Restore
     env = make_environment(agent=ForgetfulAgentFactory())
     await env.reset()
     await env.step(say("true"))
-    with pytest.raises(DivergenceError, match="asks its LLM something else"):
+    with pytest.raises(DivergenceError, match="sends another request"):
         await restore(await env.export_state(store), code_agent_factory=ForgetfulAgentFactory())
 
 
