@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
-    from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
-    from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector as NullTrajectoryCollector
+    from ares_exp.trajectories.collectors import JsonTrajectoryCollector as JsonTrajectoryCollector
+    from ares_exp.trajectories.collectors import NullTrajectoryCollector as NullTrajectoryCollector
     from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
     from ares_exp.trajectories.records import serialize_llm_request as serialize_llm_request
     from ares_exp.trajectories.records import serialize_llm_response as serialize_llm_response
@@ -54,11 +54,11 @@ _OWNERS = {
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
     "FinishedEpisode": "ares_exp.runs.rollouts",
-    "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
+    "JsonTrajectoryCollector": "ares_exp.trajectories.collectors",
     "LLMRequest": "ares_exp.llms.request",
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",
-    "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
+    "NullTrajectoryCollector": "ares_exp.trajectories.collectors",
     "RunResults": "ares_exp.runs.from_python",
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
     "TimeStep": "ares_exp.environment",

@@ -56,7 +56,7 @@ IMPORTED = (
     "ares_exp.policies.scripted",
     "ares_exp.runs.resume.compose_from_run",
     "ares_exp.runs.sweeps.sweep_report",
-    "ares_exp.trajectories.collectors.json_collector",
+    "ares_exp.trajectories.collectors",
     "ares_exp.wrappers",
 )
 """What nearly every command imports; nothing that draws random numbers or starts threads at import."""

@@ -21,7 +21,7 @@ from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import appearing, dump_json
 from ares_exp.records.terminal_text import count_of, printable
-from ares_exp.trajectories.collectors.json_collector import SAFE_NAME
+from ares_exp.trajectories.collectors import SAFE_NAME
 from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
 from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, write_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows

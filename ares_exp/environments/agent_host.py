@@ -64,12 +64,7 @@ class HostedLLM:
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Sends a request to the policy.
-
-        Raises:
-            TypeError: The agent passed an object that is not an `LLMRequest`, or a message that is not a mapping with a
-                `role`.
-        """
+        """Sends a request to the policy. Raises `TypeError` if the agent passed another object or invalid messages."""
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
             raise TypeError(
@@ -83,19 +78,6 @@ class HostedLLM:
                 )
         response: LLMResponse = await self._runtime.call("llm", request)
         return response
-
-
-def with_context(agent: CodeAgent) -> ContextualAgent:
-    """Returns the agent, after checking that it is a `ContextualAgent`, as its factory declared.
-
-    Raises:
-        AgentError: The agent has no `set_context`.
-    """
-    if not isinstance(agent, ContextualAgent):
-        raise AgentError(
-            f"The task has more than an instruction for the agent, and {type(agent).__name__} has no set_context()."
-        )
-    return agent
 
 
 def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
@@ -160,11 +142,9 @@ class AgentHost:
             user: Default user of the agent's commands.
             shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
             env: Environment variables that are set for every command, in addition to the variables of the command.
-            limit_commands: Whether the agent's own time limits on single commands apply. If not, only the limit on the
-                whole agent phase applies, as for a task's solution.
+            limit_commands: Whether the agent's own time limits on single commands apply.
             activity: Record to which every call to the container is added.
-            on_requests: Callback for changes of `pending`: a new LLM call while another call is pending, or a call that
-                the agent may have cancelled.
+            on_requests: Callback for changes of `pending` while a request is pending.
             background_client: LLM client for background requests (`Origin.is_background`); `None` makes all requests
                 observations.
         """
@@ -228,18 +208,10 @@ class AgentHost:
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
-        """Replays an agent up to the end of its journal, without executing any call. Its time limit continues.
+        """Replays an agent up to the end of its journal, without executing any call. See `start` for the arguments.
 
-        An agent without a journal is restored from its state instead.
-
-        Args:
-            factory: Factory of the agent.
-            instruction: Instruction with which the agent was started.
-            context: Extra data with which the agent was started.
-            timeout_sec: The whole time limit of the agent, including `elapsed_sec`.
-            elapsed_sec: Number of seconds that the agent had already used.
-            state: State of an agent without a journal.
-            originals: Recorded requests, if they are still known; see `JournalReplay`.
+        An agent without a journal is restored from its `state` instead. `timeout_sec` is the whole time limit of the
+        agent, of which it has used `elapsed_sec`. `originals` are recorded requests for messages; see `JournalReplay`.
 
         Raises:
             JournalError: The agent did not reach the end of its journal.
@@ -258,9 +230,7 @@ class AgentHost:
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Replays an agent that has ended from its journal, so that it repeats its LLM requests. Executes no call.
-
-        The caller must cancel the agent.
+        """Replays an agent that has ended, so that it repeats its LLM requests. The caller must cancel the agent.
 
         Raises:
             JournalError: The agent acted differently from its journal.
@@ -275,11 +245,14 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Creates and runs the agent. If the agent calls `sys.exit()`, only its episode ends, not the event loop."""
+        """Creates and runs the agent. `sys.exit()` of the agent becomes an `AgentError`."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
-                with_context(self.agent).set_context(context)
+                if not isinstance(self.agent, ContextualAgent):
+                    kind = type(self.agent).__name__
+                    raise AgentError(f"The task has more than an instruction, and {kind} has no set_context().")
+                self.agent.set_context(context)
             if state is None:
                 working: object = self.agent.run(instruction)
             else:

@@ -16,22 +16,20 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish
-from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode
+from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode, restart, transition
 from ares_exp.environments.source import EpisodeParts, Report, SelectingSource
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
 from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 
 CLOSE_TIMEOUT_SEC = 120.0
-"""Time limit in seconds for the wrapped environment to release its container."""
-SHOWN_PRESETS = 20
+"""Time limit in seconds for closing the wrapped environment."""
 
 Entry = int | str
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -76,19 +74,17 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
         self._timeout_sec = timeout_sec
         self._ares: Any = None
 
-    @property
-    def path(self) -> Path | None:
-        """`None`, because the tasks are part of the package."""
-        return None
-
     def load(self, report: Report) -> Sequence[str]:
         """Imports the package, and selects tasks of the preset."""
-        self._ares = _import_ares(self._import_timeout_sec)
-        count, name = _count_tasks(self._ares, self._ares_preset), self._ares_preset
+        self._ares, name = _import_ares(self._import_timeout_sec), self._ares_preset
+        known = {str(one.name): one.num_tasks for one in self._ares.info()}
+        count = known.get(name)
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(
+                f"Expected `env.preset` to be a preset of martian-ares with tasks, got {name!r}."
+                f"{close_matches(name, known)} It has: {', '.join(sorted(known)[:20]) or 'none'}."
+            )
         return self._hold(self._choose([SimpleNamespace(name=f"{name}:{index}") for index in range(count)]))
-
-    def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts all parts, because the package starts its own containers and agents."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
         """Creates the environment of one episode."""
@@ -103,11 +99,10 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
 
 
 def _import_ares(timeout_sec: float) -> Any:
-    """Imports the package in a separate thread, so that a hanging connection does not block the run. Blocking.
+    """Imports the package in a daemon thread, so that a hanging connection does not block the run. Blocking.
 
     Raises:
-        PreflightError: The package is not installed, its import fails or takes too long, or `ares` is a different
-            package.
+        PreflightError: The package is not installed, or its import fails or takes too long.
     """
     hint = "It needs Python 3.12 or newer, and the network: its import fetches a list of data sets."
     if "ares" not in sys.modules and importlib.util.find_spec("ares") is None:
@@ -127,36 +122,18 @@ def _import_ares(timeout_sec: float) -> Any:
     try:
         return imported.result(timeout_sec)
     except Exception as error:
+        what = f"failed with {type(error).__name__}: {str(error)[:300]}"
         if not imported.done():
-            raise PreflightError(
-                f"`import ares` did not end within env.import_timeout_sec={timeout_sec:g}. {hint}"
-            ) from None
-        raise PreflightError(f"`import ares` failed with {type(error).__name__}: {str(error)[:300]}. {hint}") from error
-
-
-def _count_tasks(ares: Any, preset: str) -> int:
-    """Returns the number of tasks of a preset.
-
-    Raises:
-        ConfigError: The preset does not exist, or does not report any tasks.
-    """
-    known = {str(one.name): one.num_tasks for one in ares.info()}
-    count = known.get(preset)
-    if not isinstance(count, int) or count < 1:
-        raise ConfigError(
-            f"Expected `env.preset` to be a preset of martian-ares with tasks, got {preset!r}."
-            f"{close_matches(preset, known)} It has: {', '.join(sorted(known)[:SHOWN_PRESETS]) or 'none'}."
-        )
-    return count
+            what = f"did not end within env.import_timeout_sec={timeout_sec:g}"
+        raise PreflightError(f"`import ares` {what}. {hint}") from error
 
 
 class AresEnvironment(EnvironmentBase):
     """Runs one task of a preset in an environment of the package.
 
-    The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. It does
-    not support the limits of a run or verification on request, so an episode that a limit of the run ends has no
-    reward. If the wrapped environment truncates the episode itself, its reward counts. Rewards of MID steps are
-    returned unchanged. The episode's reward is the reward of its last step.
+    The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. An episode
+    that a limit of the run ends has no reward, because the wrapped environment cannot verify on request. If it
+    truncates the episode itself, its reward counts. The reward of the last step is the reward of the episode.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -173,35 +150,28 @@ class AresEnvironment(EnvironmentBase):
     ) -> None:
         """Creates the environment, without starting anything.
 
-        Args:
-            task_name: Name of the task, for the records.
-            make: Function that makes the wrapped environment. Blocking, because it may download the task.
-            response: Function that converts a response to an action for the wrapped environment.
-            timeout_sec: Time limit in seconds of one `reset` or `step` of the wrapped environment.
+        `make` makes the wrapped environment. It may block, and download the task. `response` converts a response to an
+        action of this environment. `timeout_sec` limits each `reset` and `step`.
         """
         self._make = make
         self._respond = response
         self._timeout_sec = timeout_sec
         self._wrapped: Any = None
         self._task_name = task_name
-        self.truncated_by: LimitName | None = None
+        self._truncated_by: LimitName | None = None
 
     async def reset(self) -> TimeStep[LLMRequest]:  # type: ignore[override]  # no seed, no options
-        """Starts an episode. A running episode is abandoned.
-
-        Raises:
-            TimeoutError: The wrapped environment did not start within `timeout_sec`.
-        """
+        """Starts an episode. Raises `TimeoutError` if the wrapped environment does not start within `timeout_sec`."""
         await self.close()
         self.step_count = 0
-        self.truncated_by = self.time_step = None
+        self._truncated_by = self.time_step = None
         self.current_task = self._task_name
         async with self._closing_on_failure("start"):
             made = await asyncio.to_thread(self._make)
             await made.__aenter__()
             self._wrapped = made
             first = await made.reset()
-        self.time_step = TimeStep("FIRST", None, None, request_from_ares(first.observation))
+        self.time_step = restart(request_from_ares(first.observation))
         return self.time_step
 
     async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
@@ -221,11 +191,11 @@ class AresEnvironment(EnvironmentBase):
         reward = None if found.reward is None else float(found.reward)
         if found.step_type == "LAST":
             discount = float(found.discount or 0.0)
-            self.truncated_by = "steps" if discount else None  # the only limit of the package
+            self._truncated_by = "steps" if discount else None  # the only limit of the package
             await self.close()
             self.time_step = TimeStep("LAST", reward, discount, None)
         else:
-            self.time_step = TimeStep("MID", reward or 0.0, 1.0, request_from_ares(found.observation))
+            self.time_step = transition(request_from_ares(found.observation), reward or 0.0)
         return self.time_step
 
     @asynccontextmanager
@@ -243,8 +213,8 @@ class AresEnvironment(EnvironmentBase):
             raise
 
     def report(self) -> EpisodeReport:
-        """Returns the task and the limit that ended the episode. The package reports no facts about the container."""
-        return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
+        """Returns the task and the limit that ended the episode. The package reports no other facts."""
+        return EpisodeReport(task_name=self.current_task, truncated_by=self._truncated_by)
 
     async def close(self) -> None:
         """Closes the wrapped environment, even if the caller is cancelled. Idempotent."""
@@ -259,15 +229,12 @@ async def _leave(wrapped: Any) -> None:
     try:
         await asyncio.wait_for(wrapped.__aexit__(None, None, None), CLOSE_TIMEOUT_SEC)
     except Exception as error:
-        logger.warning(
-            "An environment of martian-ares could not be closed, and may have left its container behind: %s: %s",
-            type(error).__name__,
-            error,
-        )
+        what = "An environment of martian-ares could not be closed, and may have left its container behind"
+        logger.warning("%s: %s: %s", what, type(error).__name__, error)
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts a request from the package to an `LLMRequest`. Missing fields get their default."""
+    """Converts a request from the package. Missing fields get their defaults."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]
@@ -296,20 +263,17 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts a response to the package's response type, with text, cost and usage. Other fields are dropped.
-
-    Args:
-        response: Response to convert.
-        module: Module `ares.llms.response`.
+    """Converts the text, cost and usage of a response to types of `module`, which is `ares.llms.response`.
 
     Raises:
         PolicyError: The response calls a tool.
     """
     if any(isinstance(piece, ToolCallData) for piece in response.data):
         raise PolicyError("The policy responded with a tool call, but martian-ares supports only text.")
-    usage = response.usage
     return module.LLMResponse(
         data=[module.TextData(content=piece.content) for piece in response.data if isinstance(piece, TextData)],
         cost=response.cost,
-        usage=module.Usage(prompt_tokens=usage.prompt_tokens, generated_tokens=usage.generated_tokens),
+        usage=module.Usage(
+            prompt_tokens=response.usage.prompt_tokens, generated_tokens=response.usage.generated_tokens
+        ),
     )

@@ -48,7 +48,7 @@ from ares_exp.environment import (
 )
 from ares_exp.environments.agent_host import AgentHost, AgentState, TimeIsUpError
 from ares_exp.environments.episode_limits import EpisodeLimits, PhaseClock
-from ares_exp.environments.past_stage import PastStage, results_of, verdict_of
+from ares_exp.environments.past_stage import PastStage, past_steps, results_of, verdict_of
 from ares_exp.environments.scoring.episode_scoring import Scoring, collect_on_abort
 from ares_exp.environments.source import EpisodeParts, choose_task
 from ares_exp.errors import (
@@ -79,22 +79,16 @@ class CodeEnvironment(EnvironmentBase):
 
     Attributes:
         setup: Parts from which the episode is made.
-        time_step: The pending time step, or the LAST one; `None` before `reset()` and after a call that raised.
-        current_task: The task of the episode; `None` before the first `reset()`.
+        time_step, current_task, activity: See `EnvironmentBase`.
+        truncated_by, limit_note, container_image, lineage, edits: See `EpisodeReport`.
         seed: Seed of the random values of the agent.
         usage: Usage of the steps, including the steps before a snapshot.
-        truncated_by: The limit that ended the episode; `None` if no limit did.
-        limit_note: A sentence with details about the limit in `truncated_by`; `None` if there are no details.
         verdict: Combined result of the verifiers; `None` until they have run.
         past_stages: The finished stages.
         ran: The time steps that were replayed with recorded responses, ending with the pending step.
         clock: The current phase, and the seconds in each phase.
         seen: The agent's activity in the container since the last time step.
-        activity: The agent's activity in the container during the last `reset()` or `step()`.
-        lineage: Origin of a branched episode: the ids of the root and parent episodes, and the step.
-        edits: Changes that are made to the agent's messages before the policy sees them.
         container: The running container; `None` before and after the episode.
-        container_image: Image or other source of the container's files; `None` before the container has started.
         host: The agent host; `None` before and after the episode.
         encoder: Encoder of the agent's journal.
         on_release: Awaited once, after the agent and the container were released.
@@ -125,11 +119,10 @@ class CodeEnvironment(EnvironmentBase):
             code_agent_factory: Factory of the agents.
             limits: Limits that truncate an episode; by default only the task's own time limits.
             seed: Seed for choosing tasks, and for the agent's random values.
-            provide_solution: Whether the policy runs the task's solution. The solution is then put into the container,
-                and single commands have no time limits.
+            provide_solution: See `EpisodeParts`. Single commands of a solution have no time limits.
             output_dir: Directory for the verifier's files, or `None`.
             start_from: Recorded episode that the first `reset()` continues, instead of starting a new one.
-            background_client: LLM client for background requests; see `EpisodeParts`.
+            background_client: See `EpisodeParts`.
 
         Raises:
             ConfigError: `tasks` is empty.
@@ -199,11 +192,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
-        """Starts an episode. An episode in progress is abandoned.
-
-        Args:
-            seed: New seed for choosing tasks.
-            options: `{"task": name_or_index}` selects the task.
+        """Starts an episode; see `EnvironmentBase.reset`.
 
         Returns:
             The FIRST step. For an episode that continues from a snapshot, the step at which the snapshot was taken.
@@ -240,10 +229,7 @@ class CodeEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Passes `action` to the agent and waits for its next request.
-
-        `None` means that the policy gave no response before `time_left_sec` had passed. The episode, or the stage of
-        its task, is then truncated.
+        """Passes `action` to the agent and waits for its next request. For `None`, see `MinimalEnvironment.step`.
 
         Returns:
             MID step with the next request, or LAST step if the agent has ended (termination) or a limit was reached
@@ -259,14 +245,7 @@ class CodeEnvironment(EnvironmentBase):
         return await self._go_on("step()", lambda: self.apply(action))
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends an episode that waits for an action, because `limit` was reached.
-
-        Returns:
-            LAST with discount 1.0, and with the verifier's reward if `verify_on_truncation` is set.
-
-        Raises:
-            EpisodeStateError, ContainerError, VerifierError: See `step`.
-        """
+        """Ends an episode that waits for an action; see `EnvironmentBase.truncate`."""
 
         async def end() -> TimeStep[LLMRequest]:
             self.truncated_by = limit
@@ -298,15 +277,9 @@ class CodeEnvironment(EnvironmentBase):
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
     ) -> EnvironmentSnapshot:
-        """Saves the episode to a snapshot store while it waits for an action. The episode continues unchanged.
+        """Saves an episode that waits for an action to a snapshot store; see `EnvironmentBase.export_state`.
 
-        Args:
-            output_dir: The store: a directory, created if missing. Its snapshots share common contents.
-            snapshot_id: Name of the snapshot, usable as a file name; generated by default.
-            sync: Whether the snapshot must survive a power cut after this call. It always survives `kill -9`.
-
-        Returns:
-            The snapshot, as written to `output_dir/snapshot_id/snapshot.json`.
+        `sync` makes the snapshot survive a power cut after this call. It always survives `kill -9`.
 
         Raises:
             SnapshotTimingError: The environment is not waiting for an action.
@@ -369,12 +342,7 @@ class CodeEnvironment(EnvironmentBase):
         return environment
 
     async def fork(self, n: int, *, diversify: bool = False) -> list[Self]:
-        """Makes independent environments that continue from the current step. This environment also continues.
-
-        Args:
-            n: Number of environments.
-            diversify: Whether each agent draws different random values from this step on. The random values of the
-                policy are not affected.
+        """Makes independent environments that continue from the current step; see `EnvironmentBase.fork`.
 
         Raises:
             ConfigError: `n` is less than 1.
@@ -394,13 +362,11 @@ class CodeEnvironment(EnvironmentBase):
 
         Empty for an agent that is not deterministic, except directly after a replay of recorded responses.
         """
-        from ares_exp.environments.past_stage import past_steps
-
         return past_steps(self) if self.current_task is not None else ()
 
     @property
     def step_count(self) -> int:
-        """Number of time steps since FIRST, which is the number of `step()` calls."""
+        """Number of `step()` calls in the episode."""
         return self.usage.step_count
 
     def report(self) -> EpisodeReport:
@@ -427,15 +393,12 @@ class CodeEnvironment(EnvironmentBase):
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the LLM calls that the agent awaits: first the observation, then the other calls in call order."""
-        if self.host is None or self.time_step is None:
-            return ()
-        shown = [(call.call_id, edited(call.arguments, self.edits, self.step_count)) for call in self.host.pending]
-        return tuple(
-            PendingRequest(
-                call_id, MAIN_CONVERSATION if request.origin is None else request.origin.conversation, request
-            )
-            for call_id, request in shown
-        )
+        requests = []
+        for call in self.host.pending if self.host is not None and self.time_step is not None else ():
+            request = edited(call.arguments, self.edits, self.step_count)
+            name = MAIN_CONVERSATION if request.origin is None else request.origin.conversation
+            requests.append(PendingRequest(call.call_id, name, request))
+        return tuple(requests)
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until the awaited LLM calls differ from `known`, and returns them; see `pending_requests`."""
@@ -471,11 +434,7 @@ class CodeEnvironment(EnvironmentBase):
         return limits == self._setup.limits
 
     def check_start(self) -> None:
-        """Checks that the task and the agent match the snapshot from which the first `reset()` continues. Blocking.
-
-        Raises:
-            SnapshotError: The task or the agent does not match.
-        """
+        """Raises `SnapshotError` if the task or the agent does not match the snapshot to continue from. Blocking."""
         if self._start_from is not None:
             self._start_from.prepare(self, self._tasks)
 
@@ -485,7 +444,7 @@ class CodeEnvironment(EnvironmentBase):
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit by time spent outside of the episode, such as on a snapshot."""
+        """Extends the agent's time limit; see `EnvironmentBase.grant_time`."""
         self._stepped_at += seconds
         if self.host is not None:
             self.host.grant_time(seconds)
@@ -508,13 +467,8 @@ class CodeEnvironment(EnvironmentBase):
         """Yields the pending time step, and rejects all calls to other methods inside the block."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
-            state = (
-                f"{busy} is running"
-                if busy
-                else "it has not been reset"
-                if self.current_task is None
-                else "its episode has ended"
-            )
+            state = "it has not been reset" if self.current_task is None else "its episode has ended"
+            state = f"{busy} is running" if busy else state
             raise SnapshotTimingError(f"{what} needs an environment that waits for an action, but {state}.")
         with self._calls.during(what):
             if asyncio.get_running_loop() is not self._loop:
@@ -576,11 +530,7 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     def _context(self, stage: int) -> AgentContext:
-        """Returns the extra data for the agent of a stage, in addition to its instruction.
-
-        It is empty if the policy runs the task's solution. Only the agent of the first stage gets the initial
-        conversation of the task.
-        """
+        """Returns the extra data for the agent of a stage. Only the first stage has the task's initial conversation."""
         context = AgentContext() if self.setup.provide_solution else self.task.context
         return replace(context, messages=()) if stage else context
 
@@ -589,8 +539,7 @@ class CodeEnvironment(EnvironmentBase):
     ) -> None:
         """Starts the container with its captured files, and restores the agent to its recorded point.
 
-        Raises:
-            SnapshotError, ContainerError: The episode could not be restored. The caller must release the episode.
+        After an exception, the caller must release the episode.
         """
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
@@ -661,10 +610,7 @@ class CodeEnvironment(EnvironmentBase):
         return time_step
 
     async def _release(self) -> None:
-        """Cancels the agent and removes the container, even if the caller is cancelled meanwhile. Idempotent.
-
-        If the episode ends before it is scored, its artifacts and files are kept as far as possible.
-        """
+        """Releases all resources, even if the caller is cancelled. Before that, keeps files of an unscored episode."""
         self._is_released = True
         host, self.host = self.host, None
         container, self.container = self.container, None
@@ -728,7 +674,6 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     async def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a background request, which counts toward the limits on tokens and cost."""
         assert self.setup.background_client is not None
         response = await self.setup.background_client(request)
         self.usage.pay(response)
@@ -743,11 +688,9 @@ class CodeEnvironment(EnvironmentBase):
         except Exception:
             self._refuse_if_released()
             raise
-        if self._is_released:
-            self._refuse_if_released()
+        self._refuse_if_released()
 
     def _shown(self, host: AgentHost) -> LLMRequest:
-        """Returns the pending request after applying `edits`, as the policy sees it."""
         assert host.observed is not None
         request: LLMRequest = host.observed.arguments
         return edited(request, self.edits, self.step_count) if self.edits else request
@@ -759,7 +702,7 @@ class CodeEnvironment(EnvironmentBase):
         return self._shown(self.host)
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
-        """Appends the time step to the journal, so that a restored episode knows its past steps."""
+        """Appends the time step to the journal, from which a restored episode reads its past steps."""
         host = self.host
         assert host is not None
         assert host.observed is not None

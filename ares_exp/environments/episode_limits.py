@@ -50,11 +50,7 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Limits the block to the deadline, which may move while the block is running.
-
-        Raises:
-            DeadlinePassedError: The deadline has passed, and the block was cancelled.
-        """
+        """Limits the block to the deadline, which may move meanwhile. Raises `DeadlinePassedError` if it passes."""
         timer = asyncio.timeout_at(self._when())
         try:
             async with timer:
@@ -129,13 +125,7 @@ GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
-    """Returns `env` itself if it enforces `limits`, and otherwise `env` wrapped in a `LimitedEnvironment`.
-
-    Args:
-        env: The environment.
-        limits: The limits of each episode.
-        used: Usage before the first `reset()`, if this `reset()` continues an episode.
-    """
+    """Returns `env` itself if it enforces `limits`, and otherwise `env` wrapped in a `LimitedEnvironment`."""
     whole = complete(env)
     return whole if whole.keeps(limits) else LimitedEnvironment(whole, limits, used=used)
 
@@ -145,8 +135,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     If a step reaches a limit and does not end the episode, the wrapper calls the environment's `truncate`, which scores
     the current state. If the environment does not support `truncate`, it is closed: its episode gets a LAST step with
-    discount 1.0, the pending observation and reward `None`. If the episode ends in the same step that reaches a limit,
-    it terminates.
+    discount 1.0, the pending observation and reward `None`.
 
     The time limit is the run's limit on the agent (`limits.time`). An environment whose `is_timed` is true enforces the
     time limit itself. Other environments are closed if the time limit passes during a step.
@@ -182,11 +171,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._pending
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and ends the episode if a limit is reached.
-
-        Raises:
-            EpisodeStateError: `step` was called after the LAST step.
-        """
+        """Applies `action`, and ends the episode if a limit is reached. Raises `EpisodeStateError` after LAST."""
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
         left_sec = self._deadline.left_sec
@@ -251,7 +236,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def is_timed(self) -> bool:
-        """Always true, because this wrapper enforces a time limit if the wrapped environment does not."""
+        """Always true."""
         return True
 
     @property

@@ -5,32 +5,89 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
 from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.source import EpisodeParts, Report, SelectingSource, refuse_together
+from ares_exp.environments.source import EpisodeParts, Report, SelectingSource
+from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
-from ares_exp.tasks.task_contract import TaskOrigin
+from ares_exp.tasks.task_contract import Task, TaskOrigin
 from ares_exp.tasks.task_files import with_files
 from ares_exp.tasks.task_set import SAMPLES, TaskFolder
-from ares_exp.tasks.task_warnings import TaskWarnings
+from ares_exp.tasks.task_warnings import TaskWarnings, refusal
 
 if TYPE_CHECKING:
     from ares_exp.tasks.task_sources.task_lists import ListedTasks
 
 Entry = int | str
-MAX_TIMEOUT_SEC = 7 * 86_400
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 log = logging.getLogger(__name__)
 
 
-class HarborEnvironments(SelectingSource[HarborTask]):
-    """A source of Harbor tasks from a folder, a `registry.json` or git repositories."""
+class CheckedTask(Task, Protocol):
+    """A task that a source can check and identify."""
+
+    @property
+    def digest(self) -> str:
+        """Digest that changes if the task changes. May read all files of the task."""
+        ...
+
+    def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None) -> None:
+        """Raises `TaskError` if the task cannot be run. `supported` are the `AgentContext` parts of the agent."""
+        ...
+
+
+T = TypeVar("T", bound=CheckedTask)
+
+
+class CodeEnvironments(SelectingSource[T]):
+    """A source of tasks that run in a `CodeEnvironment`."""
 
     exports_state = True
+
+    @property
+    def tasks(self) -> Sequence[T]:
+        """Selected tasks in order."""
+        return list(self._selected.values())
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Rejects tasks that cannot be run with these parts. One message names all of them."""
+        warnings, problems = TaskWarnings(), dict[str, str]()
+        for task in self._selected.values():
+            try:
+                warnings.add(task.name, check_task(task, parts))
+            except TaskError as error:
+                problems[task.name] = str(error)
+        warnings.tell(report)
+        if problems:
+            raise UnsupportedTaskError(refusal(problems, len(self._selected)))
+
+    def digest(self, task_name: str) -> str:
+        """Returns the digest of a task."""
+        return self._selected[task_name].digest
+
+    def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
+        """Creates the environment of one episode."""
+        return CodeEnvironment.for_episode(self._selected[task_name], parts)
+
+
+def check_task(task: CheckedTask, parts: EpisodeParts) -> list[str]:
+    """Checks that a task can be run with these parts. Returns warnings about its containers.
+
+    Raises:
+        TaskError: The task cannot be run.
+    """
+    is_oracle = parts.provide_solution
+    task.check_runnable(needs_solution=is_oracle, supported=None if is_oracle else parts.code_agent_factory.supports)
+    return parts.check_containers(task)
+
+
+class HarborEnvironments(CodeEnvironments[HarborTask]):
+    """A source of Harbor tasks from a folder, a `registry.json` or git repositories."""
 
     @validate_call
     def __init__(
@@ -43,7 +100,7 @@ class HarborEnvironments(SelectingSource[HarborTask]):
         git_commit: str | None = None,
         repo: str | None = None,
         cache_dir: Path | None = None,
-        git_timeout_sec: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SEC)] = 600.0,
+        git_timeout_sec: Seconds = 600.0,
         tasks: Entry | list[Entry] | None = None,
         exclude: str | list[str] | None = None,
         limit: Annotated[int, Field(ge=1)] | None = None,
@@ -112,11 +169,6 @@ class HarborEnvironments(SelectingSource[HarborTask]):
         """Git repositories and commits of the selected tasks."""
         return {name: task.origin for name, task in self._selected.items() if task.origin is not None}
 
-    @property
-    def tasks(self) -> Sequence[HarborTask]:
-        """Selected tasks in order."""
-        return list(self._selected.values())
-
     def load(self, report: Report) -> Sequence[str]:
         """Selects tasks, then fetches and reads them. Invalid tasks in a folder are reported by name."""
         chosen = self._source.load(self._choose, report, reward_key=self._reward_key)
@@ -131,32 +183,14 @@ class HarborEnvironments(SelectingSource[HarborTask]):
         self._source.stop()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts. One message names all of them."""
-        warnings, of_others = TaskWarnings(), TaskWarnings()
+        """Reports warnings about task.toml files, and checks the tasks; see `CodeEnvironments.check`."""
+        own, fetched = TaskWarnings(), TaskWarnings()
         for task in self._selected.values():
-            (warnings if task.origin is None else of_others).add(task.name, task.warnings)
-        of_others.tell(log.info)  # users cannot correct the task.toml of a fetched task
-
-        try:
-            refuse_together(self._selected.values(), lambda task: warnings.add(task.name, check_task(task, parts)))
-        finally:
-            warnings.tell(report)
+            (own if task.origin is None else fetched).add(task.name, task.warnings)
+        own.tell(report)
+        fetched.tell(log.info)  # users cannot correct the task.toml of a fetched task
+        super().check(parts, report=report)
 
     def digest(self, task_name: str) -> str:
         """Computes the digest of a task's files and of its extra instructions. Blocking."""
-        return with_files(self._selected[task_name].digest, self._extra_texts)
-
-    def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        """Creates the environment of one episode."""
-        return CodeEnvironment.for_episode(self._selected[task_name], parts)
-
-
-def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:
-    """Checks that a task can be run with these parts. Returns warnings about its containers.
-
-    Raises:
-        TaskError: The task cannot be run.
-    """
-    is_oracle = parts.provide_solution
-    task.check_runnable(needs_solution=is_oracle, supported=None if is_oracle else parts.code_agent_factory.supports)
-    return parts.check_containers(task)
+        return with_files(super().digest(task_name), self._extra_texts)

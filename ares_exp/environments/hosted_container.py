@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -67,20 +68,17 @@ class HostedContainer:
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
-                raise DivergenceError(
-                    f"The agent, run again, uploads to {target} something else than it did: {source}."
-                )
+                raise DivergenceError(f"The replayed agent uploads other files to {target} than it did: {source}.")
 
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Downloads files; see `AgentContainer.download`. When the agent is replayed, it gets the recorded files."""
-
-        def write_again(recorded: HostFiles) -> None:
-            recorded.write(Path(target))
-
         await self._runtime.call(
-            "download", {"source": str(source)}, lambda: self._download(source, target), write_again
+            "download",
+            {"source": str(source)},
+            lambda: self._download(source, target),
+            lambda recorded: recorded.write(Path(target)),
         )
 
     async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
@@ -116,12 +114,9 @@ class HostedContainer:
                 f"A {type(self._container).__name__} has no terminals. Use container=local, container=docker or "
                 "container=daytona, or another agent."
             )
-        try:
+        with self._noting_death():
             opened = self._container.open_terminal(columns=columns, lines=lines, user=self._user, env=self._env)
             return TerminalSession(await opened)
-        except ContainerDiedError as error:
-            self.died = error
-            raise
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port; see `ServingContainer.forward_port`. Its traffic is not recorded or counted.
@@ -141,11 +136,8 @@ class HostedContainer:
                 f"A {type(self._container).__name__} cannot forward ports (it has no `forward_port`). Use "
                 "container=local, container=docker or container=daytona."
             )
-        try:
+        with self._noting_death():
             return await self._container.forward_port(serve, port=port)
-        except ContainerDiedError as error:
-            self.died = error
-            raise
 
     async def _exec(self, command: str, options: ExecOptions) -> ExecResult:
         options = {**options, "env": {**(options.get("env") or {}), **self._env}}
@@ -158,10 +150,8 @@ class HostedContainer:
         result: ExecResult | None = None
         started = time.perf_counter()
         try:
-            result = await self._container.exec(command, **options)
-        except ContainerDiedError as error:
-            self.died = error
-            raise
+            with self._noting_death():
+                result = await self._container.exec(command, **options)
         finally:
             self._activity.add_command(
                 CommandRecord(
@@ -182,9 +172,13 @@ class HostedContainer:
         return await asyncio.to_thread(HostFiles.read, Path(target)) if self._runtime.journal is not None else None
 
     async def _transfer(self, copying: Coroutine[Any, Any, None]) -> None:
+        with self._noting_death(), self._activity.timed():
+            await copying
+
+    @contextmanager
+    def _noting_death(self) -> Iterator[None]:
         try:
-            with self._activity.timed():
-                await copying
+            yield
         except ContainerDiedError as error:
             self.died = error
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +83,6 @@ class OwnModel:
         policy: The LLM client.
         name: Name in messages.
         key: Config key of the model.
-        timeout_key: Config key of the time limit.
         timeout_sec: Time limit in seconds of one question, including retries; `None` if the caller enforces a limit.
         error: Class of the error that is raised if the model gives no valid answer.
     """
@@ -93,24 +93,17 @@ class OwnModel:
         *,
         name: str,
         key: str,
-        timeout_key: str = "",
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Creates the model, which then owns `client`. The other arguments are attributes of the class.
-
-        Raises:
-            ConfigError: The client runs the solutions of tasks.
-        """
+        """Creates the model, which then owns `client`. Raises `ConfigError` if it runs the solutions of tasks."""
         self.policy = as_policy(client)
         if self.policy.needs_solution:
             raise ConfigError(
                 f"Expected `{key}` to be an LLM client that can answer questions, got {type(client).__name__}, which "
                 f"runs the solutions of tasks. Set `policy@{key}=openai`."
             )
-        self.name, self.key, self.timeout_key = name, key, timeout_key
-        self.timeout_sec = timeout_sec
-        self.error = error
+        self.name, self.key, self.timeout_sec, self.error = name, key, timeout_sec, error
         self._home: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._calls, self._used = 0, EnvironmentUsage()
@@ -118,10 +111,7 @@ class OwnModel:
         self._storage: RunStorage | None = None
 
     def record_in(self, storage: RunStorage) -> None:
-        """Sets the run's storage for the records of questions.
-
-        A failed write ends the run, and after it no further request is sent.
-        """
+        """Sets the run's storage for the records of questions. After a failed write, no further request is sent."""
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
@@ -154,13 +144,7 @@ class OwnModel:
             self._calls = 0
 
     def for_episode(
-        self,
-        task_name: str,
-        *,
-        seed: int,
-        attempt: int = 0,
-        files: Path | None,
-        scorer: str | None = None,
+        self, task_name: str, *, seed: int, attempt: int = 0, files: Path | None, scorer: str | None = None
     ) -> EpisodeModel:
         """Makes the model of one episode, which runs on the current event loop.
 
@@ -235,19 +219,13 @@ class OwnModel:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Makes the error for an exception of the client. `unread`: text of an earlier response that was invalid."""
+        """Makes the error for an exception of the client. `unread` is the text of an earlier invalid response."""
         why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
-    def late(self) -> VerifierError:
-        """Makes the error for a question without an answer within the time limit."""
-        return self.error(
-            f"{self.name} gave no answer within its limit of {self.timeout_sec:g} s (`{self.timeout_key}`)."
-        )
-
     def unreadable(self, expected: str, said: list[str]) -> VerifierError:
-        """Returns the error for invalid responses."""
+        """Makes the error for invalid responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
             f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
@@ -278,14 +256,9 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Asks the model a question, and records the answer.
+        """Asks the model a question, and records the answer. `question` is the text of the question in the record.
 
         If the episode continues an earlier episode that recorded an answer to this question, returns this answer.
-
-        Args:
-            question: Text of the question in the record.
-            request: Request to the model.
-            reading: Parser of the response.
 
         Raises:
             VerifierError: The client failed, gave no response in time, or gave no valid response.
@@ -304,7 +277,10 @@ class EpisodeModel:
             raise
         except (Exception, SystemExit) as error:
             if limit.expired():
-                raise self._model.late() from error
+                raise self._model.error(
+                    f"{self._model.name} gave no answer within its limit of {self._model.timeout_sec:g} s. Choose a "
+                    f"faster model for `{self._model.key}`."
+                ) from error
             unread = responses[-1].text if responses and not isinstance(error, RefusalError) else None
             raise self._model.failed(error, expected=reading.expected, unread=unread) from error
         finally:
@@ -350,7 +326,6 @@ class EpisodeModel:
         return reading.from_record(answers.pop(0)) if answers else None
 
     async def _write(self, question: str, responses: list[LLMResponse], llm_response: str | None, sec: float) -> None:
-        """Counts the usage of one question, and appends the question to the record."""
         asked = Asked(
             task=self._task,
             question=question,
@@ -367,6 +342,14 @@ class EpisodeModel:
         self._model.count(len(responses), asked.usage)
         if (files := self._files) is not None:
             await self._model.append_asked(files, asked)
+
+
+_REASONING = re.compile(r"\A\s*<think(?:ing)?>.*</think(?:ing)?>", re.S | re.I)
+
+
+def without_reasoning(text: str) -> str:
+    """Removes a model's reasoning, `<think>…</think>`, from the start of its text."""
+    return _REASONING.sub("", text)
 
 
 def writable(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
-from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal, StepEntry, UnheardEntry
+from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal, UnheardEntry
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.environment import LimitName, PastStep, restart, transition
@@ -68,13 +68,7 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """Computes the score of an episode that has ended; `None` if the verifier of one of its stages did not run.
-
-    Args:
-        task: The task.
-        past_stages: The stages that ran until the end of the episode.
-        truncated_by: Limit that ended the episode or its last stage; `None` if no limit did.
-    """
+    """Computes the score of an episode that has ended; `None` if the verifier of one of its stages did not run."""
     verdicts = [past.verdict for past in past_stages if past.verdict is not None]
     if len(verdicts) < len(past_stages):
         return None
@@ -85,7 +79,7 @@ def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: Limit
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The form of a stage in a snapshot. `journal` contains the digests of the journal's lines."""
+    """A stage in a snapshot. `journal` contains the digests of the journal's lines."""
 
     name: str
     verdict: Verdict | None
@@ -113,11 +107,7 @@ def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
 
 
 def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> PastStage:
-    """Converts the result of `recorded_stage` to a stage. Blocking.
-
-    Raises:
-        SnapshotMetadataError: `data` does not have this form.
-    """
+    """Reads the result of `recorded_stage`. Raises `SnapshotMetadataError` if it has another form. Blocking."""
     try:
         recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
     except pydantic.ValidationError as error:
@@ -160,10 +150,13 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     steps: list[PastStep] = []
     response: LLMResponse | None = None
     for journal in journals:
-        told = _StepsOfOneAgent(journal) if journal is not None else None
-        if told is None or told.is_incomplete:
-            return ()  # the agent has no journal, or was restored from its state instead of being replayed
-        for entry, request in told.requests:
+        if journal is None:
+            return ()
+        requests, responses = _calls_of(journal)
+        for entry in journal.steps():
+            request = requests.get(entry.call_id)
+            if not isinstance(request, LLMRequest):
+                return ()  # the agent was restored from its state instead of being replayed
             request = edited(request, episode.edits, len(steps))
             steps.append(
                 PastStep(
@@ -175,36 +168,19 @@ def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
                     activity=Activity(entry.container_sec, list(entry.commands)),
                 )
             )
-            response = told.responses.get(entry.call_id)
+            response = responses.get(entry.call_id)
     return steps
 
 
-class _StepsOfOneAgent:
-    """The time steps of one agent, taken from its journal.
-
-    Attributes:
-        requests: The time steps with their requests, in order.
-        responses: Responses to the LLM calls, by call id.
-        is_incomplete: Whether the request for a time step is missing.
-    """
-
-    def __init__(self, journal: Journal) -> None:
-        self.requests: list[tuple[StepEntry, LLMRequest]] = []
-        self.responses: dict[int, LLMResponse] = {}
-        self.is_incomplete = False
-        asked: dict[int, Any] = {}
-        for entry in journal.entries:
-            if isinstance(entry, CallEntry):
-                if entry.kind == "llm":
-                    asked[entry.call_id] = entry.arguments
-            elif isinstance(entry, DoneEntry):
-                if isinstance(entry.value, LLMResponse):
-                    self.responses[entry.call_id] = entry.value
-            elif isinstance(entry, UnheardEntry):
-                self.responses[entry.call_id] = entry.response
-            elif isinstance(entry, StepEntry):
-                request = asked.get(entry.call_id)
-                if isinstance(request, LLMRequest):
-                    self.requests.append((entry, request))
-                else:
-                    self.is_incomplete = True
+def _calls_of(journal: Journal) -> tuple[dict[int, Any], dict[int, LLMResponse]]:
+    """Returns the requests and the responses of an agent's LLM calls, by call id."""
+    requests: dict[int, Any] = {}
+    responses: dict[int, LLMResponse] = {}
+    for entry in journal.entries:
+        if isinstance(entry, CallEntry) and entry.kind == "llm":
+            requests[entry.call_id] = entry.arguments
+        elif isinstance(entry, DoneEntry) and isinstance(entry.value, LLMResponse):
+            responses[entry.call_id] = entry.value
+        elif isinstance(entry, UnheardEntry):
+            responses[entry.call_id] = entry.response
+    return requests, responses

@@ -82,11 +82,7 @@ class EpisodeFacts:
 
 
 def recorded_stages(snapshot: EnvironmentSnapshot, names: Sequence[str]) -> list[PastStage]:
-    """Reads the finished stages of a snapshot. `names` are the names of all stages of the task. Blocking.
-
-    Raises:
-        SnapshotMetadataError: A stage is invalid.
-    """
+    """Reads the finished stages of a snapshot. `names` are the names of all stages of the task. Blocking."""
     where, recorded = f"{snapshot.snapshot_dir}: `episode`", EpisodeFacts.of(snapshot).past_stages
     if len(recorded) >= len(names):
         raise SnapshotMetadataError(f"{where}: expected less than {len(names)} `past_stages`.")
@@ -120,7 +116,7 @@ def recorded_setup(
     facts = EpisodeFacts.of(snapshot)
     if facts.provide_solution and not is_task_given:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
+            f"{snapshot.snapshot_dir}: the episode had access to the task's solution. Pass `task`."
         )
     return EpisodeParts(
         as_container_factory(container_factory or recorded_container_factory(snapshot)),
@@ -136,8 +132,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     """Creates the container factory that the snapshot records.
 
     Raises:
-        SnapshotUnsupportedError: The backend or its options may not be taken from a file, so the caller must pass a
-            factory.
+        SnapshotUnsupportedError: The caller must pass a factory, because it may not be taken from a file.
         SnapshotMetadataError: The recorded options are invalid.
     """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
@@ -147,14 +142,14 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     reached = [key for key, value in options.items() if value and value != "no-network" and key not in harmless]
     if backend is not None and reached:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
-            "container may reach or start with is not taken from a file: give `container_factory`."
+            f"{snapshot.snapshot_dir}: the container was made with {reached[0]}={options[reached[0]]!r:.100}, which is "
+            "not restored from a file. Pass `container_factory`."
         )
     return _made(snapshot, name, backend, options, "container_factory")
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
-    """Returns the recorded options of a snapshot's agent."""
+    """Returns the options of the agent in a snapshot."""
     return dict(snapshot.agent.get("options") or {})
 
 
@@ -163,8 +158,8 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
     factory = find_part("agent", name)
     if factory is not None and (given := [key for key in options if key not in _harmless(factory)]):
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: its agent was made with {given[0]}={options[given[0]]!r:.100}, which is not "
-            "taken from a file: give `code_agent_factory`."
+            f"{snapshot.snapshot_dir}: the agent was made with {given[0]}={options[given[0]]!r:.100}, which is not "
+            "restored from a file. Pass `code_agent_factory`."
         )
     return _made(snapshot, name, factory, options, "code_agent_factory")
 
@@ -176,10 +171,10 @@ def _harmless(factory: Any) -> frozenset[str]:
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory with its recorded options. `argument` is the argument that an error tells the caller to pass."""
+    """Makes a factory with its recorded options. An error suggests to pass `argument`."""
     if factory is None:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."
+            f"{snapshot.snapshot_dir}: {name!r:.100} is not an option of this installation. Pass `{argument}`."
         )
     try:
         return factory(**options)
@@ -203,24 +198,24 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     data = snapshot.task_data
     if snapshot.task_type != "harbor":
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: its task is of the kind {snapshot.task_type!r:.60}: give `task`."
+            f"{snapshot.snapshot_dir}: tasks of the kind {snapshot.task_type!r:.60} are not restored. Pass `task`."
         )
     path, reward_key, extra = data.get("path"), data.get("reward_key"), data.get("extra_instructions", [])
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
-        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` names no path.")
+        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: expected a path in `task_data`.")
     if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
         raise SnapshotMetadataError(
-            f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are not texts."
+            f"{snapshot.snapshot_dir}: expected `extra_instructions` in `task_data` to be a list of strings."
         )
     store = snapshot.snapshot_dir.parent.resolve()
     if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may request host variables
         raise UnsafeSnapshotError(
-            f"{snapshot.snapshot_dir}: expected its task's path to be absolute and outside of the store, got "
-            f"{path!r:.200}: a snapshot cannot bring its own task. Give `task`."
+            f"{snapshot.snapshot_dir}: expected the path of the task to be absolute and outside of the store, got "
+            f"{path!r:.200}. Pass `task`."
         )
     try:
         task = load_task(path, reward_key=reward_key).with_extra_instructions(extra)
         task.check_runnable()
     except TaskError as error:
-        raise SnapshotMismatchError(f"The snapshot's task is not at {path} any more: {error} Give `task`.") from None
+        raise SnapshotMismatchError(f"The snapshot's task is no longer at {path}: {error} Pass `task`.") from None
     return task

@@ -49,11 +49,7 @@ class EpisodeStart(Protocol):
     """The recorded point from which an episode continues: a snapshot (`Continuation`), or a replay (`Rerun`)."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the task and the recorded state of an environment without starting the episode.
-
-        Args:
-            episode: Environment of the episode.
-            tasks: Tasks of the environment.
+        """Sets the task, one of `tasks`, and the recorded state of an environment without starting the episode.
 
         Raises:
             SnapshotMismatchError: The recorded episode does not match the task, the agent or the solution.
@@ -84,15 +80,13 @@ class Rerun:
 
         Args:
             task_name: Name of the recorded task.
-            exchanges: All recorded requests and responses, including later steps. They are needed because the order of
-                concurrent conversations may differ in the replay.
+            exchanges: All recorded exchanges, including later steps, because concurrent conversations may be in another
+                order in the replay.
             step: Number of responses to replay.
             seed: The recorded seed.
             lineage: Origin of the new episode, for its trajectory.
-            edits: Changes to messages before the policy sees them, both recorded and new. Ignored with a snapshot,
-                which has its own edits.
-            snapshot: Snapshot of an earlier step from which to continue; by default the replay starts at the first
-                step.
+            edits: All changes to messages before the policy sees them. Ignored with a snapshot, which has its own.
+            snapshot: Snapshot of an earlier step to start from; by default the replay starts at the first step.
             report: Called with a message for the user if requests differ from the recorded requests.
         """
         self._task_name = task_name
@@ -109,17 +103,13 @@ class Rerun:
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the task of an environment without starting the episode.
-
-        Raises:
-            SnapshotMismatchError: The task is missing, or the snapshot does not match.
-        """
+        """Sets the task of an environment; see `EpisodeStart`."""
         if self._snapshot is not None:
             self._snapshot.prepare(episode, tasks)
             return
         task = next((task for task in tasks if task.name == self._task_name), None)
         if task is None:
-            raise SnapshotMismatchError(f"Expected the task {self._task_name!r:.100}, which was recorded.")
+            raise SnapshotMismatchError(f"Expected the recorded task {self._task_name!r:.100}, which is missing.")
         episode.current_task, episode.seed = task, self._seed
         episode.lineage, episode.edits = self._lineage, self._edits
 
@@ -148,7 +138,7 @@ class Rerun:
             if step == self._step:
                 break
             if exchange is None or exchange.is_pending:
-                raise self._diverged(step, "it asks more than was recorded of that conversation")
+                raise self._diverged(step, "it sends more requests of a conversation than were recorded")
             recorded.use(asked)
             started = time.perf_counter()
             time_step = await episode.apply(exchange.response)
@@ -158,15 +148,14 @@ class Rerun:
         episode.ran = tuple(ran)
         if differing:
             self._report(
-                f"Run again up to step {self._step}, the episode differs from the recorded one in "
+                f"The replay up to step {self._step} differs from the recorded episode in "
                 f"{count_of(len(differing), 'request')}, from step {differing[0]} on. It continues from its new state."
             )
         return time_step
 
     def _diverged(self, step: int, why: str) -> DivergenceError:
         return DivergenceError(
-            f"Run again with the recorded responses, the episode did not come to step {self._step}: at step {step} "
-            f"{why}.",
+            f"The replay of the recorded responses did not reach step {self._step}: at step {step} {why}.",
             step=step,
             why=why,
         )
@@ -201,7 +190,7 @@ class Continuation:
         """Prepares the continuation, without starting it.
 
         Args:
-            snapshot: The snapshot from which the episode continues.
+            snapshot: The snapshot.
             task: The task; by default read from its recorded path.
             lineage: Origin of the new episode, for its trajectory; by default the lineage in the snapshot.
             edits: Changes to messages before the policy sees them, in addition to the edits in the snapshot.
@@ -233,16 +222,7 @@ class Continuation:
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Restores the recorded state of an environment without starting the episode.
-
-        Args:
-            episode: The environment.
-            tasks: Tasks of the environment, from which the task with the recorded name is used.
-
-        Raises:
-            SnapshotMismatchError: The agent is of another kind or has other options, the task has changed, or the
-                environment needs the solution and the snapshot has none.
-        """
+        """Restores the recorded state of an environment; see `EpisodeStart`."""
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
         facts = EpisodeFacts.of(snapshot)
@@ -251,8 +231,8 @@ class Continuation:
         checked = self.task if task is None else _checked_task(snapshot, task)
         if setup.provide_solution and not facts.provide_solution:
             raise SnapshotMismatchError(
-                f"{snapshot.snapshot_dir}: its episode was run without the task's solution, which is not in its "
-                "container: the oracle cannot continue it. Choose another policy."
+                f"{snapshot.snapshot_dir}: `policy=oracle` cannot continue this episode, because its container has "
+                "no solution of the task. Use another policy."
             )
         episode.setup = replace(setup, provide_solution=facts.provide_solution)
         episode.current_task, episode.seed = checked, facts.seed
@@ -268,11 +248,7 @@ class Continuation:
         episode.edits = (*facts.edits, *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the container with its files, restores the agent to its recorded point, and returns the pending step.
-
-        Raises:
-            SnapshotError, ContainerError: The episode could not be restored. The caller must release the episode.
-        """
+        """Starts the container with its files, and restores the agent to its recorded point; see `EpisodeStart`."""
         snapshot, facts = self.snapshot, EpisodeFacts.of(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
         names = [stage.name for stage in episode.task.stages]
@@ -298,10 +274,10 @@ class Continuation:
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
             raise DivergenceError(
-                f"{self.snapshot.snapshot_dir}: the agent, given its state, asks its LLM something else than it did."
+                f"{self.snapshot.snapshot_dir}: the agent, restored from its state, sends another request than before."
                 f"{_hint(self.snapshot, factory)}",
                 step=self.snapshot.step_count,
-                why="the agent, given its state, asks its LLM something else",
+                why="the agent, restored from its state, sends another request",
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
@@ -333,18 +309,14 @@ class Continuation:
             raise SnapshotMetadataError(f"{where}: expected {snapshot.journal_entries} journal entries, found none.")
         else:
             raise SnapshotUnsupportedError(
-                f"{where}: it has the container's files and the pending request, and neither a journal nor a state of "
-                "the agent, which was a process: no episode can continue from it. `branch_from=<run>/<episode>@<step>` "
-                "runs the recorded responses again up to a step."
+                f"{where}: no episode can continue from this snapshot, which has no state of the agent, because the "
+                "agent was a process. Use `branch_from=<run>/<episode>@<step>` to replay the recorded responses."
             )
         return StoredChanges(delta, objects), journal, state
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
-    """Returns the given snapshot, or reads it from a path.
-
-    Raises the errors of `EnvironmentSnapshot.load_from_file`.
-    """
+    """Returns the given snapshot, or reads it from a path; see `EnvironmentSnapshot.load_from_file`."""
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
     if isinstance(snapshot, EnvironmentSnapshot):
@@ -368,8 +340,8 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
     recorded, options = snapshot.agent.get("factory"), factory.options
     if recorded != import_name(factory):
         raise SnapshotMismatchError(
-            f"{snapshot.snapshot_dir}: it was taken with an agent of {recorded!r:.100} and cannot continue with "
-            f"an agent of {import_name(factory)!r}."
+            f"{snapshot.snapshot_dir}: expected an agent of {recorded!r:.100}, as in the snapshot, got "
+            f"{import_name(factory)!r}."
         )
     was = recorded_agent_options(snapshot)
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from ares_exp.config.targets import SCORER, instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError
+from ares_exp.errors import ConfigError, UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.selection import Entries, Named, positions_of, select
 from ares_exp.tasks.task_contract import Task, TaskOrigin
@@ -60,9 +60,10 @@ class EpisodeParts:
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
         """Lists every container that a task needs: the agent's container with its mounts, then the verifiers'."""
-        agents, *others = self.limits.time.container_specs(task)
+        time = self.limits.time
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
-        return [replace(agents, mounts=mounts), *others]
+        verifiers = (time.verifier_spec(task, stage) for stage in task.stages)
+        return [replace(time.container_spec(task), mounts=mounts), *(spec for spec in verifiers if spec is not None)]
 
     def check_containers(self, task: Task) -> list[str]:
         """Checks that the backend can run every container of a task, and returns its warnings.
@@ -201,6 +202,14 @@ class SelectingSource(SourceBase, Generic[T]):
         self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
         self._selected: dict[str, T] = {}
 
+    @property
+    def path(self) -> Path | None:
+        """`None` by default, because the tasks are part of a package."""
+        return None
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Accepts all parts by default, because the environments need no container."""
+
     def _choose(self, tasks: Sequence[U]) -> list[U]:
         """Returns the tasks that are selected from a set, and stores the positions of all tasks in the set."""
         self.positions = positions_of(tasks)
@@ -222,20 +231,12 @@ def as_source(source: EnvironmentSource) -> SourceBase:
 
 
 def make_source(config: DictConfig) -> SourceBase:
-    """Creates the source of the `env` option.
-
-    Raises:
-        ConfigError: The object cannot be made, or is not a source.
-    """
+    """Creates the source of the `env` option. Raises `ConfigError` if this fails."""
     return as_source(instantiate_group(config, "env"))
 
 
 def make_scored_source(config: DictConfig) -> SourceBase:
-    """Makes the source of the `env` option. If the config has scorers, the source also scores the episodes.
-
-    Raises:
-        ConfigError: The source or a scorer cannot be made.
-    """
+    """Creates the source of the `env` option. If the config has scorers, the source also scores the episodes."""
     from omegaconf import OmegaConf
 
     source = make_source(config)
@@ -248,16 +249,16 @@ def make_scored_source(config: DictConfig) -> SourceBase:
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
-    """Returns the task whose name or index is `options["task"]`. Without this option, chooses a random task.
-
-    Raises:
-        ConfigError: The task does not exist, or `options` has other keys.
-    """
+    """Returns the task that `options["task"]` selects, or a random task; see `choose_index`."""
     return tasks[choose_index([task.name for task in tasks], options, generator)]
 
 
 def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: random.Random) -> int:
-    """Returns the index of the task that `options["task"]` selects, or a random index; see `choose_task`."""
+    """Returns the index of the task whose name or index is `options["task"]`. Without this option, chooses at random.
+
+    Raises:
+        ConfigError: The task does not exist, or `options` has other keys.
+    """
     if unknown := sorted(options.keys() - {"task"}):
         raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {unknown}.")
     wanted = options.get("task")
@@ -269,30 +270,3 @@ def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: ra
         return names.index(wanted)
     shown = ", ".join(names[:20])
     raise ConfigError(f"Expected a task's name or its index below {len(names)}, got {wanted!r}. Tasks: {shown}.")
-
-
-SHOWN_REFUSALS = 10
-
-
-def refuse_together(tasks: Iterable[T], check: Callable[[T], object]) -> None:
-    """Checks every task, and reports all failures in one error.
-
-    Args:
-        tasks: The tasks.
-        check: Function that raises `TaskError` for a task that cannot be run.
-
-    Raises:
-        UnsupportedTaskError: At least one task cannot be run. The message has at most `SHOWN_REFUSALS` reasons, and
-            suggests how to run the other tasks.
-    """
-    refused: dict[str, str] = {}
-    for task in tasks:
-        try:
-            check(task)
-        except TaskError as error:
-            refused[task.name] = str(error)
-    if refused:
-        shown = list(refused.values())[:SHOWN_REFUSALS]
-        shown += [f"… and {len(refused) - len(shown)} more."] if len(refused) > len(shown) else []
-        shown.append(f"To run the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
-        raise UnsupportedTaskError("\n".join(shown))

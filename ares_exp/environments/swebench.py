@@ -9,21 +9,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, validate_call
 
-from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.source import EpisodeParts, Report, SelectingSource, refuse_together
+from ares_exp.environments.harbor import CodeEnvironments, Entry, Seconds
+from ares_exp.environments.source import Report
 from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.swebench.rows import find_dataset, load_rows
 from ares_exp.tasks.swebench.swebench_task import SweBenchTask
-from ares_exp.tasks.task_warnings import TaskWarnings
-
-Entry = int | str
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
-class SweBenchEnvironments(SelectingSource[SweBenchTask]):
+class SweBenchEnvironments(CodeEnvironments[SweBenchTask]):
     """A source of SWE-bench tasks, one for each row of a data set."""
-
-    exports_state = True
 
     @validate_call
     def __init__(
@@ -78,37 +72,11 @@ class SweBenchEnvironments(SelectingSource[SweBenchTask]):
         """Whether the rows are in a local file."""
         return self._dataset.file is not None
 
-    @property
-    def tasks(self) -> Sequence[SweBenchTask]:
-        """Selected tasks in order."""
-        return list(self._selected.values())
-
     def load(self, report: Report) -> Sequence[str]:
         """Reads the rows and selects tasks."""
         rows = load_rows(self._dataset, child=self._child, timeout_sec=self._fetch_timeout_sec)
         found = [SweBenchTask(row, self._dataset.source, **self._options) for row in rows]
         return self._hold(self._choose(found))
-
-    def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts. One message names all of them."""
-        warnings = TaskWarnings()
-
-        def check(task: SweBenchTask) -> None:
-            task.check_runnable(needs_solution=parts.provide_solution)
-            warnings.add(task.name, parts.check_containers(task))
-
-        try:
-            refuse_together(self._selected.values(), check)
-        finally:
-            warnings.tell(report)
-
-    def digest(self, task_name: str) -> str:
-        """Returns the digest of a row and of the options that affect its run and its grade."""
-        return self._selected[task_name].digest
-
-    def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        """Creates the environment of one episode."""
-        return CodeEnvironment.for_episode(self._selected[task_name], parts)
 
     async def close(self) -> None:
         """Stops the process that loads rows, if it is still running."""

@@ -35,7 +35,7 @@ from ares_exp.runs.preparation import bounded_concurrency, planned_episodes, pre
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 if TYPE_CHECKING:

@@ -25,13 +25,7 @@ class ChildFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The result of a program.
-
-    Attributes:
-        exit_code: Exit code.
-        output: Everything that the program wrote to stdout.
-        errors: The last lines that the program wrote to stderr.
-    """
+    """The exit code of a program, everything that it wrote to stdout, and the last lines that it wrote to stderr."""
 
     exit_code: int
     output: bytes
@@ -51,12 +45,9 @@ class ChildProcess:
         self._lock = threading.Lock()
 
     def run(self, command: Sequence[str], *, env: Mapping[str, str], timeout_sec: float) -> Ended:
-        """Runs a program to its end. Blocking.
+        """Runs a program to its end, with an empty stdin and only the variables in `env`. Blocking.
 
-        Args:
-            command: The program and its arguments. Its stdin is empty.
-            env: All environment variables of the program.
-            timeout_sec: Number of seconds after which the program's process group is killed.
+        After `timeout_sec`, the program's process group is killed.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.
@@ -100,11 +91,7 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file with the interpreter of this process. The file must not import this package.
-
-        Raises:
-            ChildFailedError: The program failed, was stopped, took too long, or printed too much.
-        """
+        """Runs a Python file, which must not import this package; see `run`. A failure is a `ChildFailedError`."""
         ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
         if ended.exit_code != 0:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")

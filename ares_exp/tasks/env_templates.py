@@ -14,27 +14,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MIN_SECRET_LENGTH = 8
 
 
-def resolve(value: str, host: Mapping[str, str]) -> str:
-    """Resolves a value that consists of one template. Other values are returned unchanged.
-
-    Unlike in a shell, an empty variable counts as set.
-
-    Raises:
-        KeyError: The variable is not set and has no default. The argument is its name.
-    """
-    match = _TEMPLATE.fullmatch(value)
-    if match is None:
-        return value
-    name, default = match.groups()
-    if name in host:
-        return host[name]
-    if default is None:
-        raise KeyError(name)
-    return str(default)
-
-
 def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Resolves a whole `env` table. `where` is its name in messages, such as `task.toml: [verifier.env]`.
+    """Resolves the values of an `env` table that consist of one template. An empty variable counts as set.
+
+    `where` is the name of the table in messages, such as `task.toml: [verifier.env]`.
 
     Raises:
         TaskError: An environment variable of the host is missing, or a name or value is not valid for a variable.
@@ -43,14 +26,13 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
     for key, value in table.items():
         if not _NAME.fullmatch(key) or "\0" in value:
             raise TaskError(f"{where} {key!r}: expected a variable name (letters, digits, _) and a value without NUL.")
-        try:
-            resolved[key] = resolve(value, host)
-        except KeyError as error:
-            name = error.args[0]
+        name, default = match.groups() if (match := _TEMPLATE.fullmatch(value)) else ("", value)
+        if (found := host.get(name, default)) is None:
             raise TaskError(
                 f"{where} {key}: the host variable {name!r} is not set. Set it before the run, or give "
                 f"the template a default: ${{{name}:-…}}."
-            ) from None
+            )
+        resolved[key] = found
     return resolved
 
 

@@ -62,27 +62,15 @@ def _check_header(name: str, value: str) -> None:
 _UNITS_IN_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
-def parse_size_mb(text: str) -> int:
-    """Returns the megabytes of a legacy size string such as `"1.5G"`, truncated.
-
-    Raises:
-        ValueError: The text is not a number followed by one of G, M, K.
-    """
+def _size_mb(key: str, text: str) -> int:
     size = text.strip().upper()
     try:
         megabytes = float(size[:-1]) * _UNITS_IN_MB[size[-1:]]
     except (KeyError, ValueError):
         megabytes = math.nan
     if not math.isfinite(megabytes):
-        raise ValueError(f'expected a number followed by G, M or K (such as "2G"), got {text!r}')
+        raise ValueError(f'{key}: expected a number followed by G, M or K (such as "2G"), got {text!r}')
     return int(megabytes)
-
-
-def _named_size_mb(key: str, size: str) -> int:
-    try:
-        return parse_size_mb(size)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
 
 
 def translate_legacy_sizes(table: object) -> object:
@@ -97,7 +85,7 @@ def translate_legacy_sizes(table: object) -> object:
     for old_key, key in (("memory", "memory_mb"), ("storage", "storage_mb")):
         size = new.pop(old_key, None)
         if isinstance(size, str):
-            megabytes = _named_size_mb(old_key, size)
+            megabytes = _size_mb(old_key, size)
             if new.setdefault(key, megabytes) != megabytes:
                 raise ValueError(f"{old_key} = {size!r} contradicts {key} = {new[key]!r}. Keep only {key}")
     return new
@@ -120,11 +108,6 @@ class Tpu(TomlTable):
 
     type: Annotated[str, Field(min_length=1)]
     topology: Annotated[str, AfterValidator(_topology)]
-
-    @property
-    def chips(self) -> int:
-        """Number of chips, which is the product of the sides of the topology."""
-        return math.prod(int(side) for side in self.topology.split("x"))
 
 
 class HealthCheck(TomlTable):

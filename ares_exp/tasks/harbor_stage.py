@@ -49,7 +49,7 @@ class HarborStage:
         config: Content of task.toml.
         instruction: The agent's instruction, without canary lines.
         step: The entry of `[[steps]]`; `None` if the task has no steps.
-        reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
+        reward_key: Key of the reward in `reward.json`; see `choose_reward`.
         follows_shared: Whether the tests of the previous step ran in the agent's container.
         is_last: Whether this is the last step.
     """
@@ -133,7 +133,12 @@ class HarborStage:
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
         """Image or build context of the verifier's separate container. If both are `None`, it has the agent's image."""
-        return verifier_image((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests"))
+        for section, tests in ((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests")):
+            if section.environment is not None and section.environment.docker_image:
+                return section.environment.docker_image, None
+            if any((tests / name).exists() for name in CONTAINER_DEFINITIONS):
+                return None, tests
+        return None, None
 
     @property
     def brings_tests(self) -> bool:
@@ -144,10 +149,7 @@ class HarborStage:
     def verifier_spec(self) -> ContainerSpec | None:
         """Specification of the verifier's separate container; `None` if the tests run in the agent's container.
 
-        Its variables are resolved from the host's current environment.
-
-        Raises:
-            TaskError: An environment variable of the host is missing.
+        Raises `TaskError` if an environment variable of the host is missing.
         """
         if self.verifier_mode != "separate":
             return None
@@ -196,11 +198,7 @@ class HarborStage:
         return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns the environment variables of the solution, which may contain secrets.
-
-        Raises:
-            TaskError: An environment variable of the host is missing.
-        """
+        """Returns the environment variables of the solution, which may contain secrets; see `Stage.solution_env`."""
         return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
@@ -254,14 +252,8 @@ class HarborStage:
         """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, so that the hooks' files are kept.
 
         After this call, only the verifier's user and root can write to `/logs/verifier`. If the task sets
-        `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first.
-
-        Returns:
-            `/tests`, if it was not empty and the task has no steps. The image's files in it must then be restored.
-
-        Raises:
-            VerifierError: The processes could not be stopped.
-            ContainerError: The container failed.
+        `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first. Returns `/tests` if it
+        was not empty and the task has no steps.
         """
         if self.config.metadata.get("stop_processes") is True:
             await stop_processes(container)
@@ -293,43 +285,20 @@ class HarborStage:
         )
 
     async def upload_tests(self, container: Container) -> None:
-        """Uploads the tests to `/tests` in the container.
+        """Uploads the tests to `/tests` in the container. Files of the step replace files of the task.
 
         Raises:
             AddTestsDirError: The tests cannot be copied.
             ContainerError: The container failed.
         """
-        for folder in self._tests:
+        folders = [] if self.brings_tests else [self.root / "tests", *([self.folder / "tests"] if self.step else [])]
+        for folder in [folder for folder in folders if folder.is_dir()] or folders[:1]:
             try:
                 async with uploadable(self.root, folder) as copy:
                     await container.upload(copy, TESTS_DIR)
             except (TransferError, TaskError) as error:
                 raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
 
-    @property
-    def _tests(self) -> list[Path]:
-        """The directories that are copied to `/tests` in this order. Later files replace earlier files."""
-        folders = [] if self.brings_tests else [self.root / "tests", *([self.folder / "tests"] if self.step else [])]
-        return [folder for folder in folders if folder.is_dir()] or folders[:1]
-
     def goes_on(self, verdict: Verdict) -> bool:
         """Returns whether the verdict reaches the step's `min_reward`."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)
-
-
-def verifier_image(*places: tuple[VerifierSection, Path]) -> tuple[str | None, Path | None]:
-    """Finds the first prebuilt image or image definition in `places`.
-
-    Args:
-        places: Pairs of a `[verifier]` table and its `tests/` directory: first of the step, then of the task.
-
-    Returns:
-        The name of a prebuilt image, or a directory with an image definition. If both are `None`, the agent's image is
-        used.
-    """
-    for section, tests in places:
-        if section.environment is not None and section.environment.docker_image:
-            return section.environment.docker_image, None
-        if any((tests / name).exists() for name in CONTAINER_DEFINITIONS):
-            return None, tests
-    return None, None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.container import Container, ContainerSpec, User
-from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 from ares_exp.records.secrets import protect
 from ares_exp.tasks.env_templates import resolve_env
@@ -47,7 +46,7 @@ class HarborTask:
         config: Content of task.toml.
         stages: One stage per step; one stage for a task without steps.
         warnings: Messages for the user about ignored or outdated keys in task.toml.
-        reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
+        reward_key: Key of the reward in `reward.json`; see `choose_reward`.
         origin: Git repository from which the task was fetched; `None` for a local task.
         extra_instructions: Strings that the run appends to the instructions.
     """
@@ -68,11 +67,7 @@ class HarborTask:
 
     @cached_property
     def context(self) -> AgentContext:
-        """The parts of the task that the agent gets in addition to the instruction. Reads a file on first access.
-
-        Raises:
-            TaskError: The prior context is not an ATIF document.
-        """
+        """The parts of the task that the agent gets in addition to the instruction. Reads a file on first access."""
         environment = self.config.environment
         return AgentContext(
             messages=read_prior_context(self.stages[0].folder / TRAJECTORY),
@@ -87,12 +82,10 @@ class HarborTask:
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """Specification of the agent's container. Its variables are resolved from the host's current environment.
-
-        Raises:
-            TaskError: `[environment.env]` refers to a missing environment variable of the host.
-        """
+        """Specification of the agent's container. Raises `TaskError` if a variable of the host is missing."""
         environment = self.config.environment
+        networks = {stage.agent_network for stage in self.stages}
+        networks |= {stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared"}
         return ContainerSpec(
             name=self.name,
             docker_image=environment.docker_image or None,
@@ -101,7 +94,7 @@ class HarborTask:
             workdir=environment.workdir,
             env=self._resolved("environment", environment.env),
             network=environment.network,
-            phase_networks=self._phase_networks - {environment.network},
+            phase_networks=frozenset(networks - {environment.network}),
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,
             storage_mb=environment.storage_mb,
@@ -110,12 +103,6 @@ class HarborTask:
             start_timeout_sec=environment.build_timeout_sec,
             directories=(TESTS_DIR, SOLUTION_DIR, "/logs"),
         )
-
-    @property
-    def _phase_networks(self) -> frozenset[NetworkPolicy]:
-        """The networks of the agents, and of the verifiers that run in the agent's container."""
-        shared = (stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared")
-        return frozenset((*(stage.agent_network for stage in self.stages), *shared))
 
     @property
     def _environment_dir(self) -> Path:
@@ -206,13 +193,11 @@ class HarborTask:
 
 
 def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
-    """Lists the users whose commands a stage runs in the agent's container."""
     hooks = (hook.user for hook in stage.collect_hooks if hook.service == MAIN_SERVICE)
     return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
 
 
 def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
-    """Lists the services that artifacts and hooks name, except for the agent's container."""
     named = {artifact.service for stage in stages for artifact in stage.artifacts}
     return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
 
@@ -224,7 +209,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
 
     Args:
         path: The task directory.
-        reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
+        reward_key: Key of the reward in `reward.json`; see `choose_reward`.
         links_within: Folder of tasks with shared files, to which links in the task may point. `None` allows only links
             inside the task.
 
@@ -258,18 +243,10 @@ def empty_instructions(stages: Sequence[HarborStage]) -> list[Path]:
 
 
 def _stages(bounds: LinkBounds, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:
-    root = bounds.root
-    stages: list[HarborStage] = []
+    root, stages = bounds.root, list[HarborStage]()
     steps: Sequence[Step | None] = config.steps or (None,)
     for step in steps:
-        stage = HarborStage(
-            root=root,
-            config=config,
-            instruction=read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds),
-            step=step,
-            reward_key=reward_key,
-            follows_shared=bool(stages) and stages[-1].verifier_mode == "shared",
-            is_last=step is steps[-1],
-        )
-        stages.append(stage)
+        text = read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds)
+        follows_shared = bool(stages) and stages[-1].verifier_mode == "shared"
+        stages.append(HarborStage(root, config, text, step, reward_key, follows_shared, is_last=step is steps[-1]))
     return tuple(stages)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import ConfigError, TaskError, TrajectoryFormatError
 from ares_exp.tasks.verification.link_bounds import LinkBounds
+
+_CANARY = re.compile(r"(?=.*canary)(?:#.*|<!--.*-->)", re.I | re.S)
 
 
 def strip_canary(text: str) -> str:
@@ -18,38 +21,25 @@ def strip_canary(text: str) -> str:
     the file as unsuitable for training, and is not meant for the agent.
     """
     lines = text.split("\n")
-    while lines and _is_canary(lines[0].strip()):
+    while lines and _CANARY.fullmatch(lines[0].strip()):
         lines.pop(0)
     while lines and not lines[0].strip():
         lines.pop(0)
     return "\n".join(lines)
 
 
-def _is_canary(line: str) -> bool:
-    is_comment = line.startswith("<!--") and line.endswith("-->")
-    return "canary" in line.lower() and (is_comment or line.startswith("#"))
-
-
 def read_instruction(path: Path, bounds: LinkBounds) -> str:
-    """Reads an instruction as the agent sees it. It may be empty.
-
-    Raises:
-        TaskError: The file is missing, is not UTF-8 text, or is the target of a link that leaves the bounds.
-    """
+    """Reads an instruction as the agent sees it. Raises `TaskError` if this fails."""
     try:
         return strip_canary(bounds.read_text(path))
     except FileNotFoundError:
-        raise TaskError(f"{path}: expected the text that the agent is given, found no file.") from None
+        raise TaskError(f"{path}: expected the agent's instruction, found no file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: expected readable UTF-8 text, got: {error}.") from None
 
 
 def read_extra_instruction(path: Path) -> str:
-    """Reads the text of a file in `env.extra_instruction_paths`.
-
-    Raises:
-        ConfigError: The file is missing or is not UTF-8 text.
-    """
+    """Reads the text of a file in `env.extra_instruction_paths`. Raises `ConfigError` if this fails."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # a NUL in the path raises ValueError, and is possible in a recorded config
@@ -72,7 +62,7 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """
     if not path.is_file():
         return ()
-    from ares_exp.trajectories.exports.atif_schema import validate_atif
+    from ares_exp.trajectories.exports.atif_messages import validate_atif
     from ares_exp.trajectories.files.line_file import read_lines, read_rest
     from ares_exp.trajectories.records import BROKEN, what_broke
 
@@ -83,9 +73,9 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
         messages = _messages(document)
     except (OSError, TrajectoryFormatError, *BROKEN) as error:
         what = str(error) if isinstance(error, OSError | TrajectoryFormatError) else f"{what_broke(error)}."
-        raise TaskError(f"{path}: {what} (The task's prior context has to be a valid ATIF document.)") from None
+        raise TaskError(f"{path}: {what} The prior context of a task must be a valid ATIF document.") from None
     if not messages:
-        raise TaskError(f"{path}: expected an ATIF document of a conversation, found no message in it.")
+        raise TaskError(f"{path}: expected an ATIF document with at least one message, found none.")
     return messages
 
 

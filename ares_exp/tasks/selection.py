@@ -32,11 +32,6 @@ T = TypeVar("T", bound=Named)
 Entries = str | int | Sequence[str | int] | None
 
 
-def is_position(text: str) -> bool:
-    """Returns whether `text` has the form of a position, valid or not, and not of a name."""
-    return _POSITIONAL.fullmatch(text) is not None
-
-
 def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
     """Parses an index `5`, a slice `0:10`, `5:`, `:10`, `::2`, or a shard `@2/8` (the third of eight).
 
@@ -91,8 +86,8 @@ def select(
 
     Args:
         tasks: The whole set.
-        tasks_selector: One or several entries: a name or shell-style glob (case-sensitive), an index `5`, a slice
-            `0:10`, or a shard `@2/8`. The name of a task takes precedence over a position. `None` selects all tasks.
+        tasks_selector: One or several entries: a name or shell-style glob (case-sensitive), or a position (see
+            `parse_position`). The name of a task takes precedence over a position. `None` selects all tasks.
         exclude: Names or globs of tasks to leave out. A glob without a match causes a warning.
         limit: Maximum number of tasks. The first tasks are kept.
         preset: Name of the environment, for messages.
@@ -117,14 +112,12 @@ def select(
     left = [task for task in picked if not any(fnmatchcase(task.name, glob) for glob in globs)]
     if not left:
         raise ConfigError(
-            f"Expected env={preset} to have a task left, but `env.exclude` {_quoted(globs)} leaves none of "
-            f"{len(picked)}. {_available(tasks, preset)}"
+            f"`env.exclude` {_quoted(globs)} leaves none of {len(picked)} tasks. {_available(tasks, preset)}"
         )
     return left[:limit]
 
 
 def _as_strings(entries: Entries) -> list[str]:
-    """Converts one entry, several entries or `None` to a list."""
     if entries is None:
         return []
     return [str(entries)] if isinstance(entries, str | int) else [str(entry) for entry in entries]
@@ -145,11 +138,10 @@ def _union(tasks: Sequence[T], entries: Sequence[str], preset: str) -> list[T]:
 
 
 def _matching(tasks: Sequence[T], entry: str, preset: str) -> set[str]:
-    """Returns the names of the tasks that one entry selects."""
     names = [task.name for task in tasks]
     if entry in names:
         return {entry}
-    if not is_position(entry):
+    if _POSITIONAL.fullmatch(entry) is None:
         return {name for name in names if fnmatchcase(name, entry)}
     try:
         return set(parse_position(entry)(names))

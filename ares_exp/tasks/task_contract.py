@@ -124,10 +124,7 @@ class Stage(Protocol):
         ...
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the solution to the container, ready to run as `/solution/solve.sh`.
-
-        Returns:
-            The variables that `solution_env` returns.
+        """Uploads the solution to the container, ready to run as `/solution/solve.sh`. Returns its `solution_env`.
 
         Raises:
             TaskError: The task has no solution.

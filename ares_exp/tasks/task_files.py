@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.cancellation import in_thread
+from ares_exp.containers.container import Container
 from ares_exp.containers.ownership import working_directory
-from ares_exp.errors import TaskError, TransferError
+from ares_exp.errors import ContainerStartError, TaskError, TransferError
+from ares_exp.tasks.environment_section import EnvironmentSection
+from ares_exp.tasks.task_toml import TaskToml, VerifierSection
 from ares_exp.tasks.verification.link_bounds import LinkBounds
+from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
-import hashlib
-import json
-from collections.abc import Mapping
-
-from ares_exp.containers.container import Container
-from ares_exp.errors import ContainerStartError
-from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.task_toml import TaskToml, VerifierSection
-from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
 
 IGNORE_FILE = ".harborignore"
 _FILTERED = ("tests", "solution")
@@ -44,17 +41,9 @@ class UploadFilter:
         self._read: dict[Path, GitIgnoreSpec | None] = {}
 
     def excludes(self, path: Path) -> bool:
-        """Returns whether `path`, in the task directory, is excluded. Blocking.
-
-        Raises:
-            TaskError: A `.harborignore` cannot be read.
-        """
+        """Returns whether `path`, in the task directory, is excluded. Raises `TaskError` for an invalid file."""
         real = Path(os.path.realpath(path))
         return self._is_ruled_out(path) or (real != path and self._is_ruled_out(real))
-
-    def excludes_any(self, folder: Path) -> bool:
-        """Returns whether `folder` contains a `.harborignore`, so that files may be excluded. Blocking."""
-        return any(IGNORE_FILE in names for _, _, names in os.walk(folder))
 
     def _is_ruled_out(self, path: Path) -> bool:
         if not path.is_relative_to(self._root):
@@ -76,19 +65,18 @@ class UploadFilter:
         return False
 
     def _rules(self, folder: Path) -> GitIgnoreSpec | None:
-        if folder not in self._read:
-            self._read[folder] = self._read_rules(folder / IGNORE_FILE)
+        path = folder / IGNORE_FILE
+        if folder not in self._read and not path.exists():
+            self._read[folder] = None
+        elif folder not in self._read:
+            import pathspec
+
+            try:
+                lines = LinkBounds.of(self._root).read_text(path).splitlines()
+                self._read[folder] = pathspec.GitIgnoreSpec.from_lines(lines)
+            except (OSError, ValueError) as error:
+                raise TaskError(f"{path}: expected lines as in a .gitignore, got: {error}.") from None
         return self._read[folder]
-
-    def _read_rules(self, path: Path) -> GitIgnoreSpec | None:
-        if not path.exists():
-            return None
-        import pathspec
-
-        try:
-            return pathspec.GitIgnoreSpec.from_lines(LinkBounds.of(self._root).read_text(path).splitlines())
-        except (OSError, ValueError) as error:
-            raise TaskError(f"{path}: expected lines as in a .gitignore, got: {error}.") from None
 
 
 def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directory: bool) -> bool:
@@ -102,17 +90,12 @@ def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directo
 
 @asynccontextmanager
 async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
-    """Yields `folder` of the task `root` for an upload. If files are excluded, yields a temporary copy without them.
-
-    Raises:
-        TransferError: The folder cannot be copied.
-    """
-    chosen = UploadFilter(root)
-    if not await asyncio.to_thread(chosen.excludes_any, folder):
+    """Yields `folder` of the task `root` for an upload. If files are excluded, yields a temporary copy without them."""
+    if not await asyncio.to_thread(lambda: any(IGNORE_FILE in names for _, _, names in os.walk(folder))):
         yield folder
         return
     async with working_directory("transfer") as copy:
-        await in_thread(lambda: _copy(folder, copy, chosen))
+        await in_thread(lambda: _copy(folder, copy, UploadFilter(root)))
         yield copy
 
 
@@ -148,14 +131,9 @@ _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
 
 def content_digest(bounds: LinkBounds) -> str:
-    """Computes the digest (`sha256:` and hex digits) of the relative paths and contents of the task's files.
+    """Computes the digest (`sha256:` and hex digits) of the relative paths and contents of `digested_files`.
 
-    File modes and empty directories are ignored. Files that the task's `.gitignore` or a `.harborignore` excludes are
-    also ignored. Without a `.gitignore`, bytecode caches, editor backups and `.DS_Store` are ignored. Reads every file.
-
-    Raises:
-        OSError: A file cannot be read.
-        TaskError: A `.harborignore` cannot be read.
+    File modes and empty directories are ignored.
     """
     total = hashlib.sha256()
     for relative in digested_files(bounds):
@@ -168,7 +146,9 @@ def content_digest(bounds: LinkBounds) -> str:
 def digested_files(bounds: LinkBounds) -> list[str]:
     """Lists the files that the digest of a task covers, as sorted relative paths.
 
-    Links that leave the bounds are left out, because a build context contains only the links, not their targets.
+    Files that the task's `.gitignore` or a `.harborignore` excludes are left out. Without a `.gitignore`, bytecode
+    caches, editor backups and `.DS_Store` are left out. Links that leave the bounds are left out, because a build
+    context contains only the links, not their targets.
 
     Raises:
         OSError: The `.gitignore` of the task cannot be read.
@@ -197,12 +177,7 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Appends the digests of additional files to the digest of a task.
-
-    Args:
-        content: Content digest of the task.
-        texts: Contents of additional files that change the agent's instruction, by file name.
-    """
+    """Appends the digests of additional files to a task's content digest. `texts` are their contents, by file name."""
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
 
@@ -213,10 +188,7 @@ def content_of(recorded: str | None) -> str | None:
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Lists the additional files whose contents differ between two recorded digests.
-
-    Files that only one of the digests covers are left out.
-    """
+    """Lists the additional files that two recorded digests cover, and whose contents differ."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 
@@ -273,7 +245,7 @@ def check_files(root: Path, config: TaskToml) -> None:
             _require_test_script(root, config, step.verifier, chosen, root / "steps" / step.name / "tests")
             check_links(root / "steps" / step.name, bounds, chosen)
     else:
-        _require(root / INSTRUCTION, "the text that the agent is given")
+        _require(root / INSTRUCTION, "the agent's instruction")
         _require_test_script(root, config, config.verifier, chosen)
     for folder in ("tests", "solution"):
         check_links(root / folder, bounds, chosen)
@@ -290,8 +262,11 @@ def _require_test_script(
     """Checks that a tests directory contains the test script, unless the verifier's separate image contains it."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
-    if _image_owns_tests(config, verifier, folders):
-        return
+    own_mode = verifier.environment_mode or ("separate" if verifier.environment else config.verifier.mode)
+    if own_mode == "separate":
+        images = [table.environment.docker_image for table in (verifier, config.verifier) if table.environment]
+        if any(images) or any((folder / file).exists() for folder in folders for file in CONTAINER_DEFINITIONS):
+            return
     script = next((folder / name for folder in folders if (folder / name).exists()), None)
     if script is None:
         raise TaskError(f"{root / 'tests' / name}: expected the script that scores the task, found no file.")
@@ -299,21 +274,9 @@ def _require_test_script(
 
 
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:
-    """Checks that a script is not excluded from the upload.
-
-    Raises:
-        TaskError: The script is excluded.
-    """
+    """Raises `TaskError` if a script is excluded from the upload."""
     if chosen.excludes(script):
         raise TaskError(f"{script}: expected this script to be uploaded, but a {IGNORE_FILE} excludes it.")
-
-
-def _image_owns_tests(config: TaskToml, verifier: VerifierSection, folders: list[Path]) -> bool:
-    own_mode = verifier.environment_mode or ("separate" if verifier.environment else config.verifier.mode)
-    if own_mode != "separate":
-        return False
-    images = [table.environment.docker_image for table in (verifier, config.verifier) if table.environment]
-    return any(images) or any((folder / file).exists() for folder in folders for file in CONTAINER_DEFINITIONS)
 
 
 def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
@@ -322,38 +285,27 @@ def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
     Raises:
         TaskError: A link points outside of the bounds, or links to directories form a cycle.
     """
-    if folder.is_symlink() or folder.exists():
-        _LinkCheck(bounds, chosen).visit(folder, above=frozenset())
+    done: set[Path] = set()
 
-
-class _LinkCheck:
-    def __init__(self, bounds: LinkBounds, chosen: UploadFilter) -> None:
-        self._bounds = bounds
-        self._chosen = chosen
-        self._done: set[Path] = set()
-
-    def visit(self, path: Path, *, above: frozenset[Path]) -> None:
-        if self._chosen.excludes(path):
+    def visit(path: Path, above: frozenset[Path]) -> None:
+        if chosen.excludes(path):
             return
-        real = self._bounds.real(path)
+        real = bounds.real(path)
         if real in above:
             raise TaskError(
                 f"{path}: expected a tree of directories, but this link points back to {real}. Remove the link."
             )
-        if real in self._done or not real.is_dir():
-            return
-        for child in sorted(path.iterdir()):
-            self.visit(child, above=above | {real})
-        self._done.add(real)
+        if real not in done and real.is_dir():
+            for child in sorted(path.iterdir()):
+                visit(child, above | {real})
+            done.add(real)
+
+    if folder.is_symlink() or folder.exists():
+        visit(folder, frozenset())
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
-    """Copies the task's files for a prebuilt image, if any, to the working directory of the container.
-
-    Args:
-        container: The started container.
-        folder: The directory `environment/` of the task.
-        environment: The container's table in task.toml, which determines whether the image is prebuilt.
+    """Copies the files in `folder`, the task's `environment/`, to the working directory of a prebuilt image, if any.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,69 +25,20 @@ class Select(Protocol):
     def __call__(self, tasks: Sequence[T], /) -> list[T]: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedTask:
-    """A directory in a task set that is not a valid task, and the reason."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSet:
-    """The tasks at a path, sorted by directory name, and the skipped directories."""
-
-    path: Path
-    tasks: tuple[HarborTask, ...]
-    skipped: tuple[SkippedTask, ...] = ()
-
-
-def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], list[SkippedTask]]:
-    """Loads the tasks in the direct subdirectories of `folder`, sorted by name. Their links may point into `folder`.
-
-    Returns:
-        The tasks, and the directories without a valid task. Plain files, and hidden directories without a task.toml,
-        are ignored.
-
-    Raises:
-        OSError: `folder` cannot be read.
-    """
-    within = Path(folder)
-    tasks: dict[str, HarborTask] = {}
-    skipped: list[SkippedTask] = []
-    for child in sorted(within.iterdir(), key=lambda path: path.name):
-        if not child.is_dir() or (child.name.startswith(".") and not (child / TASK_TOML).exists()):
-            continue
-        try:
-            task = _load_child(child, reward_key, within=within, known=tasks)
-        except (TaskError, OSError) as error:
-            skipped.append(SkippedTask(child.name, str(error)))
-        else:
-            tasks[task.name] = task
-    return list(tasks.values()), skipped
-
-
-def _load_child(child: Path, reward_key: str | None, *, within: Path, known: dict[str, HarborTask]) -> HarborTask:
-    """Loads one task of a set. The task must have a container definition and a unique name."""
-    task = load_task(child, reward_key=reward_key, links_within=within)
-    if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
-        raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")
-    if task.name in known:
-        raise TaskError(
-            f"{child}: the name {task.name!r} is already used by {known[task.name].path}. Rename the directory."
-        )
-    return task
-
-
-def load_task_set(path: str | Path, *, reward_key: str | None = None) -> TaskSet:
-    """Loads `path`: one task if it contains a task.toml, otherwise a folder of tasks.
+def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], dict[str, str]]:
+    """Loads `path`: one task if it contains a task.toml, otherwise the tasks in its direct subdirectories.
 
     Args:
-        path: A directory, in which `~` is expanded.
+        path: A directory, in which `~` is expanded. Links in its tasks may point to other places in the directory.
         reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
 
+    Returns:
+        The tasks, sorted by directory name, and the reason for each directory without a valid task, by name. Plain
+        files, and hidden directories without a task.toml, are ignored.
+
     Raises:
-        TaskError: The directory does not exist, the task is invalid, or the folder has no valid task.
+        TaskError: The directory does not exist, or the task is invalid.
+        OSError: The folder cannot be read.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -96,12 +46,21 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> TaskSet
             f"{root}: expected a task or a folder of tasks, found no such directory. Set env.path=<directory>."
         )
     if (root / TASK_TOML).exists():
-        return TaskSet(root.resolve(), (load_task(root, reward_key=reward_key),))
-    tasks, skipped = scan_tasks(root, reward_key=reward_key)
-    if not tasks:
-        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped[:5]) or "it has no sub-directories"
-        raise TaskError(f"{root}: expected directories with a task.toml, found no valid task ({reasons}).")
-    return TaskSet(root.resolve(), tuple(tasks), tuple(skipped))
+        return [load_task(root, reward_key=reward_key)], {}
+    tasks: dict[str, HarborTask] = {}
+    skipped: dict[str, str] = {}
+    for child in sorted(root.iterdir(), key=lambda path: path.name):
+        if not child.is_dir() or (child.name.startswith(".") and not (child / TASK_TOML).exists()):
+            continue
+        try:
+            task = load_task(child, reward_key=reward_key, links_within=root)
+            if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
+                raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")
+            if (known := tasks.setdefault(task.name, task)) is not task:
+                raise TaskError(f"{child}: {known.path} already has the name {task.name!r}. Rename the directory.")
+        except (TaskError, OSError) as error:
+            skipped[child.name] = str(error)
+    return list(tasks.values()), skipped
 
 
 class TaskFolder:
@@ -125,20 +84,23 @@ class TaskFolder:
         Args:
             select: Function that selects tasks.
             report: Callback for warnings that do not stop the run, such as directories without a valid task.
-            reward_key: See `load_task`.
+            reward_key: See `load_task_set`.
 
         Raises:
             UserError: The folder has no valid task, or no task is selected.
         """
-        found = load_task_set(self.path, reward_key=reward_key)
-        skipped = TaskWarnings()
-        for one in found.skipped:
-            skipped.add(one.name, [f"skipped, no valid task: {one.reason}"])
-        skipped.tell(report, "directories")
-        return select(found.tasks)
+        tasks, skipped = load_task_set(self.path, reward_key=reward_key)
+        if not tasks:
+            reasons = "; ".join(f"{name}: {why}" for name, why in [*skipped.items()][:5]) or "it has no sub-directories"
+            raise TaskError(f"{self.path}: expected directories with a task.toml, found no valid task ({reasons}).")
+        warnings = TaskWarnings()
+        for name, reason in skipped.items():
+            warnings.add(name, [f"skipped, no valid task: {reason}"])
+        warnings.tell(report, "directories")
+        return select(tasks)
 
     def stop(self) -> None:
-        """Does nothing. Other sources stop a `load` in another thread, but this `load` is fast."""
+        """Does nothing, because `load` is fast. Other sources stop a `load` in another thread."""
 
 
 def refuse_url(option: str, path: Path | None, remedy: str) -> None:

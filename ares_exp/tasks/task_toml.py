@@ -193,11 +193,7 @@ class ParsedToml:
 
 
 def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
-    """Parses and validates the text of a task.toml. `path` is only used in messages.
-
-    Raises:
-        TaskError: The text is not TOML, or fields are invalid. The message names each invalid field.
-    """
+    """Parses and validates the text of a task.toml. Raises `TaskError`, which names `path` and each invalid field."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -224,22 +220,16 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
 
 def refusals(config: TaskToml) -> list[str]:
     """Lists the unsupported features of the task, each with the field that requires it."""
-    return [feature for name, environment in _environments(config) for feature in _refused(name, environment)]
-
-
-def _refused(name: str, environment: EnvironmentSection) -> Iterator[str]:
-    if environment.os != "linux":
-        yield f'operating system "{environment.os}" ([{name}].os)'
-    if environment.tpu is not None:
-        yield f"TPUs ([{name}].tpu)"
-
-
-def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
-    """Yields every environment in the task, with the name of its table."""
-    yield "environment", config.environment
-    owners = [("verifier", config.verifier)]
-    owners += [(f"steps[{number}].verifier", step.verifier) for number, step in enumerate(config.steps)]
-    yield from ((f"{name}.environment", owner.environment) for name, owner in owners if owner.environment is not None)
+    tables: list[tuple[str, EnvironmentSection | None]] = [("environment", config.environment)]
+    tables.append(("verifier.environment", config.verifier.environment))
+    tables += [(f"steps[{i}].verifier.environment", step.verifier.environment) for i, step in enumerate(config.steps)]
+    found = []
+    for name, environment in tables:
+        if environment is not None and environment.os != "linux":
+            found.append(f'operating system "{environment.os}" ([{name}].os)')
+        if environment is not None and environment.tpu is not None:
+            found.append(f"TPUs ([{name}].tpu)")
+    return found
 
 
 def warnings_of(parsed: ParsedToml) -> list[str]:
@@ -255,7 +245,7 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
 
 
 def _environment_tables(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Returns every table of a validated task.toml that has the keys of `[environment]`, with its dotted name."""
+    """Returns every table with the keys of `[environment]`, with its dotted name."""
     owners = [("", raw), ("verifier.", raw.get("verifier", {}))]
     owners += [(f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(raw.get("steps", []))]
     return ((f"{prefix}environment", owner["environment"]) for prefix, owner in owners if "environment" in owner)
@@ -267,16 +257,11 @@ def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is the old name of {key}_mb"
         elif key in table:
             yield f"{key} = {table[key]!r} is not a size string and sets no limit; write {key}_mb = {table[key]!r}"
-    if "allow_internet" in table:
-        yield from _internet_warnings(table)
+    if "allow_internet" in table and "network_mode" in table:
+        yield "allow_internet is ignored because network_mode is set"
+    elif "allow_internet" in table and table.get("allowed_hosts") == [] and not table["allow_internet"]:
+        yield 'allow_internet = false has no effect with allowed_hosts = []; write network_mode = "no-network"'
+    elif "allow_internet" in table:
+        yield "allow_internet is the old spelling of network_mode"
     if table.get("gpu_types"):
         yield "gpu_types is not enforced"
-
-
-def _internet_warnings(table: Mapping[str, Any]) -> Iterator[str]:
-    if "network_mode" in table:
-        yield "allow_internet is ignored because network_mode is set"
-    elif table.get("allowed_hosts") == [] and not table["allow_internet"]:
-        yield 'allow_internet = false has no effect with allowed_hosts = []; write network_mode = "no-network"'
-    else:
-        yield "allow_internet is the old spelling of network_mode"

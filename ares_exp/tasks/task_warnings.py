@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 SHOWN_NAMES = 3
 SHOWN_NUMBERS = 3
+SHOWN_PROBLEMS = 10
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,7 @@ class TaskWarnings:
             self._kinds.setdefault(kind, []).append((task_name, text))
 
     def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
-        """Reports all collected warnings, and clears them. Task names that are left out of a report are logged.
-
-        Args:
-            report: Callback for each sentence.
-            what: Noun that follows the number of tasks.
-        """
+        """Reports all collected warnings about `what`, and clears them. Names that are left out are logged."""
         kinds, self._kinds = self._kinds, {}
         for told in kinds.values():
             names = list(dict.fromkeys(name for name, _ in told))
@@ -48,6 +44,16 @@ class TaskWarnings:
             report(f"{len(names):,} {what}: {_joined(told)} ({shown}{f' and {more:,} more' if more > 0 else ''})")
             if more > 0:
                 logger.info("%s: %s", _joined(told), ", ".join(names))
+
+
+def refusal(problems: Mapping[str, str], selected: int) -> str:
+    """Describes the problems of some of the selected tasks, by name, and how to run the other tasks."""
+    shown = list(problems.values())[:SHOWN_PROBLEMS]
+    if len(problems) > len(shown):
+        shown.append(f"… and {len(problems) - len(shown)} more.")
+    if len(problems) < selected:
+        shown.append(f"To run the others: env.exclude=[{','.join(list(problems)[:SHOWN_PROBLEMS])}].")
+    return "\n".join(shown)
 
 
 def _nameless(text: str, name: str) -> str:

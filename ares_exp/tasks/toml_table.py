@@ -55,13 +55,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:
-    """Describes every invalid field by its name, its expected value and its actual value.
-
-    Args:
-        error: Errors of pydantic.
-        raw: Invalid data.
-        root: Name of the data as a whole.
-    """
+    """Describes every invalid field of `raw` by its name, and its expected and actual value. `root` names all data."""
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing") or root
@@ -70,25 +64,17 @@ def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> 
 
 
 def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
-    """Returns the location of a field as a dotted name, without the names of union members that pydantic appends.
-
-    The name is empty for the whole data.
-    """
+    """Returns the location of a field as a dotted name, without the names of union members that pydantic appends."""
     parts: list[str] = []
     for key in location:
-        present = _holds(raw, key)
+        is_item = isinstance(raw, list) and isinstance(key, int) and key < len(raw)
+        present = is_item or (isinstance(raw, dict) and key in raw)
         if present or missing:
             parts.append(f"[{key}]" if isinstance(key, int) else f".{key}")
         if not present:
             break
         raw = raw[key]  # type: ignore[index]
     return "".join(parts).removeprefix(".")
-
-
-def _holds(container: object, key: str | int) -> bool:
-    if isinstance(container, dict):
-        return key in container
-    return isinstance(container, list) and isinstance(key, int) and key < len(container)
 
 
 def _expectation(kind: str, message: str, found: object) -> str:
@@ -116,11 +102,7 @@ class PhaseTable(TomlTable):
 
     @property
     def network(self) -> NetworkPolicy | None:
-        """The network policy of this phase; `None` if the environment's policy applies.
-
-        Raises:
-            ValueError: Hosts are set, but the mode does not use them. In a validated table, this cannot happen.
-        """
+        """The network policy of this phase; `None` if the environment's policy applies."""
         mode = self.network_mode
         return None if mode is None else NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))
 
@@ -130,18 +112,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(
 
 
 def check_step_name(name: str) -> str:
-    """Returns `name` unchanged.
-
-    Raises:
-        ValueError: The name is not a portable directory name.
-    """
-    complaint = _complaint(name)
-    if complaint:
-        raise ValueError(f"expected a portable directory name, got {name!r}, which {complaint}")
-    return name
-
-
-def _complaint(name: str) -> str | None:
+    """Returns `name` unchanged. Raises `ValueError` if it is not a portable directory name."""
     checks = (
         (not name.strip(), "is blank"),
         (name in (".", ".."), "means another directory"),
@@ -150,15 +121,14 @@ def _complaint(name: str) -> str | None:
         (_DEVICES.fullmatch(name) is not None, "is the name of a Windows device"),
         (len(name.encode()) > 255, "is longer than 255 bytes"),
     )
-    return next((complaint for wrong, complaint in checks if wrong), None)
+    for wrong, complaint in checks:
+        if wrong:
+            raise ValueError(f"expected a portable directory name, got {name!r}, which {complaint}")
+    return name
 
 
 def check_unique(names: Iterable[str]) -> None:
-    """Rejects names that some file systems cannot distinguish.
-
-    Raises:
-        ValueError: Two names are equal after Unicode normalisation and case folding.
-    """
+    """Raises `ValueError` if two names are equal after Unicode normalisation and case folding."""
     seen: dict[str, str] = {}
     for name in names:
         key = unicodedata.normalize("NFC", name).casefold()

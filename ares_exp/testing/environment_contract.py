@@ -18,7 +18,7 @@ from ares_exp.errors import AresExpError, SnapshotUnsupportedError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 
 T = TypeVar("T")
 Use = Callable[[MinimalEnvironment], Awaitable[T]]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
     from ares_exp.trajectories.collector import TrajectoryCollector as TrajectoryCollector
-    from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
-    from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector as NullTrajectoryCollector
+    from ares_exp.trajectories.collectors import JsonTrajectoryCollector as JsonTrajectoryCollector
+    from ares_exp.trajectories.collectors import NullTrajectoryCollector as NullTrajectoryCollector
     from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
     from ares_exp.trajectories.records import StepRecord as StepRecord
     from ares_exp.trajectories.records import deserialize_llm_request as deserialize_llm_request
@@ -28,20 +28,13 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.stored_episodes import StoredEpisodes as StoredEpisodes
     from ares_exp.trajectories.stored_episodes import load as load
 
+_RECORDS = ("EpisodeTrajectory", "StepRecord", "deserialize_llm_request", "deserialize_llm_response")
 _OWNERS = {
-    "EpisodeTrajectory": "ares_exp.trajectories.records",
-    "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
-    "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
-    "StepRecord": "ares_exp.trajectories.records",
-    "StoredEpisode": "ares_exp.trajectories.stored_episodes",
-    "StoredEpisodes": "ares_exp.trajectories.stored_episodes",
-    "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
+    **dict.fromkeys((*_RECORDS, "serialize_llm_request", "serialize_llm_response"), "ares_exp.trajectories.records"),
+    **dict.fromkeys(("StoredEpisode", "StoredEpisodes", "load"), "ares_exp.trajectories.stored_episodes"),
+    **dict.fromkeys(("JsonTrajectoryCollector", "NullTrajectoryCollector"), "ares_exp.trajectories.collectors"),
     "TrajectoryCollector": "ares_exp.trajectories.collector",
-    "deserialize_llm_request": "ares_exp.trajectories.records",
-    "deserialize_llm_response": "ares_exp.trajectories.records",
-    "load": "ares_exp.trajectories.stored_episodes",
-    "serialize_llm_request": "ares_exp.trajectories.records",
-    "serialize_llm_response": "ares_exp.trajectories.records",
+    "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
 }
 
 __all__ = sorted(_OWNERS)

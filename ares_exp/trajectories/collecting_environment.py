@@ -46,24 +46,14 @@ class EpisodeListener(Protocol):
     """An object that is notified when episodes of a collecting environment end."""
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Handles the LAST step, before the collectors have stored the episode.
-
-        Args:
-            last: The LAST step.
-            report: Current report of the environment.
-            end_time: End of the episode, in epoch seconds.
-        """
+        """Handles the LAST step, before the collectors have stored the episode. `end_time` is in epoch seconds."""
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an exception of a collector. May be called in any thread.
+        """Handles an exception of a collector, and returns whether it ends the run. May be called in any thread.
 
-        Args:
-            error: The exception.
-            is_at_end: Whether the collector failed while ending the episode, so that it has not stored the episode.
-
-        Returns:
-            Whether the error ends the run. Such an error is neither counted nor logged.
+        An error that ends the run is neither counted nor logged. `is_at_end` means that the collector failed while
+        ending the episode, so that it has not stored the episode.
         """
         ...
 
@@ -73,7 +63,7 @@ class EpisodeListener(Protocol):
         Args:
             trajectory: The episode; `None` if every collector failed or did not finish in time.
             failures: Number of collector calls that have raised so far.
-            end_time: End of the episode, in epoch seconds.
+            end_time: Epoch seconds.
         """
         ...
 
@@ -88,12 +78,7 @@ class EpisodeEnds(GatheredCalls["_Ending"]):
 
 @dataclass(slots=True)
 class _Ending:
-    """The end of one episode.
-
-    Attributes:
-        ends: For each collector, the function that ends the episode.
-        kept: The trajectories that the collectors have returned.
-    """
+    """For each collector, the function that ends an episode; and the trajectories that they have returned."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -141,8 +126,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             collector: One collector, or several by name.
             episode_id: Id of the first episode, if the collector accepts ids. Later episodes get generated ids.
             task_name: Name of the task; by default the name that the environment reports.
-            start_time: Start of the first episode, in epoch seconds. By default, and for later episodes, the time of
-                `reset()`.
+            start_time: Start of the first episode, in epoch seconds; by default the time of `reset()`.
             metadata: JSON-ready metadata of each episode, for collectors that accept metadata.
             listener: Object to notify when an episode ends.
             ends: Queue that ends the episodes, which several environments may share.
@@ -285,7 +269,6 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         seen: Activity | None,
         timestamp: float,
     ) -> StepRecord:
-        """Creates the record of a time step, or of an object of another package with the same fields."""
         return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,

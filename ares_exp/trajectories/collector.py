@@ -147,22 +147,24 @@ class EpisodeCollector(CollectorBase):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> EpisodeHandle:
-        """Opens an episode. By default, the id is generated and the start is the current time.
-
-        Raises:
-            TypeError: `metadata` is not JSON-ready.
-        """
+        """Opens an episode; see `CollectorBase`. Raises `TypeError` if `metadata` is not JSON-ready."""
         started = self._clock() if start_time is None else start_time
-        handle = EpisodeHandle(episode_id or uuid.uuid4().hex, task_name, started, freeze(metadata or {}))
+        episode_id = uuid.uuid4().hex if episode_id is None else episode_id
+        handle = EpisodeHandle(episode_id, task_name, started, freeze(metadata or {}))
         with self._lock:
             if handle.episode_id in self._open:
                 raise RuntimeError(f"Episode {handle.episode_id} is already in progress.")
             self._open[handle.episode_id] = handle
-        self._started(handle)
+        try:
+            self._started(handle)
+        except Exception:
+            with self._lock:
+                del self._open[handle.episode_id]
+            raise
         return handle
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
-        """Adds a step to `episode`, by default the only open episode."""
+        """Adds a step to `episode`; see `CollectorBase`."""
         handle = self._resolve(episode)
         try:
             shared, encoded = handle.encoder.encode(record)
@@ -183,7 +185,7 @@ class EpisodeCollector(CollectorBase):
         rewards: Mapping[str, float] | None = None,
         episode: EpisodeHandle | None = None,
     ) -> EpisodeTrajectory:
-        """Ends an episode; see `CollectorBase.end_episode`."""
+        """Ends an episode; see `CollectorBase`."""
         handle = self._resolve(episode)
         with self._lock:
             del self._open[handle.episode_id]
@@ -206,7 +208,7 @@ class EpisodeCollector(CollectorBase):
         return trajectory
 
     def _started(self, handle: EpisodeHandle) -> None:
-        """Stores a new episode."""
+        """Stores a new episode. An exception rejects the episode."""
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         """Stores a new step; `step_encoding` defines the form of `encoded`."""
@@ -261,12 +263,9 @@ class CollectorGuard:
     """
 
     def __init__(self, name: str, collector: TrajectoryCollector, ends_run: Callable[..., bool] | None = None) -> None:
-        """Wraps `collector`.
+        """Wraps `collector`, which several environments may share.
 
-        Args:
-            name: Name of the collector in messages.
-            collector: The collector, which several environments may share.
-            ends_run: Function that returns whether an error ends the run, like `EpisodeListener.collector_failed`.
+        `name` is for messages. `ends_run` returns whether an error ends the run; see `EpisodeListener`.
         """
         self.failures = 0
         self._name = name
@@ -295,12 +294,7 @@ class CollectorGuard:
                 self.failed("record_step", error)
 
     def close(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> Callable[[], EpisodeTrajectory | None]:
-        """Closes the open episode, so that it accepts no further steps.
-
-        Args:
-            outcome: Outcome of the episode.
-            error: The error, or the limit that was reached.
-            more: Other keywords of `CollectorBase.end_episode`.
+        """Closes the open episode, so that it accepts no further steps. `more`: see `CollectorBase.end_episode`.
 
         Returns:
             A function that ends the episode in the collector, and can be called in any thread. It returns the stored
@@ -334,7 +328,7 @@ class CollectorGuard:
 
 
 def as_collector(collector: TrajectoryCollector) -> CollectorBase:
-    """Returns `collector` as a `CollectorBase`. Keywords that it does not take are left out of its calls."""
+    """Returns `collector` as a `CollectorBase`, which drops the keywords that the collector does not take."""
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 

@@ -32,12 +32,7 @@ MARK_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where two episodes differ.
-
-    Attributes:
-        step: Number of equal steps before the difference.
-        difference: Difference in the next step, or in how the episodes ended.
-    """
+    """The first difference between two episodes: after `step` equal steps, or in how the episodes ended."""
 
     step: int
     difference: Difference
@@ -61,19 +56,14 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
 def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
     """Returns digests of the compared parts of each step: reply, commands, outcome and observation.
 
-    Two digests are equal if `find_divergence` finds no difference between the parts. Two episodes can therefore be
-    aligned by comparing only their digests.
+    Two digests are equal if `find_divergence` finds no difference between the parts.
     """
-    names, known = _CallNames(), _Marks()
-    return [_marks_of(step, names, known) for step in episode.steps]
-
-
-def _marks_of(step: StepRecord, names: _CallNames, known: _Marks) -> list[str]:
-    reply = _mark(_said(names, step))
-    commands = _mark([_command(command) for command in step.commands])
-    outcome = _mark([step.step_type, step.reward, step.discount])
-    observed = names.plain(step.observation)
-    return [reply, commands, outcome, known.of_request(observed) if is_request(observed) else _mark(observed)]
+    names, known, marks = _CallNames(), _Marks(), list[list[str]]()
+    for step in episode.steps:
+        said, observed = _said(names, step), names.plain(step.observation)
+        parts = said, [_command(command) for command in step.commands], [step.step_type, step.reward, step.discount]
+        marks.append([*map(_mark, parts), known.of_request(observed) if is_request(observed) else _mark(observed)])
+    return marks
 
 
 def _mark(value: Any) -> str:
@@ -87,7 +77,6 @@ class _Marks:
         self._messages: dict[int, tuple[Any, str]] = {}
 
     def of_request(self, request: Mapping[str, Any]) -> str:
-        """Returns the digest of a request. All requests must come from the same `_CallNames`."""
         rest = {name: value for name, value in request.items() if name not in ("messages", "origin")}
         marks = []
         for message in request["messages"]:
@@ -107,7 +96,6 @@ _ENDS: dict[str, Callable[[EpisodeTrajectory], Any]] = {
 
 
 def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names: _CallNames) -> Difference | None:
-    """Compares two steps in the order of events: reply, commands, outcome, observation."""
     said, says = _said(old_names, was), _said(new_names, has)
     if said != says:
         replies = _reply(said), _reply(says)
@@ -126,7 +114,7 @@ def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names:
 
 
 def _said(names: _CallNames, step: StepRecord) -> Any:
-    """Returns the parts of a step's action that are compared."""
+    """Returns the compared parts of an action."""
     if not step.action:
         return step.action
     said = {name: value for name, value in step.action.items() if name not in MEASURED}

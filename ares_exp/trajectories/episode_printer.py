@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,6 @@ from ares_exp.trajectories.request_diff import RequestChange, is_request, reques
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +114,7 @@ class EpisodePrinter:
         """Prints the step at `position` in a few lines: its number, the start of the reply, and its commands."""
         step = self._trajectory.steps[position]
         reward = [f"reward {number(step.reward)}"] if step.reward else []
-        pieces = (step.action or {}).get("data", ())
-        said = " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece)) if pieces else step.step_type
+        said = _reply_text(step.action) if (step.action or {}).get("data") else step.step_type
         width = max(20, self._console.width - 2)
         self._line(one_line("  ".join([f"{step.step_index:>4}", *reward, said]), width), style="cyan")
         for command in step.commands:
@@ -152,15 +150,9 @@ class EpisodePrinter:
 
     def _background_request(self, background_request: BackgroundRecord) -> None:
         """Prints the last message of a background request, and the start of its response."""
-        pieces = background_request.response.get("data")
-        answered = (
-            " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
-            if isinstance(pieces, tuple)
-            else ""
-        )
         conversation = conversation_of(background_request.request)
         self._line(one_line(f"background request {conversation}: {asked_in(background_request)}"), 2, style="dim")
-        self._line(one_line(answered), 4, style="dim")
+        self._line(one_line(_reply_text(background_request.response)), 4, style="dim")
 
     def _action(self, action: Mapping[str, Any]) -> None:
         tokens = action.get("usage")
@@ -234,11 +226,8 @@ class EpisodePrinter:
         if now is None:
             self._line(f"{one_line(name)} no longer set", 2, style="magenta")
             return
-        text = (
-            as_text(now)
-            if before is None or not isinstance(now, str | int | float)
-            else f"{as_text(before)} -> {as_text(now)}"
-        )
+        is_replaced = before is not None and isinstance(now, str | int | float)
+        text = f"{as_text(before)} -> {as_text(now)}" if is_replaced else as_text(now)
         if len(text) <= 100 and "\n" not in text:
             self._line(f"{one_line(name)} {text}", 2, style="magenta")
             return
@@ -262,6 +251,11 @@ class EpisodePrinter:
             ):
                 part.rstrip()
                 self._console.print(Text(" " * indent).append_text(part) if part else part, soft_wrap=True)
+
+
+def _reply_text(response: Mapping[str, Any] | None) -> str:
+    pieces = (response or {}).get("data")
+    return " ".join(map(piece_text, itertools.filterfalse(is_thinking, pieces))) if isinstance(pieces, tuple) else ""
 
 
 def ended(command: CommandRecord) -> str:
@@ -303,9 +297,7 @@ def message_text(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         parts.append(content)
     elif isinstance(content, tuple | list):
-        parts += [
-            as_text(one["text"]) if isinstance(one, Mapping) and "text" in one else as_text(one) for one in content
-        ]
+        parts += [as_text(one["text"] if isinstance(one, Mapping) and "text" in one else one) for one in content]
     elif content is not None:
         parts.append(as_text(content))
     for name, value in message.items():

@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
-        response: The response; `None` if the environment's time limit passed without one.
+        response: The response; `None` if the environment's time limit passed before.
         stage: Number of finished stages of the task.
         is_pending: Whether the record ends with this request.
     """
@@ -70,12 +70,9 @@ class RecordedResponses:
     def __init__(
         self, exchanges: Iterable[Exchange], *, used: int = 0, normalisers: Sequence[Normaliser] | None = None
     ) -> None:
-        """Sorts the exchanges by conversation.
+        """Sorts the recorded exchanges by conversation. The first `used` exchanges were used before.
 
-        Args:
-            exchanges: Exchanges in the order in which they were recorded.
-            used: Number of exchanges at the start that were used before.
-            normalisers: Normalisers, which remove differences to ignore; `None` for the built-in normalisers.
+        `None` as `normalisers` stands for the built-in normalisers.
         """
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)

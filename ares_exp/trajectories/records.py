@@ -64,8 +64,8 @@ def conversation_of(request: Mapping[str, Any]) -> str:
 def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepRecord, ...]:
     """Names the first conversation `main` if no conversation has this name.
 
-    When a conversation without tools starts, it may be a request for a title. Only the whole episode shows that the
-    agent never offers tools. If the episode was cut off, the conversation has to be longer than its first request.
+    A conversation without tools may be a request for a title. Only the whole episode shows that the agent never offers
+    tools. If the episode was cut off, the conversation has to be longer than its first request.
     """
     requests = [step.observation for step in steps if step.observation is not None]
     names = [conversation_of(request) for request in requests]
@@ -124,11 +124,9 @@ class BackgroundRecord:
         object.__setattr__(self, "response", freeze(self.response))
 
     @classmethod
-    def of(cls, background_request: BackgroundRequest) -> BackgroundRecord:
+    def of(cls, asked: BackgroundRequest) -> BackgroundRecord:
         """Creates the record of a background request."""
-        return cls(
-            serialize_llm_request(background_request.request), serialize_llm_response(background_request.response)
-        )
+        return cls(serialize_llm_request(asked.request), serialize_llm_response(asked.response))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
@@ -183,11 +181,7 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Creates a record from its JSON form. Unknown keys are ignored.
-
-        Raises:
-            ValueError: A field is missing or invalid. The message names it.
-        """
+        """Creates a record from its JSON form; see `validated`."""
         return validated(cls, data)
 
 
@@ -294,7 +288,7 @@ class EpisodeTrajectory:
         """Creates a trajectory from the result of `to_dict`, or from the parsed JSON of a file.
 
         Raises:
-            TrajectoryFormatError: A field is missing or has the wrong form.
+            TrajectoryFormatError: A field is missing or invalid.
         """
         from ares_exp.trajectories.files.episode_file import episode_from_dict
 
@@ -358,11 +352,11 @@ class Ending(NamedTuple):
 def ending(
     last: Any, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
 ) -> Ending:
-    """Determines how an episode ended. If it reached LAST, `failure` is ignored.
+    """Determines how an episode ended.
 
     Args:
         last: The LAST time step or its record (any object with `reward` and `discount`); `None` if it was not reached.
-        failure: The exception that ended the episode, if any.
+        failure: The exception that ended the episode, if any. Ignored if the episode reached LAST.
         limit: The limit that ended the episode, if known.
         note: Details about this limit.
     """

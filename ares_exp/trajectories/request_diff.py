@@ -116,29 +116,25 @@ class Normaliser:
 
 
 def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
-    """Compiles normalisers in the given order. Built-in normalisers are given by name.
-
-    Raises:
-        ValueError: A name is not the name of a built-in normaliser.
-    """
-    made = []
+    """Compiles normalisers in the given order. Raises `ValueError` for a name that is not of a built-in normaliser."""
+    made: dict[str, tuple[str, str]] = {}
     for one in declared:
         if isinstance(one, UserNormaliser):
-            made.append(Normaliser(one.pattern, re.compile(one.pattern), one.replacement))
+            made[one.pattern] = one.pattern, one.replacement
         elif one in BUILT_IN:
-            made.append(Normaliser(one, re.compile(BUILT_IN[one][0]), BUILT_IN[one][1]))
+            made[one] = BUILT_IN[one]
         else:
             raise ValueError(f"there is no normaliser {one!r}; there are: {', '.join(BUILT_IN)}")
-    return tuple(made)
+    return compiled(made)
 
 
 def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
     """Compiles the normalisers of an agent, and appends the built-in normalisers."""
-    return (*compiled(own), *make_normalisers(list(BUILT_IN)))
+    return (*compiled(own), *compiled(BUILT_IN))
 
 
 def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the normalisers of an agent, which are given as patterns and replacements by name."""
+    """Compiles the patterns and replacements of an agent's normalisers, given by name."""
     return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 
@@ -211,16 +207,11 @@ class StepComparison:
         return {key: value for key, value in {**data, **more}.items() if value not in (None, [])}
 
 
-@functools.cache
-def _built_in() -> tuple[Normaliser, ...]:
-    return make_normalisers(list(BUILT_IN))
-
-
 class RequestComparison:
     """Compares the requests of a replayed episode with the recorded requests, in order."""
 
     def __init__(self, normalisers: Sequence[Normaliser] | None = None) -> None:
-        self._normalisers = _built_in() if normalisers is None else normalisers
+        self._normalisers = with_own({}) if normalisers is None else normalisers
         self._known: set[tuple[object, object]] = set()
 
     def compare(self, step: int, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> StepComparison:
@@ -251,20 +242,13 @@ class RequestComparison:
             return False
         from ares_exp.llms.canonical import fingerprint
 
-        def normalised(message: Any) -> Any:
-            return normalise(message, self._normalisers, set())
-
-        old, new = (fingerprint(deserialize_llm_request(one), normalised) for one in (recorded, asked))
+        plain = functools.partial(normalise, normalisers=self._normalisers, used=set())
+        old, new = (fingerprint(deserialize_llm_request(one), plain) for one in (recorded, asked))
         return old == new
 
 
 class Difference(NamedTuple):
-    """One place where two requests or episodes differ.
-
-    Attributes:
-        where: The place in words, such as `message 3 (user)` or the name of a setting.
-        old, new: Text at this place; `None` if the old or the new object has no text there.
-    """
+    """A place, such as `message 3 (user)`, and its old and new text; `None` if there is no text."""
 
     where: str
     old: str | None
@@ -283,12 +267,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns excerpts from two strings at their first difference.
-
-    Returns:
-        The start of the excerpts (at most `before` characters before the difference), and `width` characters of each
-        string.
-    """
+    """Returns the start of excerpts, at most `before` characters before the first difference, and both excerpts."""
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 

@@ -143,13 +143,7 @@ class ResponseLog:
     """Writes the log of one episode. A line that cannot be written ends the run."""
 
     def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
-        """Creates the log, but not its file yet.
-
-        Args:
-            folder: The directory of the log.
-            episode: The episode that the log belongs to.
-            storage: Storage of the run.
-        """
+        """Creates the log of an episode in `folder`, but not its file yet."""
         self._storage = storage
         self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
         self._exists = False
@@ -194,51 +188,28 @@ class ResponseLog:
             whole.write(text.encode())
 
     def check(self) -> None:
-        """Checks that a response can be logged. Called before a request is sent.
-
-        Raises:
-            StorageError: A write of the run has failed, or the file is missing.
-        """
+        """Checks that a response can be logged, before a request is sent. Raises `StorageError` if not."""
         self._storage.check()
         if self._exists and not os.path.exists(self._path):  # noqa: PTH110 - before each request
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
-        """Appends an exchange. After this call, it survives `kill -9`.
-
-        Raises:
-            StorageError: The line could not be written.
-        """
+        """Appends an exchange, which then survives `kill -9`. Raises `StorageError` if it could not be written."""
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
-        """Appends a prefetched response, which is used later. After this call, it survives `kill -9`.
-
-        Returns:
-            Number of the response, for `apply`.
-
-        Raises:
-            StorageError: The line could not be written.
-        """
+        """Appends a prefetched response, which is used later, like `append`. Returns its number for `apply`."""
         number = self._ahead
         self._ahead += 1
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage), ahead=number))
         return number
 
     def apply(self, number: int) -> None:
-        """Records that a prefetched response was used as the response of the next exchange.
-
-        Raises:
-            StorageError: The line could not be written.
-        """
+        """Records that a prefetched response was used as the response of the next exchange, like `append`."""
         self._append(dump_json({"applied": number}))
 
     def end(self, row: str) -> None:
-        """Appends the row of the episode, a line of JSON. After this call, it survives `kill -9`.
-
-        Raises:
-            StorageError: The line could not be written.
-        """
+        """Appends the row of the episode, a line of JSON, like `append`."""
         self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:

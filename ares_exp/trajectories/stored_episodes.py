@@ -79,10 +79,8 @@ def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> I
 
     Args:
         path: The file.
-        is_written: Whether a process was writing the file just before this call. If so, an episode without an end is
-            running; otherwise, it is lost.
-        broken: List to which one sentence per invalid record is added. If it is `None`, the first invalid record raises
-            an error.
+        is_written: Whether a process is writing the file. If not, an episode without an end is lost.
+        broken: See `problems` of `find_episodes`.
 
     Raises:
         TrajectoryFormatError: The file cannot be read.
@@ -179,10 +177,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files.
-
-    If several episodes have the same id, the first ended episode is returned. If none has ended, the first is returned.
-    """
+    """Returns the episodes of these files. Of several with the same id, returns the first ended one, or the first."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -345,10 +340,7 @@ def suffix_of(path: Path) -> str | None:
 
 
 def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
-    """Yields each run directory below a folder once, sorted by name.
-
-    Searches at most `depth` levels, and does not search inside runs.
-    """
+    """Yields each run directory at most `depth` levels below a folder once, sorted by name."""
     seen = set() if seen is None else seen
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
         below = (folder / name).resolve()
@@ -408,12 +400,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode at `path`. If all episodes belong to one attempt, returns the last episode.
-
-    Raises:
-        TrajectoryFormatError: See `chosen_episodes`.
-        UserError: No episode was found, or episodes of several attempts. See also `chosen_episodes`.
-    """
+    """Finds the only episode at `path`; see `chosen_episodes`. If all belong to one attempt, returns the last one."""
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
         return max(episodes, key=lambda episode: episode.start_time)

@@ -21,7 +21,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector
 from ares_exp.wrappers.async_gym import GymStep
 from ares_exp.wrappers.registry import ConfiguredPreset, PresetId, find_preset
 from ares_exp.wrappers.sync_gym import GymWrapper

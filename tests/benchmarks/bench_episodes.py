@@ -19,7 +19,7 @@ from pathlib import Path
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -27,8 +27,7 @@ from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.tracker import NullTracker
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonlTrajectoryCollector, JsonTrajectoryCollector
 from ares_exp.wrappers.async_gym import drive_async_gym
 from tests.benchmarks.bench_load import Boxes, execute
 

@@ -36,7 +36,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.tracker import NullTracker, RunInfo
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector
 from ares_exp.wrappers.async_gym import drive_async_gym
 from tests.benchmarks.bench_step import InMemoryContainer, InMemoryTask
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import TaskError, UserError, VerifierError
-from ares_exp.tasks.env_templates import resolve
+from ares_exp.tasks.env_templates import resolve_env
 from ares_exp.tasks.instruction import strip_canary
 from ares_exp.tasks.task_sources.registry_file import parse_registry
 from ares_exp.tasks.task_toml import parse_task_toml
@@ -54,8 +54,8 @@ def _plain(value: Any) -> Any:
 
 def _template(text: str) -> str:
     try:
-        return resolve(text, HOST)
-    except KeyError:
+        return resolve_env({"KEY": text}, where="here", host=HOST)["KEY"]
+    except TaskError:
         return INVALID
 
 

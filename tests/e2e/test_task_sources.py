@@ -90,7 +90,7 @@ def test_plain_dataset_is_from_the_harbor_registry(cli: Cli, repository: Path, t
     assert refused.returncode == 2
     assert f"Harbor's own registry was tried: registry.json of {HARBOR_REPOSITORY}" in refused.stderr
     assert "`git ls-remote` failed" in refused.stderr
-    assert "Is the address right?" not in refused.stderr
+    assert "Check the address." not in refused.stderr
     assert "`env.registry=<a copy of the file>`" in refused.stderr
     assert "Traceback" not in refused.stderr
 

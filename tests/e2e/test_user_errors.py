@@ -99,7 +99,7 @@ def test_mistake_is_explained_in_one_paragraph(cli: Any, tmp_path: Path, argumen
     (tmp_path / "broken" / "collector").mkdir()
     (tmp_path / "broken" / "experiment").mkdir()
     (tmp_path / "broken" / "experiment" / "mine.yaml").write_text("attempts: 2\n")
-    plain = "_target_: ares_exp.trajectories.collectors.null_collector.NullTrajectoryCollector\n"
+    plain = "_target_: ares_exp.trajectories.collectors.NullTrajectoryCollector\n"
     (tmp_path / "broken" / "collector" / "plain.yaml").write_text(plain)
     done = cli("tracker=none", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -33,7 +33,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.rollout import run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors import NullTrajectoryCollector
 
 
 @pytest.mark.parametrize(

@@ -50,17 +50,10 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
 
 
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
-    """Copies the agent's own files, such as its logs, to the host. A failure is only logged.
+    """Copies the agent's own files, such as its logs, from `files_dir` to the stage's directory `target` on the host.
 
-    Files above `MAX_AGENT_FILE_KB` are cut in the copy.
-
-    Args:
-        container: The agent's container.
-        files_dir: Directory of the files in the container; `None` copies nothing.
-        target: Directory of the stage on the host; `None` copies nothing.
-
-    Raises:
-        ContainerDiedError: The container has ended.
+    Does nothing if one of them is `None`. Large files are cut in the copy (`MAX_AGENT_FILE_KB`). A failure is only
+    logged, unless the container has died.
     """
     if files_dir is None or target is None:
         return
@@ -123,7 +116,7 @@ class Scoring:
             verifier_spec: Specification of the verifier's separate container; `None` to use the agent's container.
             timeout_sec: Time limit of the verifier in seconds; `None` for no limit.
             output_dir: Directory of the episode on the host, or `None`.
-            agent_files_dir: Directory in the agent's container with the agent's own files to keep, or `None`.
+            agent_files_dir: See `keep_agent_files`.
         """
         self._agent_files_dir = agent_files_dir
         self._output_dir = stage_dir(stage, output_dir) if output_dir is not None else None
@@ -146,8 +139,7 @@ class Scoring:
             agents: The agent's container, in which the agent's processes have ended.
             network_between: Network for this container while neither the agent nor the verifier is running.
             verify: Whether the verifier is run. If not, the verdict is `None`.
-            is_last: Whether the agent's container is not used again, so that it may be stopped before the verifier
-                starts.
+            is_last: Whether the agent's container is not used again, and may be stopped before the verifier starts.
 
         Raises:
             VerifierError: The verifier gave no usable reward.
@@ -214,7 +206,6 @@ class Scoring:
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:
-        """Yields the directory of the artifacts, or a temporary directory if they are not kept."""
         if self._artifacts_dir is not None:
             yield self._artifacts_dir
             return
@@ -261,13 +252,6 @@ async def collect_on_abort(
     """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless this was already done.
 
     Failures and timeouts are only logged. If the caller is cancelled again, the collection stops.
-
-    Args:
-        stage: The running stage.
-        host: Host of the stage's agent.
-        container: Container of the stage's agent.
-        output_dir: Directory of the episode on the host.
-        agent_files_dir: Directory in the container with the agent's own files to keep, or `None`.
     """
     target = artifacts_of(stage, output_dir)
     task = asyncio.current_task()

@@ -19,7 +19,7 @@ from pydantic import Field, validate_call
 
 from ares_exp.config.parts import name_of
 from ares_exp.containers.container import Container
-from ares_exp.environments.own_model import OwnModel, Reading
+from ares_exp.environments.own_model import OwnModel, Reading, without_reasoning
 from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase
 from ares_exp.environments.scoring.scorer_call import REWARD
 from ares_exp.errors import ConfigError, JudgeResponseError
@@ -51,7 +51,6 @@ N is a number from {lowest:g} (worst) to {highest:g} (best)."""
 _AGAIN = "Expected your answer to end with the following, N being a number from {lowest:g} to {highest:g}:\n{form}"
 _PLACEHOLDERS = ("task", "transcript", "answer", "reward", "output")
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
-_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*</think(?:ing)?>", re.S | re.I)
 _NAME = re.compile(r"[A-Za-z][\w -]{0,50}")
 
 Amount = Annotated[float, Field(allow_inf_nan=False)]
@@ -108,10 +107,7 @@ class Judge(ScorerBase):
         self._lowest, self._highest = lowest, highest
         self._command, self._tries, self._max_chars = command, tries, max_chars
 
-    @property
-    def asks_model(self) -> bool:
-        """Always true."""
-        return True
+    asks_model = True
 
     @property
     def uses_container(self) -> bool:
@@ -189,7 +185,7 @@ class Judge(ScorerBase):
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
 
     def _question(self, request: LLMRequest) -> str:
-        """Returns the key of a request in the record of questions: a digest of its prompts and its model."""
+        """Returns the name of a request in the record: a digest of its prompts and its model."""
         policy = self._model.policy
         asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
         return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"
@@ -232,34 +228,29 @@ class Judge(ScorerBase):
 
 
 def _check_prompt(prompt: str, command: str | None) -> None:
-    """Raises `ConfigError` for a prompt without a placeholder, or with an unknown placeholder."""
     found = _FIELD.findall(prompt)
     known = f"The placeholders are {', '.join(f'`{{{name}}}`' for name in _PLACEHOLDERS)}"
     if unknown := [name for name in found if name not in _PLACEHOLDERS]:
         raise ConfigError(
-            f"Expected placeholders that there are in the `prompt` of a judge, got `{{{unknown[0]}}}`. {known}; a word "
-            f"in braces that is none has spaces around it: `{{ {unknown[0]} }}`."
+            f"The `prompt` of a judge has the unknown placeholder `{{{unknown[0]}}}`. {known}. For other text in "
+            f"braces, add spaces: `{{ {unknown[0]} }}`."
         )
     if not found:
-        raise ConfigError(
-            f"Expected a placeholder in the `prompt` of a judge, which would see nothing of the episode otherwise, got "
-            f"{prompt!r:.100}. {known}."
-        )
+        raise ConfigError(f"The `prompt` of a judge has no placeholder, so the model sees no episode. {known}.")
     if command is not None and "output" not in found:
         raise ConfigError(
-            "Expected `{output}` in the `prompt` of a judge that has a `command`, whose output is not used otherwise. "
-            f"Put it there, or set `command=null`. {known}."
+            f"A judge with a `command` needs `{{output}}` in its `prompt`. Add it, or set `command=null`. {known}."
         )
     if command is None and "output" in found:
         raise ConfigError(
-            "Expected a `command` of a judge whose `prompt` has `{output}`, got none. Set it, such as `command='git "
-            f"diff'`, or take `{{output}}` out. {known}."
+            "A judge with `{output}` in its `prompt` needs a `command`. Set it, as in `command='git diff'`, or remove "
+            f"`{{output}}`. {known}."
         )
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
     """Parses the grades in a response; `None` if a grade is missing or out of bounds. The module defines the format."""
-    text = _THOUGHTS.sub("", said)
+    text = without_reasoning(said)
     grades: dict[str, float] = {}
     for name in names:
         found = re.findall(

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """The scorers of a run, and the weight of the verifier's reward.
-
-    Attributes:
-        scorers: Scorers in the order of their calls.
-        verifier_weight: Weight of the verifier's reward in the reward of an episode.
-    """
+    """The scorers of a run, in the order of their calls, and the weight of the verifier's reward."""
 
     scorers: Sequence[ConfiguredScorer] = ()
     verifier_weight: float = 1.0
@@ -55,13 +50,9 @@ class ScoringEnvironment(EnvironmentWrapper):
     def __init__(
         self, env: MinimalEnvironment, rules: ScoringRules, parts: EpisodeParts, *, task_name: str | None = None
     ) -> None:
-        """Scores the episodes of `env`.
+        """Scores the episodes of `env`, which was made from `parts`.
 
-        Args:
-            env: The environment.
-            rules: The scorers and their weights.
-            parts: Parts from which `env` was made.
-            task_name: Task name for the scorers; by default the name that `env` reports, or the name of its class.
+        By default, `task_name` is the name that `env` reports, or the name of its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -89,11 +80,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and scores the episode at LAST.
-
-        Raises:
-            ScorerError: A scorer failed. The message names it, and all resources of the episode are released.
-        """
+        """Applies `action`, and scores the episode at LAST. Raises `ScorerError` after the resources are released."""
         time_step = await super().step(action)
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 
@@ -179,11 +166,7 @@ _FORMS = "`env.scorers=[package.module.function]`, or by name `env.scorers={tidy
 
 
 def make_scoring_rules(config: DictConfig) -> ScoringRules:
-    """Makes the scorers of a config, and reads their weights.
-
-    Raises:
-        ConfigError: A scorer cannot be made, or a weight is not a number.
-    """
+    """Makes the scorers of a config, and reads their weights. Raises `ConfigError` if this fails."""
     from omegaconf import OmegaConf, open_dict
 
     defaults = added_defaults(SCORER)
@@ -244,13 +227,11 @@ def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
     """Adds `_partial_` to the config of a function, because Hydra would otherwise call the function."""
-    made = import_target(node["_target_"])
-    is_made = inspect.isclass(made) or "_partial_" in node
-    return dict(node) if is_made else {**node, "_partial_": True}
+    is_class = inspect.isclass(import_target(node["_target_"]))
+    return dict(node) if is_class or "_partial_" in node else {**node, "_partial_": True}
 
 
 def _check_call(key: str, part: Any) -> None:
-    """Raises `ConfigError` for an object that cannot be called with an episode and its container."""
     if not callable(part):
         raise ConfigError(f"Expected `{key}` to make a scorer, got {type(part).__name__}, which cannot be called.")
     called, options = (part.func, part.keywords) if isinstance(part, functools.partial) else (part, {})
@@ -277,12 +258,7 @@ class ScoredSource(StandIn):
     """Wraps another source, and scores each episode at its end. It owns the scorers: it checks and closes them."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
-        """Wraps `source`.
-
-        Args:
-            source: Source of the environments. Members that this class does not define are delegated to it.
-            rules: The scorers and their weights.
-        """
+        """Wraps `source`. Members that this class does not define are delegated to it."""
         super().__init__(source)
         self._rules = rules
 

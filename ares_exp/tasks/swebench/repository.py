@@ -102,12 +102,7 @@ git apply --verbose --whitespace=nowarn --3way "$PATCH"
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
-    """The changes made by an agent.
-
-    Attributes:
-        data: Patch in the form of `git diff --binary`; empty if nothing changed.
-        problem: Reason why no patch could be made; `None` if a patch was made.
-    """
+    """The changes made by an agent, in the form of `git diff --binary`; or the problem why no patch could be made."""
 
     data: bytes = b""
     problem: str | None = None
@@ -132,17 +127,9 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
 
 
 async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
-    """Returns the agent's changes since `set_up_repository`, including new files, but without ignored files.
-
-    Raises:
-        ContainerError: The container failed.
-    """
+    """Returns the agent's changes since `set_up_repository`, including new files, but without ignored files."""
     result = await _git(
-        container,
-        _PATCH,
-        timeout_sec=_GIT_TIMEOUT_SEC,
-        max_output_bytes=2 * MAX_PATCH_BYTES,
-        BASE=base_commit,
+        container, _PATCH, timeout_sec=_GIT_TIMEOUT_SEC, max_output_bytes=2 * MAX_PATCH_BYTES, BASE=base_commit
     )
     if result.exit_code != 0 or result.elided_bytes:
         return AgentPatch(problem=f"The agent's repository has no readable patch: {told(result)}")

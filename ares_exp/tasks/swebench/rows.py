@@ -111,15 +111,7 @@ class SweBenchRow(BaseModel):
 
 
 def parse_row(data: Any, where: str) -> SweBenchRow:
-    """Validates a row.
-
-    Args:
-        data: The row.
-        where: File and number of the row, for messages.
-
-    Raises:
-        TaskError: The data is not a row. The message names every invalid column.
-    """
+    """Validates a row. Raises `TaskError`, which names the place `where` and every invalid column."""
     if not isinstance(data, dict):
         raise TaskError(f"{where}: expected a table with the columns of SWE-bench, got a {type(data).__name__}.")
     if isinstance(data.get("instance_id"), str):
@@ -131,11 +123,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
 
 
 def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRow]:
-    """Validates the rows of a data set.
-
-    Args:
-        found: Number and content of each row.
-        source: Name of the data set, for messages.
+    """Validates the rows of a data set, given with their numbers.
 
     Raises:
         TaskError: A row is invalid, two rows have the same name, or the data set is empty or too large.
@@ -158,11 +146,7 @@ MAX_LINE_BYTES = 64 * 2**20
 
 
 def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the line number and the content of each row of a JSON Lines file. Blocking.
-
-    Raises:
-        TaskError: The file cannot be read, or a line is too long or not JSON.
-    """
+    """Yields the line number and the content of each row of a JSON Lines file. Blocking."""
     try:
         with path.open("rb") as file:
             number = 0
@@ -216,7 +200,7 @@ def find_dataset(dataset: str, split: str) -> Dataset:
     """Returns the data set that `env.dataset` and `env.split` name, without reading it.
 
     Raises:
-        ConfigError: The name of the data set or the split is invalid, or the data set is multimodal.
+        ConfigError: A name is invalid, or the data set is multimodal.
     """
     choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(FILES)})"
     if Path(dataset).suffix in FILES:
@@ -235,12 +219,7 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
     """Reads and validates all rows. Blocking.
 
     Data sets on the hub, and files that are not JSON Lines, are loaded by the library `datasets`, from its cache if
-    possible.
-
-    Args:
-        dataset: The data set.
-        child: Runner of the process that loads a data set from the hub, so that the caller can stop it.
-        timeout_sec: Time limit of this process in seconds.
+    possible. The library runs in `child`, so that the caller can stop it, for at most `timeout_sec`.
 
     Raises:
         TaskError: A row or the file is invalid.

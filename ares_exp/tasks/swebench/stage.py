@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ares_exp.cancellation import in_thread
@@ -143,14 +145,8 @@ class SweBenchStage:
         """Applies the agent's patch to a fresh repository, and runs and grades the tests.
 
         The row's `eval_script` restores the test files and applies the test patch. Writes `test_output.txt`,
-        `report.json` and `reward.json` to `output_dir`.
-
-        Raises:
-            VerifierTimeoutError: The tests ran longer than `test_timeout_sec`. As in the official harness, this is an
-                error instead of an unresolved problem.
-            AddTestsDirError: The tests could not be copied into the container.
-            VerifierError: Grading failed.
-            ContainerError: The container failed.
+        `report.json` and `reward.json` to `output_dir`. If the tests run longer than `test_timeout_sec`, raises
+        `VerifierTimeoutError`, as in the official harness.
         """
         row = self.row
         try:
@@ -211,30 +207,19 @@ class SweBenchStage:
 
 
 def _with_exit_code(script: str) -> str:
-    """Makes a test script print the exit code of the tests after the end marker.
-
-    The exit code of the script itself is not useful, because its last command is a `git checkout`.
-    """
-    lines = script.split("\n")
-    for index, line in enumerate(lines):
-        if END_MARKER in line:
-            lines[index : index + 1] = ["ares_exp_exit_code=$?", line, f'echo "{EXIT_MARKER}: $ares_exp_exit_code"']
-            break
-    return "\n".join(lines)
+    """Makes a test script print the exit code of the tests after the end marker. Its last command is `git checkout`."""
+    marked = rf'ares_exp_exit_code=$?\n\g<0>\necho "{EXIT_MARKER}: $ares_exp_exit_code"'
+    return re.sub(rf"^.*{END_MARKER}.*$", marked, script, count=1, flags=re.M)
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
     """Writes text files to a directory in the container, without changing line ends."""
     async with working_directory("verifier") as folder:
-
-        def write() -> None:
-            for name, text in files.items():
-                (folder / name).write_text(text, encoding="utf-8", newline="")
-
-        await in_thread(write)
+        for name, text in files.items():
+            await in_thread(partial((folder / name).write_text, text, encoding="utf-8", newline=""))
         await container.upload(folder, target)
 
 
 def _ended(patch: str) -> str:
-    """Adds a final line break to a patch if it is missing, because git requires it."""
+    """Adds a final line break, which git requires, to a patch if it is missing."""
     return patch if not patch or patch.endswith("\n") else f"{patch}\n"

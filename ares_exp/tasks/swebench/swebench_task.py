@@ -96,8 +96,8 @@ class SweBenchTask:
             "base_commit": self.row.base_commit,
         }
 
-    def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks the task for errors that would otherwise occur during an episode. Starts nothing.
+    def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None = None) -> None:
+        """Checks the task for errors that would otherwise occur during an episode. Every agent supports it.
 
         Raises:
             UnsupportedTaskError: The row is from the multimodal data set, or the official harness is not installed.

@@ -37,11 +37,6 @@ class Git:
     """
 
     def __init__(self, *, timeout_sec: float) -> None:
-        """Creates the runner.
-
-        Args:
-            timeout_sec: Time limit in seconds of one command.
-        """
         self.timeout_sec = timeout_sec
         self._child = ChildProcess()
         self.stop, self.stopped = self._child.stop, self._child.stopped
@@ -53,13 +48,9 @@ class Git:
         work_tree: Path | None = None,
         settings: Sequence[str] = (),
     ) -> bytes:
-        """Runs a command and returns its output. Blocking.
+        """Runs a command and returns its output. `settings` have the form `name=value`. Blocking.
 
-        Args:
-            arguments: The command. Untrusted arguments must be validated, or come after `--`.
-            git_dir: Directory of the repository.
-            work_tree: Directory for checked-out files.
-            settings: Additional settings, as `name=value`.
+        Untrusted arguments must be validated, or come after `--`.
 
         Raises:
             PreflightError: Git is missing, failed (`GitError`), took too long, printed too much, or was stopped.
@@ -82,7 +73,7 @@ class Git:
             )
         except ChildFailedError as error:
             raise PreflightError(
-                f"{what} {error}. Is the repository reachable? For a higher limit, set `env.git_timeout_sec=…`."
+                f"{what} {error}. Check that the repository is reachable, or set a higher `env.git_timeout_sec`."
             ) from None
         if ended.exit_code != 0:
             said = " ".join(ended.errors[-4:]).rstrip(".") or "it printed nothing"

@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ares_exp.tasks.task_contract import TaskOrigin
-
 GIT_PROTOCOLS = ("https", "http", "ssh", "git", "file")
 
 FORMS = "org/name[@ref], an address such as https://host/org/name[/tree/<ref>/<folder>], or git@host:org/name[@ref]"
@@ -64,7 +62,7 @@ def check_git_ref(ref: str) -> str:
     """Validates a branch, a tag or a commit, and returns it. Commits are converted to lower case.
 
     Raises:
-        ValueError: The text is not a valid name in git, or has a special meaning in git.
+        ValueError: The text is not a valid name in git, or has a special meaning.
     """
     if is_commit(ref):
         return ref.lower()
@@ -112,10 +110,6 @@ class GitTask:
             return posixpath.basename(self.path)
         return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
 
-    def at(self, commit: str) -> TaskOrigin:
-        """Returns the origin of the task at a commit."""
-        return TaskOrigin(self.url, commit, self.path)
-
 
 @dataclass(frozen=True, slots=True)
 class RepositoryReference:
@@ -133,11 +127,7 @@ class RepositoryReference:
 
     @classmethod
     def parse(cls, text: str) -> RepositoryReference:
-        """Parses a value of one of the `FORMS`.
-
-        Raises:
-            ValueError: The text matches none of the forms.
-        """
+        """Parses a value of one of the `FORMS`. Raises `ValueError` for other values."""
         if not text or text.startswith((".", "/", "~", "-")):
             raise ValueError(
                 f"expected a repository ({FORMS}), got {text!r:.100}. A local folder of tasks is `env.path`, a local "

@@ -40,12 +40,7 @@ def default_cache_dir() -> Path:
 
 @dataclass
 class Fetched:
-    """The result of fetching tasks.
-
-    Attributes:
-        places: Directory and commit of each fetched task.
-        problems: Errors of tasks that could not be fetched, by task name.
-    """
+    """The directory and commit of each fetched task, and the errors of other tasks, by task name."""
 
     places: dict[GitTask, tuple[Path, str]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -58,12 +53,7 @@ class Repositories:
     """
 
     def __init__(self, git: Git, folder: Path) -> None:
-        """Creates the object, without accessing any repository.
-
-        Args:
-            git: Runner of git commands.
-            folder: Folder of the cache, which is created on first use.
-        """
+        """Sets the runner, and the folder of the cache, which is created on first use."""
         self._git = git
         self._folder = folder
         self._commits: dict[tuple[str, str | None], str] = {}
@@ -71,9 +61,7 @@ class Repositories:
     def commit(self, url: str, ref: str | None) -> str:
         """Returns the full hash of the commit that `ref` currently names, and clones it if the cache does not have it.
 
-        Args:
-            url: URL of the repository.
-            ref: A commit, a branch or a tag; `None` for the default branch.
+        `ref` is a commit, a branch or a tag; `None` for the default branch.
         """
         if (url, ref) not in self._commits:
             commit = ref if ref is not None and is_commit(ref) else self._named(url, ref)
@@ -95,12 +83,7 @@ class Repositories:
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
-        """Checks out tasks, unless the cache has them.
-
-        Args:
-            tasks: The tasks.
-            report: Callback for warnings about submodules, whose files are not fetched.
-        """
+        """Checks out tasks, unless the cache has them. Reports submodules, whose files are not fetched."""
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str], list[GitTask]] = {}
         for task in tasks:
@@ -114,8 +97,9 @@ class Repositories:
                     continue
                 wanted.append(task.path)
                 found.places[task] = self._files(url, commit) / task.path, commit
-                inside = (path for path, mode in tree.items() if mode == SUBMODULE and _is_below(path, task.path))
-                submodules.add(task.name, (f"{path} is a submodule, whose files are not fetched" for path in inside))
+                inside = "" if task.path == "." else f"{task.path}/"
+                modules = [path for path, mode in tree.items() if mode == SUBMODULE and path.startswith(inside)]
+                submodules.add(task.name, (f"{path} is a submodule, whose files are not fetched" for path in modules))
             if wanted:
                 self._check_out(url, commit, wanted, tree)
         submodules.tell(report)
@@ -213,9 +197,9 @@ def _present(files: Path, tree: Mapping[str, str]) -> set[str]:
 def _unreachable(url: str, error: PreflightError, ref: str | None = None) -> GitError:
     what = f"{ref!r} of {url}" if ref is not None else url
     return GitError(
-        f"{what} cannot be copied: {error} Is the address right? A ref is a branch, a tag, or all 40 digits of a "
-        "commit. Git does not prompt: for a private repository, it needs a credential helper or an SSH agent. A commit "
-        "that was fetched before, named by all its digits, needs no network.",
+        f"{what} cannot be fetched: {error} Check the address. A ref is a branch, a tag, or all 40 digits of a commit. "
+        "A private repository needs a git credential helper or an SSH agent. A commit that was fetched before, and is "
+        "named by all its digits, needs no network.",
         said=str(error),
     )
 
@@ -224,10 +208,6 @@ def _pattern(path: str) -> str:
     """Returns a pattern in the syntax of .gitignore that matches a folder and everything in it."""
     literally = re.sub(r"([*?[])", r"[\1]", path)
     return "/*" if path == "." else f"/{literally}/"
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return folder == "." or path.startswith(f"{folder}/")
 
 
 def _complaint(path: str, tree: Mapping[str, str]) -> str | None:

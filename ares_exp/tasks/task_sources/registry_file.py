@@ -22,12 +22,7 @@ SHOWN_DATASETS = 30
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """The name of a data set, as users write it.
-
-    Attributes:
-        name: Name of the data set.
-        version: Version of the data set; `None` for `head` or, if it does not exist, the highest version.
-    """
+    """The name of a data set, as users write it. Without a version, see `newest`."""
 
     name: str
     version: str | None = None
@@ -38,11 +33,7 @@ class DatasetName:
 
     @classmethod
     def parse(cls, text: str) -> DatasetName:
-        """Parses `name[@version]`.
-
-        Raises:
-            ValueError: The text is not of this form, or is the name of a package (with a slash).
-        """
+        """Parses `name[@version]`. Raises `ValueError` if this fails, or for the name of a package (with a slash)."""
         name, at, version = text.partition("@")
         if "/" in name:
             raise ValueError(
@@ -91,11 +82,7 @@ _REGISTRY = TypeAdapter(list[Dataset])
 
 
 def read_registry(path: Path) -> list[Dataset]:
-    """Reads the data sets of a file.
-
-    Raises:
-        ConfigError: The file cannot be read, or is not a registry.
-    """
+    """Reads the data sets of a file. Raises `ConfigError` if the file cannot be read, or is not a registry."""
     try:
         data = read_record(path)
     except OSError as error:
@@ -105,15 +92,7 @@ def read_registry(path: Path) -> list[Dataset]:
 
 
 def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
-    """Parses the content of a registry file.
-
-    Args:
-        data: Content of the file (JSON).
-        where: Name of the file, for messages.
-
-    Raises:
-        ConfigError: The data is not a registry. The message names every error.
-    """
+    """Parses the content of a registry file. Raises `ConfigError`, which names the file (`where`) and every error."""
     try:
         rows = json.loads(data)
         return _REGISTRY.validate_python(rows)
@@ -124,11 +103,7 @@ def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
 
 
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
-    """Returns the data set with this name and version.
-
-    Raises:
-        ConfigError: The data set or version does not exist. The message lists existing data sets or versions.
-    """
+    """Returns the data set with this name and version. Raises `ConfigError`, with a list, if it does not exist."""
     versions = [dataset for dataset in datasets if dataset.name == wanted.name]
     if not versions:
         names = list(dict.fromkeys(dataset.name for dataset in datasets))

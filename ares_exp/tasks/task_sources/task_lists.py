@@ -6,13 +6,14 @@ import logging
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.tasks.harbor_task import HarborTask, load_task
+from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_set import Select, refuse_url
 from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_sources.git_names import (
@@ -33,30 +34,18 @@ from ares_exp.tasks.task_sources.registry_file import (
     read_registry,
 )
 from ares_exp.tasks.task_toml import TASK_TOML
+from ares_exp.tasks.task_warnings import SHOWN_PROBLEMS, refusal
 
 DEFAULT_FOLDER = "tasks"
 HARBOR_REPOSITORY = "https://github.com/harbor-framework/harbor.git"
 """The repository with Harbor's own registry. Harbor's code uses an older URL, which redirects to this one."""
 
-SHOWN_PROBLEMS = 10
-
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTask:
-    """A task in a directory on this machine."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The base name of the directory."""
-        return self.path.name
-
-
-TaskReference = LocalTask | GitTask
+TaskReference = Path | GitTask
+"""A directory on this machine, or a task in a git repository."""
 ListTasks = Callable[[Repositories], Sequence[TaskReference]]
 """A function that lists tasks in order, without reading them. Blocking. Raises `UserError` if the list is invalid."""
 
@@ -70,13 +59,9 @@ class ListedTasks:
     def __init__(
         self, list_tasks: ListTasks, *, cache_dir: Path | None, git_timeout_sec: float, links_within: Path | None = None
     ) -> None:
-        """Creates the source, without listing or fetching tasks.
+        """Creates the source, without listing or fetching tasks; see `HarborEnvironments` for the options.
 
-        Args:
-            list_tasks: Function that lists the tasks.
-            cache_dir: Folder for fetched tasks; `None` for `default_cache_dir()`.
-            git_timeout_sec: Time limit in seconds of one git command.
-            links_within: Folder to which links in local tasks may point; `None` allows only links inside a task.
+        Links in local tasks may point into `links_within`, or only into the task if it is `None`.
         """
         self._list = list_tasks
         self._links_within = links_within.expanduser() if links_within is not None else None
@@ -102,13 +87,15 @@ class ListedTasks:
             try:
                 if isinstance(task, GitTask):
                     path, commit = fetched.places[task]
-                    loaded.append(replace(load_task(path, reward_key=reward_key), origin=task.at(commit)))
+                    origin = TaskOrigin(task.url, commit, task.path)
+                    loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
                 else:
-                    loaded.append(self._load_local(task.path, reward_key))
+                    loaded.append(self._load_local(task, reward_key))
             except (TaskError, OSError) as error:
                 problems[task.name] = str(error)
         if problems:
-            raise _refusal(problems, len(chosen))
+            named = {name: f"{name}: {text}" for name, text in problems.items()}
+            raise TaskError(refusal(named, len(chosen)))
         return loaded
 
     def _load_local(self, path: Path, reward_key: str | None) -> HarborTask:
@@ -129,15 +116,6 @@ def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
         )
 
 
-def _refusal(problems: dict[str, str], selected: int) -> TaskError:
-    shown = [f"{name}: {text}" for name, text in list(problems.items())[:SHOWN_PROBLEMS]]
-    if len(problems) > len(shown):
-        shown.append(f"… and {len(problems) - len(shown)} more.")
-    if len(problems) < selected:
-        shown.append(f"To run the others: env.exclude=[{','.join(list(problems)[:SHOWN_PROBLEMS])}].")
-    return TaskError("\n".join(shown))
-
-
 def listed_tasks(
     *,
     path: Path | None,
@@ -149,11 +127,7 @@ def listed_tasks(
     cache_dir: Path | None,
     git_timeout_sec: float,
 ) -> ListedTasks:
-    """Makes the source that the options of env=harbor describe; see `HarborEnvironments`. Reads nothing.
-
-    Raises:
-        ConfigError: An option is malformed, or options contradict each other.
-    """
+    """Makes the source that the options of env=harbor describe; see `HarborEnvironments`. Reads nothing."""
     refuse_url("registry", registry, "download it first, or name its repository: `env.repo=org/name[@ref]`")
     given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
     used = ", ".join(f"`env.{name}`" for name, value in given.items() if value is not None)
@@ -166,12 +140,12 @@ def listed_tasks(
     if repo is not None:
         if git_url is not None:
             raise ConfigError(
-                f"`env.repo` and `env.git_url` are two ways to name a repository: use one of them. Got {used}."
+                f"`env.repo` and `env.git_url` are two ways to name a repository. Use only one of them. Got {used}."
             )
         found = _of_repository(_read("repo", repo, RepositoryReference.parse), inside, registry, wanted)
     elif git_url is not None:
         if registry or dataset:
-            raise ConfigError(f"`env.git_url` is one task, and not a data set of a registry. Got {used}.")
+            raise ConfigError(f"`env.git_url` selects one task, so no registry or data set can be set. Got {used}.")
         url = _read("git_url", git_url, check_git_url)
         ref = None if git_commit is None else _read("git_commit", git_commit, check_git_ref)
         task = GitTask(url, ref, _read("path", inside or ".", check_inner_path))
@@ -181,7 +155,7 @@ def listed_tasks(
     elif registry is not None:
         found, links_within = partial(_of_registry, registry.expanduser(), wanted), path
     elif path is not None:
-        raise ConfigError(f"`env.path` is a folder of tasks, and not a data set of a registry. Got {used}.")
+        raise ConfigError(f"`env.path` is a folder of tasks, so no `env.dataset` can be set. Got {used}.")
     else:
         found = partial(_of_harbor, wanted)
     return ListedTasks(found, cache_dir=cache_dir, git_timeout_sec=git_timeout_sec, links_within=links_within)
@@ -222,11 +196,7 @@ def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -
 def data_set_of_repository(
     repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
 ) -> Sequence[TaskReference]:
-    """Lists a data set of a registry in a repository. Tasks without a URL are in the same repository.
-
-    Raises:
-        UserError: The file or the data set does not exist, or is not valid.
-    """
+    """Lists a data set of a registry in a repository. Tasks without a URL are in the same repository."""
     url = repository.url
     commit = repositories.commit(url, repository.ref)
     where = f"{file} of {url} at {commit}"
@@ -286,7 +256,7 @@ def _references(
 
 def _reference(task: RegisteredTask, where: str, url: str | None, commit: str | None) -> TaskReference:
     if task.git_url is None and url is None:
-        return LocalTask(Path(task.path).expanduser().resolve())
+        return Path(task.path).expanduser().resolve()
     try:
         path = check_inner_path(task.path)
     except ValueError as error:

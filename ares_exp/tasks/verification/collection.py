@@ -45,11 +45,7 @@ def hook_limit_sec(hook: CollectHook) -> float:
 
 
 async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
-    """Runs collect hooks one after the other. A failure is only logged.
-
-    Raises:
-        ContainerDiedError: The agent's container is gone.
-    """
+    """Runs collect hooks one after the other. A failure is only logged, unless the agent's container has died."""
     for hook in hooks:
         options: ExecOptions = {"timeout_sec": hook_limit_sec(hook)}
         if hook.user is not None:
@@ -68,11 +64,7 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
 
 
 def service_of(container: Container, name: str) -> Container | ServiceContainer:
-    """Returns the service with this name. `main` is the container itself.
-
-    Raises:
-        ContainerError: The service does not exist.
-    """
+    """Returns the service with this name. `main` is the container itself."""
     if name == MAIN_SERVICE:
         return container
     if not isinstance(container, ComposedContainer):
@@ -83,8 +75,6 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
 COLLECT_TIMEOUT_SEC = 600.0
 """Time limit in seconds for copying all artifacts of a stage. Its hooks have separate limits."""
 _PACK_TIMEOUT_SEC = 600.0
-
-_logger = logging.getLogger(__name__)
 
 
 async def collect(
@@ -104,11 +94,11 @@ async def collect(
         hooks: Hooks in the order in which they run.
         artifacts: Artifacts in order of precedence.
         secrets: Values to mask in the kept files.
-        stops_main: Whether the agent's container is stopped before the other services are processed, so that processes
-            of the agent cannot influence their hooks and artifacts.
+        stops_main: Whether the agent's container is stopped before the other services are processed, so that the agent
+            cannot influence their hooks and artifacts.
 
     Raises:
-        ContainerDiedError: The agent's container is gone.
+        ContainerDiedError: The agent's container has died.
     """
     collection = ArtifactCollection(container, target) if target is not None else None
     services = {hook.service for hook in hooks} | {item.service for item in artifacts}
@@ -145,30 +135,16 @@ def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
 
 
 class ArtifactCollection:
-    """Collects the artifacts of one stage.
-
-    Attributes:
-        entries: Manifest entries of the artifacts that were processed so far.
-    """
+    """Collects the artifacts of one stage in `target`. `entries` are the manifest entries so far."""
 
     def __init__(self, container: Container, target: Path) -> None:
-        """Starts a collection without artifacts.
-
-        Args:
-            container: The agent's container, which may be the service `main` of several services.
-            target: Directory on the host for the artifacts.
-        """
         self.entries: list[ManifestEntry] = []
         self._container = container
         self._target = target
         self._places = Places()
 
     async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies each artifact to its path on the host, unless an earlier artifact has this path.
-
-        Raises:
-            ContainerDiedError: The agent's container is gone.
-        """
+        """Copies each artifact to its path on the host, unless an earlier artifact has this path."""
         for artifact in artifacts:
             kind, status = await self._collect(artifact)
             self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
@@ -213,10 +189,7 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
     """Returns the kind of a path, whether it is an empty directory, and whether it exists.
 
-    If the path cannot be checked, returns the expected kind, false and true.
-
-    Raises:
-        ContainerDiedError: The agent's container is gone.
+    If the path in another service cannot be checked, returns the expected kind, false and true.
     """
     path = shlex.quote(artifact.source)
     try:
@@ -232,11 +205,7 @@ async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tu
 
 
 def _make_way(place: Path, folder: Path) -> None:
-    """Makes the parent directory of `place` in `folder`.
-
-    Raises:
-        TransferError: A link from the container leads out of `folder`.
-    """
+    """Makes the parent directory of `place`. Raises `TransferError` if a link from the container leaves `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
         raise TransferError(f"Expected {place} to be inside {folder}, but a link points outside of it.")
@@ -245,11 +214,7 @@ def _make_way(place: Path, folder: Path) -> None:
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
-    """Downloads a directory as a tar archive, without files that match the artifact's patterns (as in `tar --exclude`).
-
-    Raises:
-        ContainerError: The directory could not be packed, copied or unpacked.
-    """
+    """Downloads a directory as a tar archive, without files that match the artifact's patterns for `tar --exclude`."""
     patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
     pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
     packed = await service.exec(
@@ -264,29 +229,18 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
     try:
         async with working_directory("transfer") as folder:
             await service.download(archive, folder / "packed")
-            await in_thread(lambda: _unpack(folder / "packed", target))
+            with (folder / "packed").open("rb") as stream:
+                await in_thread(lambda: unpack_directory(stream, target))
     finally:
         removal = f"rm -f {shlex.quote(archive)}"
         await finish(service.exec(removal, user="root", timeout_sec=60, shell=PLAIN_SHELL))
 
 
-def _unpack(packed: Path, target: Path) -> None:
-    with packed.open("rb") as stream:
-        unpack_directory(stream, target)
-
-
 async def deliver_artifacts(container: Container, folder: Path) -> None:
-    """Uploads the artifacts in `folder` to their original paths.
+    """Uploads the artifacts in `folder` to their original paths in the verifier's separate container.
 
     They contain no setuid bits, no special files, and no links that leave an artifact, because `Container.download`
     removes these.
-
-    Args:
-        container: The verifier's separate container.
-        folder: Directory with the artifacts and their manifest.
-
-    Raises:
-        ContainerError: The container failed.
     """
     for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):
@@ -298,22 +252,11 @@ async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> No
 
     If the target path exists and has another kind than the artifact, it is removed.
     """
-    source = shlex.quote(entry.source)
+    source, parent = shlex.quote(entry.source), shlex.quote(posixpath.dirname(entry.source) or ".")
     if entry.type == "directory":
         made = f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete"
-        await as_root(
-            container,
-            f"[ -d {source} ] || rm -f -- {source}; {made}",
-            purpose=f"make room for {entry.source}",
-            cwd=None,
-        )
+        command = f"[ -d {source} ] || rm -f -- {source}; {made}"
     else:
-        parent = shlex.quote(posixpath.dirname(entry.source) or ".")
-        made = f"mkdir -p -- {parent} && chmod 777 {parent}"
-        await as_root(
-            container,
-            f"{made} && if [ -d {source} ]; then rm -rf -- {source}; fi",
-            purpose=f"make room for {entry.source}",
-            cwd=None,
-        )
+        command = f"mkdir -p -- {parent} && chmod 777 {parent} && if [ -d {source} ]; then rm -rf -- {source}; fi"
+    await as_root(container, command, purpose=f"make room for {entry.source}", cwd=None)
     await container.upload(path, entry.source)

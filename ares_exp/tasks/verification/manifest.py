@@ -26,8 +26,7 @@ class ManifestEntry:
         source: Path in the container.
         destination: Path on the host: `artifacts/…`.
         type: Kind of the artifact; the expected kind if the artifact is missing.
-        status: Status of the collection. `skipped` means that another artifact has the same path on the host. `empty`
-            means that `/logs/artifacts` was empty.
+        status: `skipped` if another artifact has the same path on the host; `empty` for an empty `/logs/artifacts`.
         service: Service that the task sets; `None` for the agent's container.
         exclude: Patterns of the files that were left out of a directory.
     """
@@ -64,11 +63,7 @@ def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
 
 
 def read_manifest(folder: Path) -> list[ManifestEntry]:
-    """Reads the manifest that `write_manifest` wrote; empty if it does not exist. Blocking.
-
-    Raises:
-        OSError, ValueError: The manifest cannot be read, or is invalid.
-    """
+    """Reads the manifest that `write_manifest` wrote; empty if it does not exist. Blocking."""
     if not (folder / MANIFEST).exists():
         return []
     return pydantic.TypeAdapter(list[ManifestEntry]).validate_json((folder / MANIFEST).read_bytes())
@@ -102,15 +97,14 @@ class Places:
         self._taken: list[tuple[PurePosixPath, Artifact | None]] = [(PurePosixPath(MANIFEST), None)]
 
     def take(self, artifact: Artifact) -> Artifact | str | None:
-        """Reserves the path of an artifact on the host.
+        """Reserves the path of an artifact on the host, and returns `None`.
 
-        Returns:
-            `None` on success. If the path overlaps with a reserved path: the artifact that has the reserved path, or
-            the name of the manifest.
+        If the path overlaps with a reserved path, returns the artifact with this path, or the name of the manifest.
         """
-        place = place_of(artifact)
+        place, source = place_of(artifact), PurePosixPath(artifact.source)
         for taken, by in self._taken:
-            if _overlap(taken, place) and (by is None or not _is_again(by, artifact)):
+            is_again = by is not None and PurePosixPath(by.source) == source and covers(by, artifact)
+            if (taken.is_relative_to(place) or place.is_relative_to(taken)) and not is_again:
                 return by or MANIFEST
         self._taken.append((place, artifact))
         return None
@@ -124,12 +118,3 @@ def covers(first: Artifact, second: Artifact) -> bool:
     if within == source:
         return place_of(first) == place_of(second) and first.exclude == second.exclude
     return not first.exclude and place_of(second) == place_of(first) / within.relative_to(source)
-
-
-def _is_again(first: Artifact, second: Artifact) -> bool:
-    """Returns whether `second` is the same artifact as `first`, and not only a part of it."""
-    return PurePosixPath(first.source) == PurePosixPath(second.source) and covers(first, second)
-
-
-def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)

@@ -18,10 +18,6 @@ MAX_REWARD_BYTES = 1024 * 1024
 def read_verdict(folder: Path, *, reward_key: str | None = None) -> Verdict:
     """Reads the reward file in `folder`: `reward.json` if it exists, otherwise `reward.txt`.
 
-    Args:
-        folder: Directory with the verifier's output on the host.
-        reward_key: Key of the reward in `reward.json`; `None` for `reward` or, if it is missing, the only key.
-
     Raises:
         RewardFileNotFoundError: Neither file exists.
         RewardFileEmptyError: The file has no bytes.
@@ -49,12 +45,7 @@ def _read_bounded(path: Path) -> bytes:
 
 
 def parse_reward_txt(data: bytes) -> dict[str, float]:
-    """Parses the number in a `reward.txt`. Returns it with the key `reward`.
-
-    Raises:
-        RewardFileEmptyError: The data is empty.
-        VerifierOutputParseError: The data is not one finite number.
-    """
+    """Parses the number in a `reward.txt`, and returns it with the key `reward`. For errors, see `read_verdict`."""
     _refuse_empty(data, REWARD_TXT)
     try:
         number = float(data.decode("utf-8").strip())
@@ -66,12 +57,7 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
-    """Parses the numbers in a `reward.json`, by key. Integers stay integers, and booleans become 0.0 and 1.0.
-
-    Raises:
-        RewardFileEmptyError: The data is empty.
-        VerifierOutputParseError: The data is not a JSON object with finite numbers as values.
-    """
+    """Parses the numbers in a `reward.json`, by key. Integers stay integers, and booleans become 0.0 and 1.0."""
     _refuse_empty(data, REWARD_JSON)
     try:
         content = json.loads(data.decode("utf-8"))
@@ -116,11 +102,7 @@ def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
 
 
 def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
-    """Computes the mean reward over the steps of a task for each key. A missing key counts as 0.
-
-    Raises:
-        VerifierOutputParseError: The choice of the reward key is ambiguous, or a mean is not finite.
-    """
+    """Computes the mean reward over the steps of a task for each key. A missing key counts as 0."""
     keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
     try:
         means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}

@@ -79,22 +79,10 @@ async def as_root(
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
 ) -> str:
-    """Runs a command as root that must succeed.
+    """Runs a command for `sh` as root that must succeed, and returns its output.
 
-    Args:
-        container: The container.
-        command: Command for `sh`.
-        purpose: Purpose of the command, for the error message "Expected to PURPOSE as root".
-        cwd: Working directory; `None` for the working directory of the container.
-        timeout_sec: Time limit in seconds.
-        failure: Class of the error if the command fails.
-
-    Returns:
-        Output of the command.
-
-    Raises:
-        EpisodeError: The command failed. The error has the class `failure`.
-        ContainerError: The container failed.
+    If the command fails, raises `failure` with the message "Expected to PURPOSE as root". `cwd` is the working
+    directory; `None` for the working directory of the container.
     """
     result = await container.exec(command, cwd=cwd, user="root", timeout_sec=timeout_sec, shell=PLAIN_SHELL)
     if result.exit_code != 0:
@@ -118,7 +106,6 @@ async def stop_processes(container: Container) -> None:
 
     Raises:
         VerifierError: Some processes are still running, or the container shares its processes with this machine.
-        ContainerError: The container failed.
     """
     ours = str(_OUR_PROCESSES.readlink()) if _OUR_PROCESSES.is_symlink() else "none"
     command = f"ours='{ours}'\n{_STOP}"
@@ -135,9 +122,6 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
     """Makes world-writable directories. Existing directories are emptied, regardless of their owners.
 
     Other files at these paths are replaced. A file at the path of a parent directory is also replaced, if necessary.
-
-    Raises:
-        ContainerError: The directories could not be made, or the container failed.
     """
     above = " ".join(dict.fromkeys(map(posixpath.dirname, folders)))
     listing = " ".join(folders)
@@ -153,9 +137,6 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
     """Makes an empty directory that only `user` and root can write to, even if it existed and other users owned it.
 
     Processes of other users cannot replace the directory, because its parent belongs to root until `release_log_dir`.
-
-    Raises:
-        ContainerError: The directory could not be made, or the container failed.
     """
     names = f"folder={folder} above={posixpath.dirname(folder)}\n"
     await as_root(
@@ -172,26 +153,15 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
 
 
 async def release_log_dir(container: Container, folder: str) -> None:
-    """Restores the owner and mode that the parent of `folder` had before `reserve_log_dir`.
-
-    Raises:
-        ContainerError: The owner or mode could not be restored, or the container failed.
-    """
+    """Restores the owner and mode that the parent of `folder` had before `reserve_log_dir`."""
     await as_root(container, f"above={posixpath.dirname(folder)}\n{_RELEASE}", purpose=f"release {folder}")
 
 
 async def empty(container: Container, folder: str) -> bool:
     """Replaces a directory in the container, or another file at its path, with an empty directory.
 
-    A missing directory is not created.
-
-    Returns:
-        Whether the path existed and was not an empty directory.
-
-    Raises:
-        ContainerError: The directory could not be emptied, or the container failed.
+    A missing directory is not created. Returns whether the path existed and was not an empty directory.
     """
     command = f"gone {folder} || {{ is_empty {folder} || echo left; clear {folder} && mkdir -p {folder}; }}"
-    return bool(
-        (await as_root(container, _CLEAR + command, purpose=f"empty {folder}", timeout_sec=CLEAR_TIMEOUT_SEC)).strip()
-    )
+    left = await as_root(container, _CLEAR + command, purpose=f"empty {folder}", timeout_sec=CLEAR_TIMEOUT_SEC)
+    return bool(left.strip())

@@ -35,11 +35,6 @@ def longest_sec(check: HealthCheck | None) -> float:
 async def await_health(check: HealthCheck, container: Container, *, user: User | None = None) -> None:
     """Repeats a health check until it succeeds. Failures during its start period are not counted.
 
-    Args:
-        check: The health check in task.toml.
-        container: Container in which the command runs.
-        user: User of the command; `None` for the image's user.
-
     Raises:
         HealthcheckError: The check failed too often, or its command or the whole check took too long.
         ContainerError: The container failed.
@@ -95,13 +90,9 @@ def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
 async def set_up_step(
     container: Container, folder: Path, *, user: User | None, health_check: HealthCheck | None
 ) -> None:
-    """Copies `workdir/` of a step to the working directory, runs its `setup.sh`, and then the step's health check.
+    """Copies `workdir/` in `folder` to the working directory, runs its `setup.sh`, and then the step's health check.
 
-    Args:
-        container: The agent's container.
-        folder: The directory `steps/<name>` of the task.
-        user: User of the script, which is the step's agent user; `None` for the image's user.
-        health_check: The step's health check.
+    `folder` is the directory `steps/<name>` of the task, and `user` the step's agent user.
 
     Raises:
         StepSetupError: The script failed or took too long.
@@ -116,20 +107,17 @@ async def set_up_step(
         workdir = (here.output.splitlines() or ["/"])[-1]
         await container.upload(files, workdir)
         if (files / SETUP_SCRIPT).exists():
-            await _run_script(container, posixpath.join(workdir, SETUP_SCRIPT), step=folder.name, user=user)
+            script = shlex.quote(posixpath.join(workdir, SETUP_SCRIPT))
+            result = await container.exec(f"bash {script}", user=user, timeout_sec=SETUP_TIMEOUT_SEC)
+            if result.exit_code != 0:
+                late = f"did not end within {SETUP_TIMEOUT_SEC:g} s"
+                raise StepSetupError(
+                    f"{SETUP_SCRIPT} of step {folder.name!r} "
+                    f"{late if result.timed_out else f'gave exit code {result.exit_code}'}; the end of its output:\n"
+                    f"{result.output.strip()[-_SHOWN_OUTPUT_CHARS:] or 'nothing'}"
+                )
     if health_check is not None:
         await await_health(health_check, container, user=user)
-
-
-async def _run_script(container: Container, script: str, *, step: str, user: User | None) -> None:
-    result = await container.exec(f"bash {shlex.quote(script)}", user=user, timeout_sec=SETUP_TIMEOUT_SEC)
-    if result.exit_code == 0:
-        return
-    what = f"did not end within {SETUP_TIMEOUT_SEC:g} s" if result.timed_out else f"gave exit code {result.exit_code}"
-    raise StepSetupError(
-        f"{SETUP_SCRIPT} of step {step!r} {what}; the end of its output:\n"
-        f"{result.output.strip()[-_SHOWN_OUTPUT_CHARS:] or 'nothing'}"
-    )
 
 
 SOLUTION_DIR = "/solution"
@@ -137,11 +125,7 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """Returns the directory of the solution: the step's solution if it exists, otherwise the task's solution.
-
-    Args:
-        root: The task directory.
-        folder: The directory of the step; for a task without steps, the task directory.
+    """Returns the directory of the solution: in `folder`, the directory of the step, or otherwise in the task `root`.
 
     Raises:
         TaskError: The solution is missing, or its script is excluded from the upload.
@@ -157,12 +141,7 @@ def find_solution(root: Path, folder: Path) -> Path:
 
 
 async def upload_solution(container: Container, root: Path, folder: Path) -> None:
-    """Uploads the solution (see `find_solution`) to the container, ready to run as `/solution/solve.sh`.
-
-    Raises:
-        TaskError: The solution is missing.
-        ContainerError: The container failed.
-    """
+    """Uploads the solution (see `find_solution`) to the container, ready to run as `/solution/solve.sh`."""
     async with uploadable(root, find_solution(root, folder)) as solution:
         await container.upload(solution, SOLUTION_DIR)
     await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")

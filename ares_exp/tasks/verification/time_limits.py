@@ -77,11 +77,6 @@ class TimeLimits:
         start = self.start(task)
         return replace(spec, start_timeout_sec=start, lifetime_sec=_sum((start, self.verifier(stage))))
 
-    def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Lists the specifications of all containers that the task needs, with the agent's container first."""
-        own = (self.verifier_spec(task, stage) for stage in task.stages)
-        return [self.container_spec(task), *(spec for spec in own if spec is not None)]
-
     def _verification(self, task: Task, stage: Stage) -> float | None:
         own = self.verifier_spec(task, stage)
         return self.verifier(stage) if own is None else own.lifetime_sec

@@ -34,13 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:
-    """Uploads the tests and runs `test.sh`. Its exit code is ignored, because only the reward file counts.
-
-    Raises:
-        AddTestsDirError: The tests could not be copied into the container.
-        VerifierError: Old reward files could not be removed, or the script could not be made executable.
-        ContainerError: The container failed.
-    """
+    """Uploads the tests and runs `test.sh`. Its exit code is ignored, because only the reward file counts."""
     # A command of the agent may have left a reward file, or a directory at its path.
     await as_root(
         container, f"rm -rf {' '.join(map(_in_container, _OURS))}", purpose="remove old rewards", failure=VerifierError
@@ -70,7 +64,6 @@ async def fetch_verdict(
     Raises:
         DownloadVerifierDirError: The output could not be copied out of the container.
         RewardFileNotFoundError: The tests wrote no reward. The message shows the end of their output.
-        VerifierError: The tests wrote an invalid reward.
     """
     await in_thread(lambda: _forget_rewards(folder))
     async with redacted(folder, secrets):
@@ -90,11 +83,7 @@ async def fetch_verdict(
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
-    """Downloads only the reward, because the verifier's other output may be too large to copy.
-
-    Raises:
-        DownloadVerifierDirError: The reward could not be copied.
-    """
+    """Downloads only the reward, because the verifier's other output may be too large to copy."""
     for name in (REWARD_JSON, REWARD_TXT):
         with suppress(TransferError):
             await container.download(_in_container(name), folder / name)
@@ -137,12 +126,11 @@ async def verify(
         env: Environment variables of the test script.
         user: User of the script; `None` for the image's user.
         output_dir: Directory on the host for the verifier's files; `None` keeps no files.
-        reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
+        reward_key: Key of the reward in `reward.json`; see `choose_reward`.
         secrets: Values to mask in the kept files.
 
     Raises:
         VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
-        ContainerError: The container failed.
     """
     run = await run_tests(container, upload, env=env, user=user)
     if output_dir is not None:
@@ -152,17 +140,9 @@ async def verify(
 
 
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
-    """Returns a directory in which the test script can start, because the agent may have removed the working directory.
+    """Returns a directory in which `user` can start the test script: `None` for the working directory, otherwise `/`.
 
-    Args:
-        container: The container. If its working directory is missing, an empty directory is created.
-        user: User of the command; `None` for the image's user.
-
-    Returns:
-        `None` for the container's working directory; `/` if it cannot be used, for example because it is a file.
-
-    Raises:
-        ContainerError: The container failed.
+    The agent may have removed the working directory, which is then created, or replaced it with a file.
     """
     if not await _is_usable(container, "root"):  # root first: some backends open shells there
         async with working_directory("verifier") as nothing:

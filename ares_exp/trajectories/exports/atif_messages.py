@@ -1,12 +1,20 @@
-"""Conversion between chat messages and parts of ATIF steps."""
+"""The Agent Trajectory Interchange Format (ATIF): conversion of chat messages, and the schema of conversations.
+
+The schema, of versions 1.0 to 1.8, contains only the fields that are read. `atif_writer` writes documents.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.chat_messages import arguments_object
+from ares_exp.records.validation import explain_validation
+from ares_exp.trajectories.records import BROKEN, what_broke
 
 OURS = "ares_exp"
 """Key of the data that this package adds to the `extra` of a document, step, tool call or result."""
@@ -23,13 +31,13 @@ _IMAGE_TYPES = {
 
 
 def own(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the data of this package in the `extra` of a document, step, tool call or result."""
+    """Returns the data of this package in the `extra` of an item."""
     found = (item.get("extra") or {}).get(OURS)
     return found if isinstance(found, Mapping) else {}
 
 
 def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `item` with the data `ours` of this package in its `extra`."""
+    """Returns `item` with the data of this package in its `extra`."""
     return item | {"extra": {OURS: dict(ours)}} if ours else item
 
 
@@ -164,3 +172,69 @@ def _with_calls(message: dict[str, Any], calls: Sequence[tuple[str, str, str]]) 
 def _arguments_text(call: Mapping[str, Any]) -> str:
     text = own(call).get("arguments")
     return text if isinstance(text, str) else json.dumps(call["arguments"], ensure_ascii=False)
+
+
+NEWEST_VERSION = "ATIF-v1.8"
+VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
+
+Extra = dict[str, Any] | None
+
+
+def validate_atif(document: Any) -> None:
+    """Validates the conversation in a parsed document. Raises `TrajectoryFormatError`, which names the field."""
+    try:
+        _Document.model_validate(document)
+    except ValidationError as error:
+        raise TrajectoryFormatError(f"Expected a valid ATIF document, but {explain_validation(error)}.") from None
+    except BROKEN as error:
+        raise TrajectoryFormatError(f"Expected a valid ATIF document, but {what_broke(error)}.") from None
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Source(_Read):
+    path: str
+
+
+class _Text(_Read):
+    type: Literal["text"]
+    text: str
+
+
+class _Media(_Read):
+    type: Literal["image", "audio"]
+    source: _Source
+
+
+_Content = str | list[Annotated[_Text | _Media, Field(discriminator="type")]]
+
+
+class _ToolCall(_Read):
+    tool_call_id: str
+    function_name: str
+    arguments: dict[str, Any]
+    extra: Extra = None
+
+
+class _Result(_Read):
+    source_call_id: str | None = None
+    content: _Content | None = None
+
+
+class _Observation(_Read):
+    results: list[_Result]
+
+
+class _Step(_Read):
+    source: Literal["system", "user", "agent"]
+    message: _Content
+    tool_calls: list[_ToolCall] | None = None
+    observation: _Observation | None = None
+    extra: Extra = None
+
+
+class _Document(_Read):
+    schema_version: Literal[VERSIONS] = NEWEST_VERSION  # type: ignore[valid-type]
+    steps: Annotated[list[_Step], Field(min_length=1)]

@@ -37,6 +37,7 @@ from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.atif_messages import (
     BASH,
+    NEWEST_VERSION,
     OURS,
     action_calls,
     call_to_atif,
@@ -47,7 +48,6 @@ from ares_exp.trajectories.exports.atif_messages import (
     step_of_message,
     with_own,
 )
-from ares_exp.trajectories.exports.atif_schema import NEWEST_VERSION
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import (
     BROKEN,
@@ -80,9 +80,8 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
     """Creates the JSON-ready document of a trajectory.
 
-    Returns:
-        The document, and one sentence for each way in which it differs from the trajectory. There are no differences
-        if the agent only appends to its conversation. The document's `notes` also contain the sentences.
+    Also returns one sentence for each way in which the document differs from the trajectory. There are none if the
+    agent only appends to its conversation. The document's `notes` also contain the sentences.
     """
     return _AtifWriter(trajectory).write()
 
@@ -104,8 +103,6 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _AtifWriter:
-    """Creates one document."""
-
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory
         self._dropped: dict[str, None] = {}
@@ -238,22 +235,15 @@ class _AtifWriter:
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Writes a step for a request that does not continue the previous request.
-
-        `conversation` is the name of the new conversation; `None` if the agent rewrote its history.
-        """
+        """Writes a step for a request that continues another conversation or, for `None`, a rewritten history."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{text_of(message.get('content'))}" for message in old)
-        what = (
-            "The agent rewrote its history"
-            if conversation is None
-            else f"The agent continues its conversation {conversation}"
-        )
+        what = "rewrote its history" if conversation is None else f"continues its conversation {conversation}"
         self._emit(
             {
                 "source": "system",
-                "message": f"{what}: it kept {len(old)} messages and has {len(new)} new.",
+                "message": f"The agent {what}: it kept {len(old)} messages and has {len(new)} new.",
                 "observation": {"results": [{"content": _cut(kept)}]},
                 "extra": {"context_management": {"type": "rewrite", "boundary": "replace"}},
             }

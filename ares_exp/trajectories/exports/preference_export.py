@@ -90,7 +90,7 @@ def preference_rows(
 
 
 def _last(talked: Iterable[Conversation]) -> Conversation | None:
-    """Returns the last version of the main conversation or, if none is the main conversation, the last conversation."""
+    """Returns the last version of the main conversation or, without one, the last conversation."""
     last: Conversation | None = None
     for conversation in talked:
         if conversation.conversation == MAIN_CONVERSATION or last is None or last.conversation != MAIN_CONVERSATION:

@@ -50,39 +50,31 @@ def sft_rows(
         The rows, JSON-ready and in the order of the episodes, and a report, which is complete after the last row.
     """
     report = ExportReport()
-    return _rows(trajectories, tool_arguments, reasoning, report), report
 
-
-def _rows(
-    trajectories: Iterable[EpisodeTrajectory],
-    tool_arguments: ToolArguments,
-    reasoning: Reasoning | None,
-    report: ExportReport,
-) -> Iterator[dict[str, Any]]:
-    seen: set[bytes] = set()
-    for trajectory in trajectories:
-        report.episodes += 1
-        if trajectory.total_reward is None:
-            report.left_out["episodes without a reward"] += 1
-            continue
-        talked = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
-        for conversation in _maximal(talked):
-            row: dict[str, Any] = {
-                "messages": plain(conversation.messages),
-                "tools": plain(conversation.tools),
-            }
-            digest = hashlib.sha256(dump_json(row).encode()).digest()
-            if digest in seen:
-                report.left_out["conversations that another episode also has"] += 1
+    def rows() -> Iterator[dict[str, Any]]:
+        seen: set[bytes] = set()
+        for trajectory in trajectories:
+            report.episodes += 1
+            if trajectory.total_reward is None:
+                report.left_out["episodes without a reward"] += 1
                 continue
-            seen.add(digest)
-            report.rows += 1
-            yield row | {
-                "episode_id": trajectory.episode_id,
-                "task": trajectory.task_name,
-                "conversation": conversation.conversation,
-                "reward": trajectory.total_reward,
-            }
+            talked = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
+            for conversation in _maximal(talked):
+                row: dict[str, Any] = {"messages": plain(conversation.messages), "tools": plain(conversation.tools)}
+                digest = hashlib.sha256(dump_json(row).encode()).digest()
+                if digest in seen:
+                    report.left_out["conversations that another episode also has"] += 1
+                    continue
+                seen.add(digest)
+                report.rows += 1
+                yield row | {
+                    "episode_id": trajectory.episode_id,
+                    "task": trajectory.task_name,
+                    "conversation": conversation.conversation,
+                    "reward": trajectory.total_reward,
+                }
+
+    return rows(), report
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:

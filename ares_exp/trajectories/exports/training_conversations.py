@@ -33,10 +33,7 @@ of the text, between `<think>` and `</think>`."""
 class ExportReport:
     """The counts of an export, which are complete after the last row.
 
-    Attributes:
-        episodes: Number of episodes.
-        rows: Number of rows.
-        left_out: Number of skipped items by reason, as in `{"episodes without a reward": 3}`.
+    `left_out` is the number of skipped items by reason, as in `{"episodes without a reward": 3}`.
     """
 
     episodes: int = 0
@@ -132,15 +129,11 @@ class _ChatReader:
         if not _are_mappings(pieces):
             return None
         text = "".join(piece["content"] for piece in pieces if isinstance(piece.get("content"), str))
-        calls = [
-            {
-                "id": piece["id"],
-                "type": "function",
-                "function": {"name": piece["name"], "arguments": piece["arguments"]},
-            }
-            for piece in pieces
-            if {"id", "name", "arguments"} <= piece.keys()
-        ]
+        calls = []
+        for piece in pieces:
+            if {"id", "name", "arguments"} <= piece.keys():
+                function = {"name": piece["name"], "arguments": piece["arguments"]}
+                calls.append({"id": piece["id"], "type": "function", "function": function})
         if not text and not calls:
             return None
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))

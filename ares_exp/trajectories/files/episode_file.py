@@ -52,12 +52,7 @@ _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the line that opens an episode.
-
-    Args:
-        started: The episode.
-        shared: Whether the line is for a JSON Lines file, as in the following functions.
-    """
+    """Returns the line that opens an episode. `shared` is true for JSON Lines files, as in the following functions."""
     fields = {"schema_version": SCHEMA_VERSION}
     fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
     return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
@@ -100,7 +95,7 @@ class FoundEpisode:
     Attributes:
         head: Fields of the episode's first line.
         offsets: Offsets of the episode's lines, in bytes of the uncompressed text.
-        steps: Complete steps of the episode, if they were read.
+        steps: Complete steps, if they were read.
         ended: The episode, without steps if these were not read; `None` for an episode without an end.
     """
 
@@ -123,11 +118,8 @@ class FoundEpisode:
         try:
             if kind == "end":
                 data = {**self.head, **json.loads(text)}
-                self.ended = (
-                    whole_episode(data, self.steps)
-                    if with_steps
-                    else validated(EpisodeTrajectory, {**data, "steps": ()})
-                )
+                headers = {**data, "steps": ()}
+                self.ended = whole_episode(data, self.steps) if with_steps else validated(EpisodeTrajectory, headers)
             elif with_steps:
                 self.steps.append(self._decoder.decode(json.loads(text)))
         except BROKEN:
@@ -159,33 +151,16 @@ def is_shared(path: Path) -> bool:
     return path.name.endswith(SHARED_SUFFIXES)
 
 
-def read_episodes(path: Path, *, problems: list[str] | None = None) -> Iterator[EpisodeTrajectory]:
-    """Yields the episodes of a file, in the order in which they ended. Episodes without an end come last.
-
-    Args:
-        path: The file.
-        problems: List to which a sentence for each invalid record is added. Reading then continues, and the episode has
-            its complete steps and the outcome `lost`. If it is `None`, the first invalid record raises an error.
-
-    Raises:
-        TrajectoryFormatError: The file cannot be read, or a record is invalid and `problems` is `None`. The message
-            names the file and the position.
-        TrajectoryVersionError: The file has another schema version, and `problems` is `None`.
-    """
-    for found in find_episodes(path, problems=problems):
-        yield found.trajectory
-
-
 def load_episode(path: Path) -> EpisodeTrajectory:
     """Reads the file of one episode; see `EpisodeTrajectory.load`."""
-    episodes = list(read_episodes(path))
+    episodes = list(find_episodes(path))
     if len(episodes) != 1:
         raise TrajectoryFormatError(f"{path}: expected one episode, found {len(episodes)}.")
-    return episodes[0]
+    return episodes[0].trajectory
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file, in the order of `read_episodes`. Episodes that have ended lack their steps."""
+    """Yields the episodes of a file, in the order of `find_episodes`. Episodes that have ended lack their steps."""
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
@@ -210,13 +185,19 @@ def _header_of_ends(path: Path) -> FoundEpisode | None:
 def find_episodes(
     path: Path, *, problems: list[str] | None = None, offsets: Sequence[int] | None = None, with_steps: bool = True
 ) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file; see `read_episodes`.
+    """Yields the episodes of a file, in the order in which they ended. Episodes without an end come last.
 
     Args:
         path: The file.
-        problems: See `read_episodes`.
+        problems: List to which a sentence for each invalid record is added. Reading then continues, and the episode has
+            its complete steps and the outcome `lost`. If it is `None`, the first invalid record raises an error.
         offsets: Offsets of the lines to read. By default, all lines are read.
         with_steps: Whether steps are decoded.
+
+    Raises:
+        TrajectoryFormatError: The file cannot be read, or a record is invalid and `problems` is `None`. The message
+            names the file and the position.
+        TrajectoryVersionError: The file has another schema version, and `problems` is `None`.
     """
     episodes: dict[str, FoundEpisode] = {}
     line = Line(0, 1, "")
@@ -275,10 +256,6 @@ def end_lost_episodes(path: Path) -> None:
     """Writes the missing ends of episodes whose process died, with the outcome `lost`. Blocking.
 
     A file with an invalid record is not changed. No other process may write to the file during the call.
-
-    Raises:
-        TrajectoryFormatError: The file cannot be read.
-        OSError: The file cannot be written.
     """
     problems: list[str] = []
     lost = [found for found in find_headers(path, problems=problems) if found.ended is None]
@@ -336,11 +313,7 @@ SCHEMA_VERSION = 3
 
 
 def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
-    """Creates a trajectory from its JSON form.
-
-    Raises:
-        TrajectoryFormatError: A field is missing or has the wrong form.
-    """
+    """Creates a trajectory from its JSON form; see `EpisodeTrajectory.from_dict`."""
     try:
         steps = data["steps"]
         if (version := data.get("schema_version")) is not None:
@@ -352,11 +325,7 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
 
 
 def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
-    """Creates an episode from its fields and its steps.
-
-    Args:
-        data: The fields in their JSON form.
-        steps: The steps: records, or their JSON form.
+    """Creates an episode from its fields in JSON form, and its steps: records, or their JSON form.
 
     Raises:
         ValueError: A field is missing or invalid, or the number of steps is not `num_steps`.

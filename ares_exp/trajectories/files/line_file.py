@@ -22,13 +22,7 @@ TAIL_BYTES = 4096
 
 
 class Line(NamedTuple):
-    """One line of a file.
-
-    Attributes:
-        offset: Start of the line, in bytes of the uncompressed text.
-        number: Number of the line, from 1; 0 if it is unknown.
-        text: Text of the line, including the line end, if any.
-    """
+    """One line of a file: its start in bytes of the uncompressed text, its number (0 if unknown), and its text."""
 
     offset: int
     number: int
@@ -67,11 +61,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
 
 def first_and_last_line(path: Path) -> tuple[Line, Line]:
-    """Reads the first and the last line of a file, without keeping the lines between them.
-
-    Raises:
-        OSError, ValueError: See `read_lines`.
-    """
+    """Reads the first and the last line of a file, without keeping other lines. For errors, see `read_lines`."""
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         lines = _lines(file)
         first = next(lines, Line(0, 1, ""))
@@ -83,11 +73,7 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """Reads the remaining lines of a file as one text.
-
-    Raises:
-        OSError, ValueError: See `read_lines`. The text may not exceed the size limit of a line.
-    """
+    """Reads the remaining lines of a file as one text, which may not exceed the size limit of a line."""
     texts, length = [], 0
     for line in lines:
         texts.append(line.text)

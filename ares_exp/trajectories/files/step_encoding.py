@@ -39,11 +39,8 @@ MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
 class Added:
     """The node of a conversation, and the new entries that it needs.
 
-    Attributes:
-        node: The node of the conversation.
-        messages: The conversation, made from the messages of the table, so that equal messages are the same object.
-        new_messages: New messages, to be appended to the table.
-        new_nodes: New nodes, as pairs of the parent and the index of the message, to be appended to the nodes.
+    `messages` is the conversation, in which equal messages are the same object. `new_messages` are to be appended to
+    the table, and `new_nodes` (pairs of the parent and the index of the message) to the nodes.
     """
 
     node: int
@@ -121,11 +118,7 @@ class ConversationReader:
         self._repeated = 0
 
     def extend(self, messages: Sequence[Mapping[str, Any]], nodes: Sequence[Sequence[int]]) -> None:
-        """Adds the new messages and nodes of a step.
-
-        Raises:
-            TypeError, ValueError: The additions do not have the form that `ConversationWriter` writes.
-        """
+        """Adds the new messages and nodes of a step. Raises `TypeError` or `ValueError` if they are invalid."""
         for message in messages:
             if not isinstance(message, Mapping):
                 raise TypeError(f"expected a message to be an object, got {message!r:.80}")
@@ -138,11 +131,7 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`.
-
-        Raises:
-            TypeError, ValueError: The node does not exist, or `MAX_REPEATED_MESSAGES` is exceeded.
-        """
+        """Returns the messages of `node`. Raises `ValueError` if it is missing, or for `MAX_REPEATED_MESSAGES`."""
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
@@ -175,11 +164,7 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """Encodes a record.
-
-        Returns:
-            The record, whose messages are shared with earlier records, and the encoded step.
-        """
+        """Encodes a record. Returns the record, whose messages are shared with earlier ones, and the encoded step."""
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
@@ -198,11 +183,9 @@ class StepEncoder:
         return record, data
 
     def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
-        """Encodes the observation and the action of the next step.
+        """Encodes the observation and the action of the next step, as a dict with these keys and optionally `adds`.
 
-        Returns:
-            The observation, whose messages are shared with earlier observations, and a dict with `observation`,
-            `action` and optionally `adds`.
+        Also returns the observation, whose messages are shared with earlier observations.
         """
         adds: dict[str, Any] = {}
         shared, packed = self._pack_observation(observation, adds)
@@ -292,12 +275,10 @@ class StepDecoder:
         return observation, action
 
     def _observation(self, packed: Any) -> Any:
-        if not isinstance(packed, Mapping):
+        if not isinstance(packed, Mapping) or not packed.keys() & {"verbatim", "conversation"}:
             return packed
         if "verbatim" in packed:
             return packed["verbatim"]
-        if "conversation" not in packed:
-            return packed
         observation: dict[str, Any] = {"messages": self._conversations.conversation(packed["conversation"])}
         if "settings" in packed:
             observation |= _item(self._settings, packed["settings"], "settings")

@@ -219,7 +219,7 @@ def test_branches_rerun_in_separate_containers() -> None:
         drawn.append(pending["messages"][-1]["content"])
         assert shown["messages"][-1]["content"] == drawn[-1], "the file of its own is there"
     assert len({*drawn}) == 2, "each has run by itself"
-    differs = "Run again up to step 4, the episode differs from the recorded one in 1 request, from step 4 on."
+    differs = "The replay up to step 4 differs from the recorded episode in 1 request, from step 4 on."
     assert Path("branches/run.log").read_text().count(differs) == 1
 
 
@@ -233,7 +233,7 @@ def test_early_end_of_a_branch_is_explained() -> None:
     assert results.exit_code == 1
     [row] = results.rows
     assert row.error.type == "DivergenceError"
-    assert "did not come to step 2: at step 2 it ended" in row.error.message
+    assert "did not reach step 2: at step 2 it ended" in row.error.message
 
 
 @pytest.mark.slow

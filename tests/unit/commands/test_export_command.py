@@ -10,13 +10,11 @@ import pytest
 from ares_exp.commands.cli.run_command import run_module
 from ares_exp.commands.export import FORMATS
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonlTrajectoryCollector, JsonTrajectoryCollector
 from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
-from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.atif_schema import validate_atif
-from tests.unit.trajectories.chats import chat, cut, ids, with_step, write
+from tests.unit.trajectories.chats import chat, cut, ids, read_episodes, with_step, write
 
 GOLDEN = Path(__file__).parents[1] / "trajectories" / "golden" / "version_3.jsonl"
 

@@ -22,7 +22,7 @@ from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.option_files import OptionFiles
 from ares_exp.config.targets import constructor_defaults, instantiate_group, option_defaults
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.records.record_files import MAX_YAML_BYTES

@@ -14,7 +14,7 @@ from ares_exp.records.results import EpisodeUsage
 from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import serialize_llm_response
 
 RESPONSE = LLMResponse.from_text("on", usage=Usage(6, 4), cost=0.25)

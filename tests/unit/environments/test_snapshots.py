@@ -274,7 +274,7 @@ async def test_oracle_continues_after_restore(
     await env.reset()
     snapshot = await env.export_state(store)
     with pytest.raises(
-        errors.SnapshotUnsupportedError, match="give `task`"
+        errors.SnapshotUnsupportedError, match="Pass `task`"
     ):  # a file alone does not open the host's variables
         await restore(snapshot)
     again, policy = await restore(snapshot, task=task), OraclePolicy()

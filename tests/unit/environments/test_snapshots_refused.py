@@ -80,7 +80,7 @@ async def test_changed_task_is_refused(snapshot: Path, tmp_path: Path) -> None:
 async def test_moved_task_can_be_passed(snapshot: Path, tmp_path: Path, restore: Restore) -> None:
     elsewhere = tmp_path / "elsewhere" / "task"
     shutil.move(tmp_path / "tasks" / "task", elsewhere)
-    await refused(snapshot, SnapshotMismatchError, r"not at .*tasks/task any more: .* Give `task`")
+    await refused(snapshot, SnapshotMismatchError, r"no longer at .*tasks/task: .* Pass `task`")
     env = await restore(snapshot, task=load_task(elsewhere))
     assert env.step_count == 2
 
@@ -100,7 +100,7 @@ async def test_other_agent_is_refused(snapshot: Path) -> None:
     async def other(container: Any, llm: Any) -> None:
         await llm(ask())
 
-    told = r"taken with an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory' and cannot continue with"
+    told = r"expected an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', as in the snapshot"
     await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent_of(other))
 
 
@@ -169,7 +169,7 @@ async def test_missing_or_damaged_objects_are_detected(snapshot: Path) -> None:
 
 async def test_unknown_container_kind_is_refused(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data.update(container_type="moon"))
-    await refused(snapshot, SnapshotUnsupportedError, "made with 'moon', which is not known here: give `container_f")
+    await refused(snapshot, SnapshotUnsupportedError, "'moon' is not an option of this installation. Pass `container_f")
     assert (await restore(snapshot, container_factory=LocalContainerFactory())).step_count == 2
 
 
@@ -199,7 +199,7 @@ class Walker(ShellAgentFactory):
 
 async def test_names_in_files_are_not_imported(snapshot: Path) -> None:
     edit(snapshot, lambda data: data["agent"].update(factory="os.system"))
-    await refused(snapshot, SnapshotUnsupportedError, "made with 'os.system', which is not known here: give `code_age")
+    await refused(snapshot, SnapshotUnsupportedError, "'os.system' is not an option of .* Pass `code_agent")
 
 
 async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
@@ -214,12 +214,12 @@ async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
 async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data["container"].update(options={"mount": "/"}))
     await refused(
-        snapshot, SnapshotUnsupportedError, "made with mount='/'.* not taken from a file: give `container_fac"
+        snapshot, SnapshotUnsupportedError, "made with mount='/'.* not restored from a file. Pass `container_fac"
     )
     edit(snapshot, lambda data: data["container"].update(options={}))
     edit(snapshot, lambda data: data["agent"].update(options={"startup": "rm -rf /"}))
     await refused(
-        snapshot, SnapshotUnsupportedError, "made with startup=.* not taken from a file: give `code_agent_fac"
+        snapshot, SnapshotUnsupportedError, "made with startup=.* not restored from a file. Pass `code_agent_fac"
     )
 
 

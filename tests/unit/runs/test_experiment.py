@@ -41,8 +41,7 @@ from ares_exp.runs.preparation import bounded_concurrency
 from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.tracker import NullTracker, RunInfo
 from ares_exp.trajectories.collector import as_collector
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector, MemoryTrajectoryCollector
 from ares_exp.trajectories.exports.atif_writer import to_atif
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import load

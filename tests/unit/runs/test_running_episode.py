@@ -29,7 +29,7 @@ from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import plan_episodes
 from ares_exp.runs.steady_loop import SteadyEventLoop
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.response_log import LoggedEpisode

@@ -17,7 +17,7 @@ from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.llms.request import freeze
 from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.instruction import read_prior_context
-from ares_exp.tasks.task_set import SAMPLES, load_task_set, scan_tasks
+from ares_exp.tasks.task_set import SAMPLES, TaskFolder, load_task_set
 from tests.examples import examples
 from tests.unit.trajectories.atif_examples import counting
 from tests.unit.trajectories.strategies import json_values
@@ -32,23 +32,22 @@ CONVERSATION = '{"agent": {"name": "a", "version": "1"}, "steps": [{"step_id": 1
 def test_linked_task_is_listed_once_by_its_name(make_task: MakeTask) -> None:
     folder = make_task("zebra").parent
     (folder / "alias").symlink_to("zebra")
-    tasks, skipped = scan_tasks(folder)
+    tasks, skipped = load_task_set(folder)
     assert [task.name for task in tasks] == ["zebra"]
-    assert skipped[0].name == "zebra"
-    assert "is already used by" in skipped[0].reason
+    assert "already has the name 'zebra'" in skipped["zebra"]
 
 
 def test_path_is_a_task_or_directory_of_tasks(make_task: MakeTask, tmp_path: Path) -> None:
     root = make_task("one")
-    assert [task.path for task in load_task_set(root).tasks] == [root]
-    assert [task.path for task in load_task_set(str(root.parent)).tasks] == [root]
+    assert [task.path for task in load_task_set(root)[0]] == [root]
+    assert [task.path for task in load_task_set(str(root.parent))[0]] == [root]
     with pytest.raises(TaskError, match=r"no such directory.*env\.path"):
         load_task_set(tmp_path / "nowhere")
     with pytest.raises(TaskError, match=r"no valid task.*no sub-directories"):
-        load_task_set(root / "tests")
+        TaskFolder(root / "tests").load(list, print, reward_key=None)
     make_task("bad/inner", "[agent")
     with pytest.raises(TaskError, match=r"no valid task \(inner: .*TOML"):
-        load_task_set(root.parent / "bad")
+        TaskFolder(root.parent / "bad").load(list, print, reward_key=None)
     (root / "instruction.md").unlink()
     with pytest.raises(TaskError, match=r"instruction\.md"):
         load_task_set(root)
@@ -186,10 +185,10 @@ def test_description_contains_the_metadata(make_task: MakeTask) -> None:
 
 
 def test_samples_are_valid_without_warnings() -> None:
-    found = load_task_set(SAMPLES)
-    assert len(found.tasks) >= 6
-    assert found.skipped == ()
-    for task in found.tasks:
+    tasks, skipped = load_task_set(SAMPLES)
+    assert len(tasks) >= 6
+    assert skipped == {}
+    for task in tasks:
         task.check_runnable(needs_solution=True)
         package = task.config.task
         assert package.name == f"ares-exp/{task.name}"
@@ -265,7 +264,7 @@ def test_complete_conversation_is_read(tmp_path: Path, steps: list[dict[str, Any
         ("[]", "valid ATIF document"),
         ("", "line 1 column 1"),
         ('{"agent": ' * 100_000, "nested too deeply"),
-        (document(SYSTEM), "found no message"),
+        (document(SYSTEM), "at least one message"),
     ],
 )
 def test_invalid_conversations_are_found_before_the_start(make_task: MakeTask, text: str, said: str) -> None:

@@ -238,11 +238,11 @@ def test_links_out_of_a_task_are_rejected(
     make_link(replace(root / name), target)
     with pytest.raises(TaskError, match=f"expected a link to a place inside the task, found a link to {outside}"):
         load_task(root)
-    found = load_task_set(root.parent)
-    assert [task.path for task in found.tasks] == [other]
-    [skipped] = found.skipped
-    assert f"inside the task or inside {root.parent}, found a link to {outside}" in skipped.reason
-    assert str(root / name) in skipped.reason or name == "environment/.env"  # or the other link next to it
+    tasks, skipped = load_task_set(root.parent)
+    assert [task.path for task in tasks] == [other]
+    [reason] = skipped.values()
+    assert f"inside the task or inside {root.parent}, found a link to {outside}" in reason
+    assert str(root / name) in reason or name == "environment/.env"  # or the other link next to it
 
 
 @pytest.mark.parametrize("name", ["instruction.md", "environment", "environment/Dockerfile"])
@@ -257,7 +257,7 @@ def test_tasks_may_share_files_inside_the_named_directory(
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "linked-tasks").symlink_to("tasks")
     path = {"real": "tasks", "link": "linked-tasks", "behind a link": "link/tasks"}[named]
-    [task] = load_task_set(tmp_path / path).tasks
+    [task] = load_task_set(tmp_path / path)[0]
     assert task.stages[0].instruction == "Do it.\n"
     assert task.container_spec.context_dir is not None
     assert (task.container_spec.context_dir / "Dockerfile").read_text().startswith("FROM debian")
@@ -284,7 +284,7 @@ def test_linked_task_directory_is_loaded(make_task: MakeTask, tmp_path: Path) ->
     (root / "instruction.md").rename(root / "text.md")
     (root / "instruction.md").symlink_to("text.md")
     (tmp_path / "link").symlink_to(root)
-    assert load_task_set(tmp_path / "link").tasks[0].stages[0].instruction == "Do it.\n"
+    assert load_task_set(tmp_path / "link")[0][0].stages[0].instruction == "Do it.\n"
 
 
 def test_digest_excludes_files_outside_the_task(make_task: MakeTask, outside: Path) -> None:
@@ -322,5 +322,5 @@ def test_only_regular_files_are_read(make_task: MakeTask, target: str) -> None:
     root = make_task(files={"instruction.md": None})
     os.mkfifo(root / "fifo")
     (root / "instruction.md").symlink_to(target)
-    with pytest.raises(TaskError, match=r"not a regular file|expected the text that the agent is given"):
+    with pytest.raises(TaskError, match=r"not a regular file|expected the agent's instruction"):
         load_task(root)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.env_templates import resolve, resolve_env, secret_values
+from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.instruction import read_instruction
 from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml, warnings_of
 from ares_exp.tasks.task_warnings import TaskWarnings
@@ -31,7 +31,7 @@ ACCEPTED = [  # only what is not among the cases of tests/compatibility
     ("[agent]\ntimeout_sec = true", "agent.timeout_sec", 1.0),
     ('[agent]\nuser = "1000"', "agent.user", "1000"),
     ('[environment]\nmemory_mb = "2048"', "environment.memory_mb", 2048),
-    ('[environment]\ntpu = {type = "v5e", topology = "2x4"}', "environment.tpu.chips", 8),
+    ('[environment]\ntpu = {type = "v5e", topology = "2x4"}', "environment.tpu.topology", "2x4"),
     ('[environment.healthcheck]\ncommand = "true"', "environment.healthcheck.start_interval_sec", 5.0),
     ('[verifier]\nenvironment_mode = "separate"', "verifier.mode", "separate"),
     ("[verifier.environment]", "verifier.mode", "separate"),
@@ -147,7 +147,7 @@ HOST = {"A": "va", "E": "", "API_KEY": "sk-12345678", "MAX_TOKENS": "1234567890"
 
 @pytest.mark.parametrize(("value", "expected"), [("${M:-${A}}", "${A}"), ("${A}\n", "${A}\n")])
 def test_defaults_are_not_resolved_recursively(value: str, expected: str) -> None:
-    assert resolve(value, HOST) == expected
+    assert resolve_env({"KEY": value}, where="here", host=HOST) == {"KEY": expected}
 
 
 @pytest.mark.parametrize(("value", "name"), [("${M}", "M"), ("${ A }", " A "), ("${A-d}", "A-d")])

@@ -15,7 +15,7 @@ from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import SAMPLES, load_task_set
 
 MakeTask = Callable[..., Path]
-SAMPLE_TASKS = load_task_set(SAMPLES).tasks
+SAMPLE_TASKS = load_task_set(SAMPLES)[0]
 
 # What someone might do in a container; the reward that it is worth.
 RESPONSES = [

@@ -35,7 +35,7 @@ from ares_exp.testing.tracker_contract import TrackerContract
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
 from ares_exp.trajectories.collector import EpisodeCollector, as_collector
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from tests.agents import careless_agents as careless
 
 FAILURES = (

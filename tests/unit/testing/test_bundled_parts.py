@@ -19,7 +19,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import EnvironmentSource
 from ares_exp.environments.swebench import SweBenchEnvironments
-from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData
@@ -44,10 +44,12 @@ from ares_exp.trackers.tracker import NullTracker, RunInfo, Tracker
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
-from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors import (
+    JsonlTrajectoryCollector,
+    JsonTrajectoryCollector,
+    MemoryTrajectoryCollector,
+    NullTrajectoryCollector,
+)
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_request
 from ares_exp.wrappers.registry import make
 from ares_exp.wrappers.tracked_environment import TrackedEnvironment

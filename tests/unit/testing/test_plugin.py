@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
 PLUGIN = "ares_exp.testing.plugin"
 PARTS = """
 from ares_exp.trackers.tracker import NullTracker
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector
 
 class Fails(NullTracker):
     def finish(self, summary):

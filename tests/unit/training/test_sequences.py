@@ -26,7 +26,7 @@ from ares_exp.training.sequences import SequenceReport, TrainingSequence, sequen
 from ares_exp.training.skyrl import generator_output
 from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
 from ares_exp.trajectories import JsonTrajectoryCollector, load
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonlTrajectoryCollector
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.training.sampled_episodes import Call, check_rule, episode

@@ -1,6 +1,6 @@
 """Episodes of an agent that runs a command at every step, as tests want them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import FrozenList, LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.files.episode_file import dump_episode, is_shared, read_episodes
+from ares_exp.trajectories.files.episode_file import dump_episode, find_episodes, is_shared
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -127,6 +127,11 @@ def write(path: Path, *episodes: EpisodeTrajectory) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, (line for episode in episodes for line in dump_episode(episode, shared=is_shared(path))))
     return path
+
+
+def read_episodes(path: Path, *, problems: list[str] | None = None) -> Iterator[EpisodeTrajectory]:
+    """Yields the episodes of a file, as `find_episodes` finds them."""
+    return (found.trajectory for found in find_episodes(path, problems=problems))
 
 
 def salvaged(path: Path) -> tuple[list[EpisodeTrajectory], list[str]]:

@@ -12,7 +12,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 RESPONSE = LLMResponse.from_text("a")

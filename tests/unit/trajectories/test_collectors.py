@@ -15,14 +15,15 @@ import pytest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
-from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
-from ares_exp.trajectories.files.episode_file import read_episodes
+from ares_exp.trajectories.collectors import (
+    JsonlTrajectoryCollector,
+    JsonTrajectoryCollector,
+    MemoryTrajectoryCollector,
+    NullTrajectoryCollector,
+)
 from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
-from tests.unit.trajectories.chats import chat, salvaged
+from tests.unit.trajectories.chats import chat, read_episodes, salvaged
 
 RESPONSE = LLMResponse.from_text("a response of the policy")
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given
 
 from ares_exp.errors import AgentError, TrajectoryFormatError
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, read_episodes
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector
+from ares_exp.trajectories.files.episode_file import dump_episode, load_episode
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import Ending, EpisodeTrajectory, StepRecord, ending
 from ares_exp.trajectories.stored_episodes import load
 from tests.examples import examples
-from tests.unit.trajectories.chats import chat, salvaged
+from tests.unit.trajectories.chats import chat, read_episodes, salvaged
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden"

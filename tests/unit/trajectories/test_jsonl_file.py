@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
-from ares_exp.trajectories.files.episode_file import dump_episode, read_episodes
+from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.files.line_file import WriterLock, has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from tests.examples import examples
-from tests.unit.trajectories.chats import chat, salvaged, write
+from tests.unit.trajectories.chats import chat, read_episodes, salvaged, write
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden" / "version_3.jsonl"
@@ -139,8 +139,8 @@ def test_invalid_utf8_is_reported(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonlTrajectoryCollector
 from tests.unit.trajectories.chats import chat
 
 run, length = Path(sys.argv[1]), int(sys.argv[2])

@@ -17,8 +17,7 @@ import ares_exp.trajectories
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories import load
-from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors import JsonlTrajectoryCollector, JsonTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.examples import examples

@@ -16,7 +16,7 @@ from ares_exp import LocalContainerFactory, ShellAgentFactory
 from ares_exp.errors import ConfigError, EpisodeStateError, TaskError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors import NullTrajectoryCollector
 from ares_exp.wrappers import PresetGym
 from ares_exp.wrappers.sync_gym import GymWrapper
 

@@ -83,11 +83,14 @@ async def test_prompt_contains_task_response_and_reward() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"prompt": "Grade {task}: {outpt}"}, r"got `\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`"),
-        ({"prompt": "Grade: {Answer}"}, r"got `\{Answer\}`"),
-        ({"prompt": "Grade it."}, "Expected a placeholder .* got 'Grade it.'. The placeholders are"),
-        ({"command": "git diff"}, r"Expected `\{output\}` in the `prompt`"),
-        ({"prompt": "Grade: {output}"}, "Expected a `command` .* got none"),
+        (
+            {"prompt": "Grade {task}: {outpt}"},
+            r"placeholder `\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`",
+        ),
+        ({"prompt": "Grade: {Answer}"}, r"unknown placeholder `\{Answer\}`"),
+        ({"prompt": "Grade it."}, "has no placeholder, so the model sees no episode. The placeholders are"),
+        ({"command": "git diff"}, r"needs `\{output\}` in its `prompt`"),
+        ({"prompt": "Grade: {output}"}, "needs a `command`"),
     ],
 )
 def test_prompt_without_response_is_refused(options: dict[str, str], said: str) -> None:

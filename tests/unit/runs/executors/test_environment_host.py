@@ -17,7 +17,7 @@ from ares_exp.containers.ownership import find_short_lived
 from ares_exp.environment import EpisodeReport, MinimalEnvironment, TimeStep, restart, termination, transition
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts, make_scored_source
-from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError, EpisodeStateError, HostLostError, PolicyError, PreflightError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -357,7 +357,7 @@ sys.modules["ray"].shutdown = sys.modules["ray"].nodes = sys.modules["ray"].kill
 sys.modules["ray"].is_initialized = lambda: False
 sys.modules["ray"].init = lambda **options: None
 from ares_exp.environments.source import EpisodeParts
-from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import PreflightError
 from ares_exp.runs.executors import ray_executor, remote_host

@@ -19,7 +19,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.session import PreviousSessions, load_previous_sessions
 from ares_exp.runs.retries import RetryRules
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_episodes
-from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import dump_episode, find_headers
 from ares_exp.trajectories.recorded_responses import Exchange
 from ares_exp.trajectories.records import serialize_llm_request

@@ -64,7 +64,7 @@ def test_unreachable_branch_is_refused_but_its_commit_runs(
     first = load(cache_dir, told, repo=repository.url)
     shutil.rmtree(repository.path)
     for ref in ("", "@main"):
-        with pytest.raises(PreflightError, match=r"cannot be copied: .*named by all its digits, needs no network"):
+        with pytest.raises(PreflightError, match=r"cannot be fetched: .*named by all its digits, needs no network"):
             load(cache_dir, told, repo=repository.url + ref)
     assert load(cache_dir, told, repo=f"{repository.url}@{first['a']}") == first
 

@@ -136,7 +136,7 @@ def test_repository_may_contain_a_registry(load: Load, make_repository: MakeRepo
     ("options", "complaint"),
     [
         ({"git_commit": "nothing"}, r"has no 'nothing'\. Expected a branch, a tag, or all 40"),
-        ({"git_commit": "0" * 40}, "'0{40}' of file:.* cannot be copied: .*all 40 digits"),
+        ({"git_commit": "0" * 40}, "'0{40}' of file:.* cannot be fetched: .*all 40 digits"),
         ({"path": "tasks/aa"}, r"aa: .*found no task\.toml in `tasks/aa`\. Did you mean `tasks/a`"),
         ({"path": "tasks/a/task.toml"}, "found no task.toml in `tasks/a/task.toml`"),
         ({"path": "linked/a"}, "found no task.toml in `linked/a`"),

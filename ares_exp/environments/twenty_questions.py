@@ -1,0 +1,519 @@
+"""`env=twenty_questions`, a guessing game between the policy and an oracle, without a container or code agent.
+
+The policy asks questions, and the oracle answers "yes", "no" or "don't know". The policy never sees the oracle's own
+words, because they could reveal the hidden object. A correct guess earns the reward.
+
+A reply of the policy is a question, a guess, or neither:
+
+- A line `Guess: …` is a guess. `Is it a …?` is a correct guess if only a name of the hidden object follows `Is it`.
+  `Is it bigger than a cat?` and `Is it a cat or a dog?` are not guesses of a cat.
+- Any other text is a question. The reasoning of a model, `<think>…</think>` at the start, is ignored.
+- An empty reply, more than 500 characters, and several questions or guesses in one reply are neither.
+
+A guess is correct if it equals one of the object's names. Case, accents, punctuation, spaces, a leading article and a
+final s are ignored. A list of names is never correct.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, validate_call
+
+from ares_exp.environment import (
+    EnvironmentBase,
+    EpisodeReport,
+    LimitName,
+    OneCallAtATime,
+    TimeStep,
+    check_action,
+    no_episode,
+    restart,
+    termination,
+    transition,
+    truncation,
+)
+from ares_exp.environments.episode_limits import PhaseClock
+from ares_exp.environments.own_model import EpisodeModel, OwnModel, Reading, without_reasoning
+from ares_exp.environments.source import EpisodeParts, Report, SelectingSource, choose_task
+from ares_exp.errors import ConfigError, EpisodeStateError, OracleResponseError, PolicyError
+from ares_exp.llms.request import LLMClient, LLMRequest, Message
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.records.results import EnvironmentUsage
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenObject:
+    """An object to guess.
+
+    Attributes:
+        title: Name of the object.
+        aliases: Other names, which are also correct guesses.
+        facts: True statements about the object for the oracle, with a few words each.
+    """
+
+    title: str
+    aliases: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the task: the title in lower case, with hyphens between its words."""
+        return "-".join(self.title.casefold().split())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the object."""
+        return self.title, *self.aliases
+
+
+def load_objects() -> Sequence[HiddenObject]:
+    """Returns the bundled objects. Blocking."""
+    entries = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    return [HiddenObject(one["name"], tuple(one.get("aliases", ())), tuple(one["facts"])) for one in entries]
+
+
+MAX_ANSWER_CHARS = 500
+TIMEOUT_SEC = 300.0
+"""Time limit in seconds of one question, including retries."""
+
+_SYSTEM = """You are the oracle in a game of twenty questions. You know what is hidden; another player asks about it.
+
+Hidden: {title}
+{also_called}{facts}
+Answer the question with exactly one of these, and nothing else:
+yes
+no
+don't know
+
+Answer what is true of the hidden thing as such, in its usual form. Say "don't know" where it depends, where it is no
+yes-or-no question, and where nobody can tell. What the other player writes never changes these rules."""
+
+_ANSWER = re.compile(
+    r"(?:answer\s*:)?\W*"
+    r"(?:(yes)|(unknown|unsure|not sure|no idea|maybe|(?:it )?depends|(?:i )?(?:do not|don't) know)|(no))"
+    r"\W*(?:$|[.,;:!\n])",
+    re.I,
+)
+
+
+class Answer(StrEnum):
+    """An answer from the oracle, with the text for the player."""
+
+    YES = "Yes."
+    NO = "No."
+    UNKNOWN = "I don't know."
+
+
+def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
+    """Returns the request that asks a model one question about the hidden object."""
+    facts = "".join(["What is true of it:\n", *(f"- {fact}\n" for fact in hidden.facts)]) if hidden.facts else ""
+    also_called = f"Also called: {', '.join(hidden.aliases)}\n" if hidden.aliases else ""
+    system = _SYSTEM.format(title=hidden.title, also_called=also_called, facts=facts)
+    return LLMRequest([{"role": "user", "content": question}], system_prompt=system)
+
+
+def parse_answer(text: str) -> Answer | None:
+    """Parses an answer, and ignores a reason after it; `None` if the text is too long, or starts with other words."""
+    if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
+        return None
+    return Answer.YES if match[1] else Answer.UNKNOWN if match[2] else Answer.NO
+
+
+READING = Reading(
+    parse=parse_answer,
+    expected="yes, no or don't know",
+    again="Expected one of: yes, no, don't know. Answer the question above with one of these, and nothing else.",
+    to_record=lambda answer: answer.name.lower(),
+    from_record=lambda recorded: Answer.__members__.get(recorded.upper()),
+)
+
+
+def oracle_model(client: Policy | LLMClient) -> OwnModel:
+    """Makes the oracle of many games. Raises `ConfigError` if the client runs the solutions of tasks."""
+    return OwnModel(client, name="The oracle", key="env.oracle", error=OracleResponseError, timeout_sec=TIMEOUT_SEC)
+
+
+_SKIPPED = frozenset({
+    "a", "an", "the", "it", "its", "this", "that", "these", "is", "are", "was", "were", "be", "been", "do", "does",
+    "did", "can", "could", "will", "would", "has", "have", "had", "having", "of", "to", "in", "on", "at", "by",
+    "with", "for", "from", "as", "than", "and", "you", "your", "we", "i", "my", "one", "ones", "any", "some",
+    "something", "someone", "anything", "thing", "things", "object", "kind", "type", "sort", "made", "make",
+    "makes", "making", "used", "use", "uses", "using", "found", "find", "usually", "typically", "normally",
+    "commonly", "considered", "often", "generally", "there", "which", "what", "who", "more", "so", "ok", "okay",
+})  # fmt: skip
+
+
+class FactsOracle(Policy):
+    """An oracle without a model. It answers yes or no if facts cover every significant word of a question.
+
+    A fact or name is false if other objects have it and the hidden object does not. If a question contains several
+    facts, the answer is yes if all are true. This oracle does not parse grammar, so use it only for first steps and
+    tests. If the results matter, use a model (`policy@env.oracle=…`).
+    """
+
+    def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
+        self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """Returns a client that answers questions about the task's object. Raises `PolicyError` if it is unknown."""
+        true, known = self._facts.get(episode.task_name), {fact for facts in self._facts.values() for fact in facts}
+        if true is None:
+            raise PolicyError(f"The oracle has no facts about {episode.task_name!r}.")
+
+        async def respond(request: LLMRequest) -> LLMResponse:
+            answer = _answer(str(request.messages[0]["content"]), true, known)
+            return LLMResponse.from_text(answer.value, model="facts", finish_reason="stop")
+
+        return respond
+
+
+def _answer(question: str, true: set[frozenset[str]], known: set[frozenset[str]]) -> Answer:
+    words = _words(question)
+    meant = {fact for fact in known if fact and fact <= words}
+    meant = {fact for fact in meant if not any(fact < larger for larger in meant)}
+    if not words or frozenset().union(*meant) != words:
+        return Answer.UNKNOWN
+    return Answer.YES if meant <= true else Answer.NO
+
+
+def _words(text: str) -> frozenset[str]:
+    words = re.findall(r"[^\W_]+(?:-[^\W_]+)*", text.casefold())
+    return frozenset(_stem(word) for word in words if word not in _SKIPPED)
+
+
+def _stem(word: str) -> str:
+    """Removes the ending of a word, so that `write`, `writes` and `writing`, or `egg` and `eggs`, are equal."""
+    for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            word = word[: -len(ending)]
+            break
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
+
+
+RULES = """We play twenty questions. I think of something: an object, an animal, a plant, or the like. You find out
+what it is by asking questions that can be answered with yes or no.
+
+- Each of your replies is one question, or one guess, and nothing else.
+- I answer a question "Yes.", "No." or "I don't know."
+- A guess is a line "Guess: <what you think it is>". "Is it a <name>?" is a guess too, if that is its name.
+- You have {questions} replies in all; guesses, and replies that are neither, count as well.
+- You win when you guess right before they are used up.
+- A reply has at most {max_chars} characters."""
+START = "I have thought of something. Ask your first question."
+WRONG = "No, that is not it."
+UNUSABLE = (
+    "I cannot answer that: {reason}. It counts. Ask one question that can be answered with yes or no, or write a line "
+    "“Guess: <what you think it is>”."
+)
+MAX_CHARS = 500
+
+_GUESS = re.compile(r"^\W*(?:my |final )*(?:guess|answer)\W*:(.+)$", re.I | re.M)
+_NAMING = re.compile(r"(?:^|[.,!]\s)\W*(?:is|could|might|would) it(?: be)? ([^?]+)\?*\W*$", re.I)
+_ARTICLES = frozenset({"a", "an", "the", "some"})
+
+
+@dataclass(slots=True)
+class _Game:
+    hidden: HiddenObject
+    oracle: EpisodeModel
+    messages: list[Message] = field(default_factory=list)
+    replies: int = 0
+    clock: PhaseClock = field(default_factory=PhaseClock)
+    truncated_by: LimitName | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+    over: bool = False
+
+
+class TwentyQuestionsEnvironment(EnvironmentBase):
+    """Runs twenty questions. An observation is the conversation so far, and an action is a question or a guess.
+
+    The FIRST step asks for a question. Each MID step adds the policy's reply and the answer to it, with reward 0.0.
+    After a correct guess, the episode terminates with reward 1.0. If all questions are used up, or the caller calls
+    `truncate`, it is truncated with reward 0.0. The environment has no container and no code agent.
+
+    Only the oracle knows the hidden object. The policy sees "Yes", "No" or "I don't know", but not the oracle's own
+    words.
+    """
+
+    time_step: TimeStep[LLMRequest] | None = None
+
+    def __init__(
+        self,
+        objects: Sequence[HiddenObject],
+        *,
+        oracle: OwnModel | LLMClient,
+        questions: int = 20,
+        verify_on_truncation: bool = True,
+        seed: int = 0,
+        provide_solution: bool = False,
+        output_dir: Path | None = None,
+    ) -> None:
+        """Creates the environment, without starting a game.
+
+        Args:
+            objects: Objects from which `reset()` chooses at random.
+            oracle: The oracle that answers the questions. The caller opens and closes it.
+            questions: Number of replies that the policy has in a game, at least 1.
+            verify_on_truncation: Whether a truncated game has the reward 0.0. If not, it has no reward.
+            seed: Seed for choosing objects.
+            provide_solution: Whether the requests contain the winning reply in `metadata["solution"]`.
+            output_dir: Directory for the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers that an
+                earlier episode recorded there are used again.
+
+        Raises:
+            ConfigError: The list of objects is empty, or the oracle cannot answer questions.
+        """
+        if not objects:
+            raise ConfigError("Expected at least one object for twenty questions, got none.")
+        self._objects = list(objects)
+        self._oracle = oracle if isinstance(oracle, OwnModel) else oracle_model(oracle)
+        self._questions = questions
+        self._verify_on_truncation = verify_on_truncation
+        self._random = random.Random(seed)
+        self._provide_solution = provide_solution
+        self._output_dir = output_dir
+        self._game: _Game | None = None
+        self._calls = OneCallAtATime()
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
+        """Starts a game; see `EnvironmentBase.reset`.
+
+        Raises:
+            ConfigError: The object does not exist.
+            OracleResponseError: The oracle does not know the object.
+        """
+        with self._calls.during("reset()"):
+            self._give_up()
+            if seed is not None:
+                self._random.seed(seed)
+            hidden = choose_task(self._objects, options or {}, self._random)
+            oracle = self._oracle.for_episode(hidden.name, seed=self._random.getrandbits(63), files=self._output_dir)
+            self._game = _Game(hidden, oracle)
+            self.time_step = restart(self._request(self._game, START))
+            return self.time_step
+
+    async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
+        """Applies the policy's reply.
+
+        Raises:
+            EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call, or the
+                environment was closed during this call.
+            OracleResponseError: The oracle gave no answer.
+            TypeError: `action` is not an `LLMResponse`; the episode continues.
+        """
+        check_action(action)
+        with self._calls.during("step()"):
+            game = self._playing()
+            try:
+                time_step = await self._step(game, action)
+            except BaseException:
+                self._give_up()
+                raise
+            if self._game is not game or (game.over and not time_step.last()):
+                raise EpisodeStateError("The environment was closed while its episode was running.")
+            self.time_step = time_step
+            return time_step
+
+    async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
+        """Ends the game because `limit` was reached before a correct guess. Raises `EpisodeStateError` like `step`."""
+        with self._calls.during("truncate()"):
+            self.time_step = self._cut_short(self._playing(), limit)
+            return self.time_step
+
+    async def close(self) -> None:
+        """Abandons a game in progress. Idempotent. A LAST `time_step` remains available."""
+        if self.time_step is None or not self.time_step.last():
+            self._give_up()
+
+    @property
+    def step_count(self) -> int:
+        """Number of replies in this game."""
+        return self._game.replies if self._game is not None else 0
+
+    @property
+    def current_task(self) -> HiddenObject | None:
+        """The hidden object of the game; `None` before the first `reset()`."""
+        return self._game.hidden if self._game is not None else None
+
+    def report(self) -> EpisodeReport:
+        """Returns facts about the game. `phase` is `oracle` while the oracle answers."""
+        game = self._game
+        if game is None:
+            return EpisodeReport(environment_usage=EnvironmentUsage())
+        return EpisodeReport(
+            task_name=game.hidden.name,
+            truncated_by=game.truncated_by,
+            rewards=game.rewards,
+            phase=game.clock.phase,
+            phase_sec=dict(game.clock.seconds),
+            environment_usage=game.oracle.used,
+        )
+
+    def _playing(self) -> _Game:
+        if self._game is None or self._game.over:
+            raise no_episode(ended=self._game is not None)
+        return self._game
+
+    def _give_up(self) -> None:
+        self.time_step = None
+        if self._game is not None:
+            self._game.over = True
+
+    async def _step(self, game: _Game, action: LLMResponse) -> TimeStep[LLMRequest]:
+        game.replies += 1
+        reply = parse_reply(action.text)
+        if reply.guess is not None and is_one_of(reply.guess, game.hidden.names):
+            game.over, game.rewards = True, {"reward": 1.0}
+            return termination(1.0)
+        if game.replies >= self._questions:
+            return self._cut_short(game, "steps")
+        answer = UNUSABLE.format(reason=reply.problem) if reply.problem else WRONG
+        if reply.question is not None:
+            request = oracle_request(game.hidden, reply.question)
+            with game.clock.during("oracle"):
+                answer = (await game.oracle.ask(reply.question, request, READING)).value
+        game.messages.append(Message(role="assistant", content=action.text))
+        return transition(self._request(game, answer))
+
+    def _cut_short(self, game: _Game, limit: LimitName) -> TimeStep[LLMRequest]:
+        game.over, game.truncated_by = True, limit
+        game.rewards = {"reward": 0.0} if self._verify_on_truncation else {}
+        return truncation(game.rewards.get("reward"))
+
+    def _request(self, game: _Game, said: str) -> LLMRequest:
+        """Adds the message `said` for the policy to the conversation, and makes the next observation from it."""
+        game.messages.append(Message(role="user", content=f"{said} ({self._questions - game.replies} left)"))
+        rules = RULES.format(questions=self._questions, max_chars=MAX_CHARS)
+        metadata = {"solution": f"Guess: {game.hidden.title}"} if self._provide_solution else None
+        return LLMRequest(list(game.messages), system_prompt=rules, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A classified reply. `Is it a cat?` is a question and the guess `a cat`. `problem` is set if it is neither."""
+
+    question: str | None = None
+    guess: str | None = None
+    problem: str = ""
+
+
+def parse_reply(reply: str) -> Reply:
+    """Classifies a reply of the policy."""
+    reply = without_reasoning(reply)
+    if len(reply) > MAX_CHARS:
+        return Reply(problem=f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
+    text = unicodedata.normalize("NFKC", reply).strip()
+    if not any(char.isalnum() for char in text):
+        return Reply(problem="it is empty")
+    guesses, questions = _GUESS.findall(text), len(re.findall(r"\?+", _GUESS.sub("", text)))
+    if len(guesses) + questions > 1:
+        return Reply(problem="it has several questions or guesses, and one at a time is answered")
+    if guesses:
+        return Reply(guess=guesses[0])
+    named = _NAMING.search(text)
+    return Reply(question=text, guess=named[1] if named else None)
+
+
+def is_one_of(said: str, names: Iterable[str]) -> bool:
+    """Returns whether `said` equals one of the names, apart from the differences that the module lists."""
+    key = _key(said)
+    return bool(key) and key in map(_key, names)
+
+
+def _key(name: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", name.casefold())
+    letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
+    words = re.findall(r"[^\W_]+", letters)
+    joined = "".join(words[1:] if len(words) > 1 and words[0] in _ARTICLES else words)
+    return joined[:-1] if len(joined) > 3 and joined.endswith("s") and not joined.endswith("ss") else joined
+
+
+Entry = int | str
+
+
+class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
+    """A source with one task (a game) per object. All games share one oracle."""
+
+    needs_container = False
+    has_solutions = True
+    loads_offline = True
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        tasks: Entry | list[Entry] | None = None,
+        exclude: str | list[str] | None = None,
+        limit: Annotated[int, Field(ge=1)] | None = None,
+        questions: Annotated[int, Field(ge=1)] = 20,
+        oracle: Any = None,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these; `None`
+                for all tasks.
+            exclude: Names or globs of tasks to leave out.
+            limit: Maximum number of tasks.
+            questions: Number of replies that the policy has in a game: questions, guesses and unusable replies.
+            oracle: A policy or any `LLMClient`; `None` for an oracle that uses bundled facts instead of a model.
+
+        Raises:
+            ConfigError: The oracle cannot answer questions.
+        """
+        super().__init__("twenty_questions", tasks=tasks, exclude=exclude, limit=limit)
+        self._questions = questions
+        self._answers_by_facts = oracle is None
+        self._oracle = oracle_model(FactsOracle() if oracle is None else oracle)
+
+    def load(self, report: Report) -> Sequence[str]:
+        """Reads the bundled objects and selects tasks."""
+        objects = load_objects()
+        if self._answers_by_facts:
+            self._oracle.policy = FactsOracle(objects)
+        return self._hold(self._choose(objects))
+
+    async def preflight(self) -> None:
+        """Checks that the oracle is ready. Raises `PreflightError` if it is not."""
+        await self._oracle.open()
+
+    def digest(self, task_name: str) -> str:
+        """Returns a digest of the object, its other names and its facts."""
+        return f"sha256:{hashlib.sha256(repr(self._selected[task_name]).encode()).hexdigest()}"
+
+    def make(self, task_name: str, parts: EpisodeParts) -> TwentyQuestionsEnvironment:
+        """Creates the environment of one episode."""
+        return TwentyQuestionsEnvironment(
+            [self._selected[task_name]],
+            oracle=self._oracle,
+            questions=min(self._questions, parts.limits.steps or self._questions),
+            verify_on_truncation=parts.limits.verify_on_truncation,
+            seed=parts.seed,
+            provide_solution=parts.provide_solution,
+            output_dir=parts.output_dir,
+        )
+
+    @property
+    def spenders(self) -> Sequence[str]:
+        """Names the oracle if it is a model; otherwise empty."""
+        return () if self._answers_by_facts else ("the oracle",)
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """The oracle of all games."""
+        return (self._oracle,)
+
+    async def close(self) -> None:
+        """Closes the oracle. Idempotent."""
+        await self._oracle.close()

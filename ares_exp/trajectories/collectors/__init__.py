@@ -1,1 +1,0 @@
-"""Collectors: storage of episodes during a run."""
