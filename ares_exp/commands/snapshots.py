@@ -25,10 +25,8 @@ from ares_exp.records.terminal_text import (
     printable,
 )
 from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot, chosen_snapshots, find_store
-from ares_exp.snapshots.garbage import GRACE_SEC
-from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.snapshots.snapshot_id import step_of
-from ares_exp.snapshots.store import SnapshotStore, in_order
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot, step_of
+from ares_exp.snapshots.store import GRACE_SEC, SnapshotStore, in_order
 
 EXIT_DAMAGED = EXIT_SKIPPED = 1
 

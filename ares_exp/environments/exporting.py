@@ -215,7 +215,7 @@ def _state_of(host: AgentHost) -> Mapping[str, Any] | None:
     Raises:
         SnapshotUnsupportedError: `get_state` failed, or its result is not JSON-ready.
     """
-    from ares_exp.snapshots.document import check_json
+    from ares_exp.snapshots.snapshot import check_json
 
     if not isinstance(host.agent, StatefulAgent):
         return None
