@@ -27,10 +27,8 @@ from ares_exp.records.terminal_text import (
 )
 from ares_exp.snapshots.chosen_snapshots import HELP as HELP_OF_PATHS
 from ares_exp.snapshots.chosen_snapshots import chosen_snapshot, chosen_snapshots, find_store
-from ares_exp.snapshots.garbage import GRACE_SEC
-from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.snapshots.snapshot_id import step_of
-from ares_exp.snapshots.store import SnapshotStore, in_order
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot, step_of
+from ares_exp.snapshots.store import GRACE_SEC, SnapshotStore, in_order
 
 HELP = """\
 Lists, shows and verifies snapshots, and removes snapshots that are not needed.

@@ -63,9 +63,7 @@ class Components:
     def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
         """Creates every component of a composed config. Constructors only validate their arguments.
 
-        Args:
-            config: The composed config.
-            given: Existing components by group, which are used instead of the config's components.
+        Components in `given`, by group, are used instead of the config's components.
 
         Raises:
             ConfigError: A component cannot be created.
@@ -95,11 +93,7 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`.
-
-    Attributes:
-        sweep_dir: Directory of the sweep; `None` if there is no sweep.
-    """
+    """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`."""
 
     attempts: int
     concurrency: int
@@ -123,16 +117,13 @@ class Settings:
             verifier_timeout_multiplier=timeouts["verifier_multiplier"],
             environment_build_timeout_multiplier=timeouts["build_multiplier"],
         )
-        limits = EpisodeLimits(
-            **values["limits"],
-            time=time_limits,
-            verify_on_truncation=values["verify_on_truncation"],
-        )
         return cls(
             attempts=values["attempts"],
             concurrency=values["concurrency"],
             seed=values["seed"],
-            limits=limits,
+            limits=EpisodeLimits(
+                **values["limits"], time=time_limits, verify_on_truncation=values["verify_on_truncation"]
+            ),
             policy_timeout_sec=timeouts["policy"],
             reward_threshold=values["reward_threshold"],
             sweep_dir=sweep_dir,

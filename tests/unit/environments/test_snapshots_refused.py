@@ -25,7 +25,7 @@ from ares_exp.errors import (
     SnapshotNotFoundError,
     SnapshotUnsupportedError,
 )
-from ares_exp.snapshots.document import with_checksum
+from ares_exp.snapshots.snapshot import with_checksum
 from ares_exp.tasks.harbor_task import load_task
 from tests.installed_package import Site
 from tests.unit.environments.snapshots import Restore, agent_of, ask, run, running_boxes

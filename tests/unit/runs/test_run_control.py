@@ -275,7 +275,7 @@ async def test_concurrency_changes_without_interrupting_episodes(tmp_path: Path)
     async with controlled(tmp_path, count=12, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("set", values={"concurrency": 8})
-        assert noted["says"] == "In force: concurrency=8."
+        assert noted["says"] == "The run now uses concurrency=8."
         await run.until(lambda: len(run.policy.asked) == 8)
         await run.order("set", values={"concurrency": 1})
         await run.until(lambda: run.status is not None and run.status.concurrency == 1)
