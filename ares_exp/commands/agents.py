@@ -29,7 +29,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
 DESCRIPTION = """\
-Lists, installs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
+Lists, installs, packs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
 XDG_CACHE_HOME).
 """
 EPILOG = """\
@@ -37,6 +37,7 @@ Examples:
   %(prog)s list
   %(prog)s install claude_code codex
   %(prog)s install mini_swe_agent --python 3.12
+  %(prog)s pack npm:@github/copilot
   %(prog)s remove --all
 
 `%(prog)s COMMAND --help` lists the options of each command.
