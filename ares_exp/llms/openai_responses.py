@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
-from ares_exp.llms.chat_messages import assistant_message, content_of, image_part, text_part, tool_name
+from ares_exp.llms.chat_messages import assistant_message, calls_of, content_of, image_part, text_part, tool_name
 from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
@@ -368,11 +368,7 @@ def _items_of_message(message: Mapping[str, Any], lose: Report) -> list[dict[str
     said = _wire_parts([part for part in parts if part.get("type") != "thinking"] or content, "output_text", lose)
     if said:
         items.append({"type": "message", "role": "assistant", "content": said})
-    for call in message.get("tool_calls") or ():
-        function = required(call, "function", Mapping)
-        name, arguments = required(function, "name", str), required(function, "arguments", str)
-        items.append(call_item(ToolCallData(required(call, "id", str), name, arguments), None, None))
-    return items
+    return items + [call_item(call, None, None) for call in calls_of(message)]
 
 
 def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, Any]]:
