@@ -10,6 +10,7 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | messages | items of type `message`; adjacent items of the assistant become one message |
 | `tool_calls` | `function_call`, `custom_tool_call`, `local_shell_call` (see `responses_tools`) |
 | messages of role tool | `function_call_output` and similar items |
+| user messages | also `agent_message`, which Codex sends from one agent to another |
 | reasoning | `reasoning`: the text as its summary (also read from its content), the signature or the redacted form as \
 `encrypted_content`. Responses without one contain a seal of this package (see `reasoning.seal`) |
 | images, files | `input_image`, `input_file` with their bytes, or with a URL |
@@ -302,6 +303,8 @@ def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any]
         answered = optional(item, "call_id", str) or required(item, "id", str)
         content = content_of(_parts(required(item, "output", str, list), lose))
         return {"role": "tool", "tool_call_id": answered, "content": content}
+    if kind == "agent_message":  # from another agent of Codex
+        return {"role": "user", "content": content_of(_parts(required(item, "content", list), lose))}
     if kind == "item_reference":
         raise WireFormatError(
             "`item_reference` is not supported, because nothing is stored here. Send the item itself, with "
@@ -322,8 +325,8 @@ def _part(part: Mapping[str, Any], lose: Report) -> dict[str, Any] | None:
     kind = required(part, "type", str)
     if kind in ("input_text", "output_text", "text", "summary_text"):
         return text_part(required(part, "text", str))
-    if kind == "refusal":
-        return text_part(required(part, "refusal", str))
+    if kind in ("refusal", "encrypted_content"):  # Codex encrypts messages only between models of OpenAI
+        return text_part(required(part, kind, str))
     if kind == "input_image":
         check_keys(part, {"type", "image_url", "detail"}, "image", lose)
         detail = optional(part, "detail", str) or "auto"

@@ -197,6 +197,15 @@ def test_items_are_read_as_chat_messages() -> None:
             "call_id": "c2",
             "output": [{"type": "input_image", "image_url": "data:image/png;base64,BB=="}],
         },
+        {
+            "type": "agent_message",
+            "author": "/root",
+            "recipient": "/root/helper",
+            "content": [
+                {"type": "input_text", "text": "Payload:\n"},
+                {"type": "encrypted_content", "encrypted_content": "help"},
+            ],
+        },
         {"type": "message", "role": "developer", "content": "be slow"},
     ]
 
@@ -220,6 +229,7 @@ def test_items_are_read_as_chat_messages() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
             {"role": "assistant", "content": None, "tool_calls": call("c2", "mcp__x__y", "{}")},
             {"role": "tool", "tool_call_id": "c2", "content": [image("BB==")]},
+            {"role": "user", "content": [{"type": "text", "text": text} for text in ("Payload:\n", "help")]},
             {"role": "developer", "content": "be slow"},
         ]
     )
