@@ -66,7 +66,7 @@ class WireServer:
             if path == wire.count_path:
                 return web.Response(body=wire.count(body), content_type="application/json")
             self.bodies.append(body)
-            asked = wire.read({**body, **fields}, http.headers)
+            asked = wire.read({**body, **fields})
         except WireFormatError as error:
             return web.Response(status=400, body=wire.error(400, str(error)), content_type="application/json")
         self.asked.append(asked)
@@ -78,7 +78,7 @@ class WireServer:
         return web.Response(body=wire.whole(asked, self.response), content_type="application/json")
 
     async def _stream(self, wire: Wire, asked: Asked, http: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": wire.content_type})
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(http)
         await stream.write(b"".join(self.written(wire, asked)))
         await stream.write_eof()

@@ -29,13 +29,14 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
 HELP = """\
-Lists, installs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
+Lists, installs, packs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
 XDG_CACHE_HOME).
 [arguments]
 Examples:
   %(prog)s list
   %(prog)s install claude_code codex
   %(prog)s install mini_swe_agent --python 3.12
+  %(prog)s pack npm:@github/copilot
   %(prog)s remove --all
 
 `%(prog)s COMMAND --help` lists the options of each command.

@@ -32,12 +32,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
-from ares_exp.llms.chat_messages import call_part
+from ares_exp.llms.chat_messages import call_part, calls_of
 from ares_exp.llms.reasoning import reasoning_of_message, reasoning_of_part, reasoning_to_message
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.wire import MAX_COUNT as MAX_COUNT
 from ares_exp.llms.wire import (
+    MAX_COUNT,
     Report,
     WireFormatError,
     check_keys,
@@ -181,18 +181,9 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         check_keys(message, _MESSAGE_KEYS, "response's message", lose)
         refusal = optional(message, "refusal", str)
         texts = _texts(message, lose) + ([TextData(refusal)] if refusal else [])
-        calls = []
-        for call in optional(message, "tool_calls", list) or ():
-            function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
-            name, arguments = required(function, "name", str), required(function, "arguments", str)
-            calls.append(ToolCallData(required(call, "id", str), name, arguments))
         usage = optional(body, "usage", Mapping) or {}
         return LLMResponse(
-            data=[
-                *reasoning_of_message(message, lose),
-                *texts,
-                *calls,
-            ],
+            data=[*reasoning_of_message(message, lose), *texts, *calls_of(message)],
             cost=float(optional(usage, "cost", *_NUMBER) or 0.0),
             usage=_usage(usage),
             prompt_token_ids=list_of(body, "prompt_token_ids", int),

@@ -243,7 +243,7 @@ def events_of(wire: Any, whole: LLMResponse, *, fails_with: str | None = None) -
     """A stream, in its items; the last one ends it."""
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
     said_to_it = [{"role": "user", "content": "hi"}]
-    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": said_to_it}, {})
+    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": said_to_it})
     ends = [failure(wire, fails_with)] if fails_with else wire.served.events(asked, whole, 1)
     return [wire.served.opening(asked), wire.served.keepalive(asked, 1), *ends]
 
@@ -322,7 +322,7 @@ async def test_missing_end_of_stream_is_not_awaited(server: Server) -> None:
 @given(said=responses, wire=st.sampled_from(WIRES))
 def test_stream_reads_like_a_whole_response(said: LLMResponse, wire: Any) -> None:
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
-    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []}, {})
+    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []})
     written = b"".join([wire.served.opening(asked), *wire.served.events(asked, said, 0)])
     reader, response_stream = EventReader(), wire.policy.wire.streamed()
     for start in range(0, len(written), 1000):
