@@ -140,7 +140,7 @@ class EpisodeMaker:
             planned=planned,
             background_client=background_client,
         )
-        made = episode.place.make(self._parts.source, planned.task_name, parts)
+        made = episode.place(self._parts.source, planned.task_name, parts)
         environment = limited(made, self._limits(planned), episode.usage)
         metadata = {
             "attempt": planned.attempt,
