@@ -15,7 +15,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import SourceBase, make_scored_source
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.runs.budget import Budget
-from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe, as_executor
+from ares_exp.runs.executors.executor import Executor, LocalExecutor, Recipe
 from ares_exp.runs.retries import RetryRules
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.verification.time_limits import TimeLimits
@@ -50,7 +50,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
-    executor: ExecutorBase = field(default_factory=LocalExecutor)
+    executor: Executor = field(default_factory=LocalExecutor)
     recipe: Recipe | None = None
     trainer: Trainer | None = None
 
@@ -86,7 +86,7 @@ class Components:
             retry=instantiate_node(config, "retry"),
             budget=instantiate_node(config, "budget"),
             trainer=objects.get("trainer"),
-            executor=as_executor(part("executor")),
+            executor=part("executor"),
             recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # both stay here
         )
 

@@ -123,7 +123,7 @@ class EpisodeMaker:
             attempt=planned.attempt,
             background_client=background_client,
         )
-        made = episode.place.make(self._parts.source, planned.task_name, parts)
+        made = episode.place(self._parts.source, planned.task_name, parts)
         environment = limited(made, parts.limits, episode.usage)
         metadata = {
             "attempt": planned.attempt,

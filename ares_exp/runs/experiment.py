@@ -37,7 +37,7 @@ from ares_exp.runs.control.run_control import RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.runs.control.status import LiveStatus
 from ares_exp.runs.episode_maker import ResumableEpisodeMaker
-from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.executors.executor import LocalExecutor, Place, make_here
 from ares_exp.runs.outages import Outages
 from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.progress import Progress
@@ -438,12 +438,12 @@ class Experiment:
 
         def make(place: Place, start_from: EpisodeStart) -> MinimalEnvironment:
             parts = self._maker.environment_parts(start_from)
-            environment = place.make(self._parts.source, branching.task_name, parts)
+            environment = place(self._parts.source, branching.task_name, parts)
             # The scorers are not needed, because this environment never reaches its LAST step.
             return complete(environment).unwrapped
 
         def check(start_from: EpisodeStart) -> None:
-            cast("CodeEnvironment", make(LocalExecutor(), start_from)).check_start()
+            cast("CodeEnvironment", make(make_here, start_from)).check_start()
 
         agents = self._parts.effective_agent
         if agents.can_be_restored:

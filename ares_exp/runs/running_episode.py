@@ -14,7 +14,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
-from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.executors.executor import Place, make_here
 from ares_exp.runs.resume.resumable_policy import GivenAgain
 from ares_exp.runs.scheduler import PlannedEpisode, Retry
 from ares_exp.trajectories.recorded_responses import responses
@@ -46,7 +46,7 @@ class RunningEpisode(EpisodeEvents):
     """
 
     planned: PlannedEpisode = field(kw_only=True)
-    place: Place = field(default_factory=LocalExecutor, repr=False)
+    place: Place = field(default=make_here, repr=False)
     recorder: Experiment | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)

@@ -20,7 +20,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, Verb, watch, write_order
 from ares_exp.runs.control.status import RunStatus, read_status
-from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.executors.executor import LocalExecutor, Place, make_here
 from tests.closed_port import closed_port
 from tests.unit.runs.test_experiment import OneStep, Ready, Responses, Source, execute, experiment, rows
 
@@ -348,7 +348,7 @@ class Rooms(LocalExecutor):
     async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
         if task_name != "task-0":
             await self.free.wait()
-        yield self
+        yield make_here
 
 
 async def test_queued_tries_are_cancellable_and_respect_pauses(tmp_path: Path) -> None:
