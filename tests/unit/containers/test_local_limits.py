@@ -19,6 +19,7 @@ from ares_exp.containers.local.cgroup import Controller, groups_of, oom_kills, u
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.container_process import _SERVE
 from ares_exp.errors import ContainerDiedError, ContainerError
+from tests.leaks import until
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
@@ -187,12 +188,6 @@ async def test_killed_processes_no_longer_count(monkeypatch: pytest.MonkeyPatch)
             os.kill(first, signal.SIGCONT)
         assert (await bomb).timed_out
         assert int(setting(container, "pids.current")) < PIDS // 2
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 (the kernel does it)
-            await asyncio.sleep(0.01)
 
 
 def alive(container: LocalContainer) -> list[str]:
