@@ -78,7 +78,8 @@ def append_asked(files: Path, asked: Iterable[Asked]) -> None:
     """
     path = files / RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
-    append_text(path, "".join(f"{dump_json(asdict(one))}\n" for one in asked), flags=os.O_CREAT)
+    rows = [{key: value for key, value in asdict(one).items() if key != "scorer" or value is not None} for one in asked]
+    append_text(path, "".join(f"{dump_json(row)}\n" for row in rows), flags=os.O_CREAT)
 
 
 def read_asked(files: Path) -> list[Asked] | None:
