@@ -311,8 +311,9 @@ class Endpoint:
         with suppress(ValueError, RecursionError):
             body = json.loads(llm_response)
             version = response.headers.get(VERSION_HEADER)
-            if version is not None and isinstance(body, dict) and self._wire.answered_in == "choices":
-                body.setdefault("policy_version", version)
+            is_chat = isinstance(body, dict) and self._wire.answered_in == "choices"
+            if version is not None and is_chat and not body.keys() & {"policy_version", "weight_version"}:
+                body |= {"policy_version": version, "policy_version_from": "header"}
             return body
         shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
         raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")

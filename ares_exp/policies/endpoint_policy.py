@@ -340,7 +340,7 @@ class EndpointPolicy(Policy):
             episode: Same as in `respond`.
             on_wait: Same as in `respond`.
         """
-        llm_response, latency_sec = await self._post(body, on_wait, episode or EpisodeSpec(""))
+        llm_response, version, latency_sec = await self._post(body, on_wait, episode or EpisodeSpec(""))
         try:
             response = self.read_response(llm_response, self._warn_once)
         except MalformedResponseError as error:
@@ -348,6 +348,10 @@ class EndpointPolicy(Policy):
         else:
             sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
             response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
+            if response.policy_version is None:
+                response = replace(response, **version)
+            elif response.policy_version_from is None:
+                response = replace(response, policy_version_from="body")
             if not response.usage.total_tokens:
                 self._warn_once(
                     f"{self._endpoint.base_url} reports no token usage, so tokens count as 0. Limits on tokens "
@@ -377,8 +381,19 @@ class EndpointPolicy(Policy):
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
 
-    async def _post(self, body: Mapping[str, Any], on_wait: OnWait, episode: EpisodeSpec) -> tuple[Any, float]:
-        """Posts a body, with retries. Returns the parsed response body and the seconds since the first try."""
+    def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
+        """Returns the version of the weights that respond now, and its origin, as fields of a response."""
+        version = None if episode.version is None else episode.version()
+        return {} if version is None else {"policy_version": version, "policy_version_from": "announced"}
+
+    async def _post(
+        self, body: Mapping[str, Any], on_wait: OnWait, episode: EpisodeSpec
+    ) -> tuple[Any, dict[str, Any], float]:
+        """Posts a body, with retries.
+
+        Returns:
+            The parsed response body, `version_at` of the last try, and the seconds since the first try.
+        """
         slots, started, tries = self._endpoint.slots, 0.0, 0
         while True:
             try:
@@ -386,10 +401,11 @@ class EndpointPolicy(Policy):
                     if episode.may_ask is not None:
                         await episode.may_ask()
                     started = started or time.perf_counter()
+                    version = self.version_at(episode)
                     llm_response = await self._endpoint.post(
                         body, timeout_sec=self.timeout_sec, headers=episode.headers
                     )
-                return llm_response, time.perf_counter() - started
+                return llm_response, version, time.perf_counter() - started
             except EndpointError as error:
                 if (
                     isinstance(error, EndpointUnreachableError)

@@ -43,6 +43,7 @@ class EpisodeSpec:
             replacement.
         earlier: Responses of the parent episode before the branching point, in order; empty if there is no branch.
         headers: HTTP headers to add to each request to an endpoint.
+        version: Function that returns the version of the weights that respond now, for responses without a version.
     """
 
     task_name: str
@@ -57,6 +58,7 @@ class EpisodeSpec:
     normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
     earlier: Sequence[LLMResponse] = field(default=(), compare=False, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    version: Callable[[], str | None] | None = field(default=None, compare=False, repr=False)
 
 
 class Policy(LLMClient):

@@ -7,6 +7,7 @@ Parts that some templates remove from earlier turns, such as reasoning, are kept
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -18,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ares_exp.cancellation import in_thread
 from ares_exp.errors import PreflightError, UnsendableRequestError
 from ares_exp.llms.canonical import Canonical, canonical
 from ares_exp.llms.chat_messages import arguments_object, text_of
@@ -129,6 +131,25 @@ class ChatTemplate:
         with self._lock:
             ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+
+class ChatTemplates:
+    """The chat templates of models. Each is loaded once, even if several episodes request it at the same time."""
+
+    def __init__(self) -> None:
+        self._loading = asyncio.Lock()  # the first import of transformers in several threads fails at random
+        self._loaded: dict[tuple[str, Path | None, bool], ChatTemplate] = {}
+
+    async def of(self, name: str, chat_template: Path | None = None, trust_remote_code: bool = False) -> ChatTemplate:
+        """Returns the chat template of a tokenizer. Takes the arguments and raises the errors of `load_tokenizer`."""
+        key = (name, chat_template, trust_remote_code)
+        async with self._loading:
+            if key not in self._loaded:
+                tokenizer = await in_thread(
+                    lambda: load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+                )
+                self._loaded[key] = ChatTemplate(tokenizer)
+        return self._loaded[key]
 
 
 def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: bool) -> Any:

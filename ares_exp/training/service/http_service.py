@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from ares_exp import __version__
-from ares_exp.cancellation import happened
+from ares_exp.cancellation import happened, in_thread
 from ares_exp.errors import UserError, WireFormatError
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.validation import explain_validation
@@ -163,7 +163,8 @@ class HttpService:
             start = names.index(query.after) + 1
         page = names[start : start + query.limit]
         has_more = start + query.limit < len(names)
-        tasks = [bodies.TaskFacts(name=name, metadata={}) for name in page]
+        described = await in_thread(lambda: [dict(self._run.describe(name)) for name in page])
+        tasks = [bodies.TaskFacts(name=name, metadata=facts) for name, facts in zip(page, described, strict=True)]
         return _json(bodies.TaskPage(tasks=tasks, next=page[-1] if has_more else None))
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:

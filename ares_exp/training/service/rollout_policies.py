@@ -16,9 +16,14 @@ from ares_exp.config.parts import has_members
 from ares_exp.errors import ConfigError, EndpointError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.asked_ahead import concurrency_of
+from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint_policy import EndpointPolicy
+from ares_exp.policies.in_process.token_client import ABORT, MAX_ABORTED
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
+from ares_exp.policies.responses import OpenAIResponsesPolicy
+from ares_exp.policies.token_endpoint import SglangPolicy, TokenEndpointPolicy, VllmPolicy
 from ares_exp.records.secrets import protect
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.service.bodies import PolicyBody
@@ -30,8 +35,6 @@ if TYPE_CHECKING:
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
 """Sampling parameters whose names differ in the policies."""
-ABORT, MAX_ABORTED = "abort", 16
-"""Finish reason of an aborted response, and the maximum number of times that a call is repeated because of it."""
 OWN_FIELDS = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 logger = logging.getLogger(__name__)
@@ -47,13 +50,14 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
     Raises:
         UserError: A setting is missing or invalid.
     """
-    from ares_exp.policies.anthropic import AnthropicPolicy
-    from ares_exp.policies.chat_completions import OpenAIPolicy
-    from ares_exp.policies.responses import OpenAIResponsesPolicy
-    from ares_exp.policies.token_endpoint import SglangPolicy, VllmPolicy
-
     if body.base_url is None:
         raise ConfigError('Expected `policy.base_url` with `mode: "endpoint"`, got none. Set the URL of the endpoint.')
+    continues = body.on_abort == "continue"
+    if continues and body.wire not in ("ids", "sglang"):
+        raise ConfigError(
+            f'Expected `policy.wire` "ids" or "sglang" with `on_abort: "continue"`, got "{body.wire}". Set '
+            'the wire, or use `on_abort: "resample"`.'
+        )
     named = {FIELDS.get(name, name): value for name, value in body.sampling.items()}
     own = {name: named.pop(name) for name in OWN_FIELDS if name in named}
     kind: type[EndpointPolicy] = OpenAIPolicy
@@ -65,10 +69,9 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
             kind = OpenAIResponsesPolicy
         case "messages":
             kind = AnthropicPolicy
-        case "ids":
-            kind, more = VllmPolicy, {"continue_tokens": True, "tokenizer": body.tokenizer}
-        case "sglang":
-            kind = SglangPolicy
+        case "ids" | "sglang":
+            kind = VllmPolicy if body.wire == "ids" else SglangPolicy
+            more = {"continue_tokens": body.needs_tokenizer, "tokenizer": body.tokenizer}
     try:
         policy = kind(
             model=body.model,
@@ -82,6 +85,8 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
         )
     except ValidationError as error:
         raise ConfigError(f"The policy of the submission is invalid: {explain_validation(error)}.") from None
+    if isinstance(policy, TokenEndpointPolicy):
+        policy.continues_aborted = continues
     if key and not key.startswith(ENV):
         protect([key])
         policy.use_key(key)
@@ -132,10 +137,12 @@ class RolloutPolicies(Policy):
         different = {_key_of(body, needs_tokens): body for body in bodies}
         for body in different.values():
             if body.mode == "relay":
-                await self.relay.check(body.tokenizer or body.model, body.sampling)
-                continue
-            policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
-            await policy.close()
+                self.relay.check(body.sampling)
+            else:
+                policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
+                await policy.close()
+            if body.needs_tokenizer:
+                await self.relay.templates.of(body.tokenizer or body.model)
 
     def add(self, slot: tuple[str, int], rollout: Rollout) -> None:
         """Registers an attempt, whose calls are then sent to the endpoint of its rollout."""
@@ -167,6 +174,7 @@ class RolloutPolicies(Policy):
             episode,
             headers={name: text.replace("{rollout_id}", rollout.rollout_id) for name, text in body.headers.items()},
             may_ask=self._uncounted(may_ask),
+            version=lambda: self.version,
         )
         if body.mode == "relay":
             model = body.tokenizer or body.model
@@ -205,6 +213,8 @@ class RolloutPolicies(Policy):
                 policy = endpoint_policy(rollout.policy, needs_tokens=needs_tokens)
             except Exception as error:  # for example, the key was removed from the environment
                 raise PolicyError(str(error)) from None
+            if isinstance(policy, TokenEndpointPolicy):
+                policy.templates = self.relay.templates
             shared = self._shared[key] = _Shared(policy)
         shared.users.add(rollout.rollout_id)
         return shared.policy
@@ -224,7 +234,7 @@ class RolloutPolicies(Policy):
 
 @dataclass(eq=False, slots=True)
 class _Counted:
-    """A client that counts the calls of a rollout, and adds the current version to responses without one."""
+    """A client that counts the calls of a rollout, and repeats aborted calls."""
 
     policies: RolloutPolicies
     rollout: Rollout
@@ -236,25 +246,19 @@ class _Counted:
         return concurrency_of(self.client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        version, response = await self._sampled(request)
-        for _ in range(MAX_ABORTED):
-            if response.finish_reason != ABORT or self.rollout.policy.on_abort == "fail":
-                break
-            await self.may_ask()  # an engine that aborts calls usually loads weights
-            version, response = await self._sampled(request)
-        if response.finish_reason == ABORT:
-            raise EndpointError("The engine aborted the call.", code=ABORT, retryable=True)
-        self.rollout.calls += 1
-        return response if response.policy_version is not None else replace(response, policy_version=version)
-
-    async def _sampled(self, request: LLMRequest) -> tuple[str | None, LLMResponse]:
-        """Sends the request. Returns the version of the weights when it was sent, and the response."""
-        version = self.policies.version
-        self.policies.count(1)
-        try:
-            return version, await self.client(request)
-        finally:
-            self.policies.count(-1)
+        tries = MAX_ABORTED if self.rollout.policy.on_abort == "resample" else 1
+        for number in range(tries):
+            if number:
+                await self.may_ask()  # an engine that aborts calls usually loads weights
+            self.policies.count(1)
+            try:
+                response = await self.client(request)
+            finally:
+                self.policies.count(-1)
+            if response.finish_reason != ABORT:
+                self.rollout.calls += 1
+                return response
+        raise EndpointError("The engine aborted the call.", code=ABORT, retryable=True)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         self.rollout.calls += 1

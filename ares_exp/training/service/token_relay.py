@@ -9,17 +9,16 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.llms.wire import WarnOnce
-from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
+from ares_exp.policies.in_process.chat_template import ChatTemplates
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text, sampling_of
 from ares_exp.policies.policy import EpisodeSpec
@@ -64,20 +63,17 @@ class Relay:
 
     Attributes:
         version: Version of the weights for responses without a version.
+        templates: Chat templates of the models, also for endpoints with token ids.
+        lease_sec: Time in seconds that a sampler has to respond to a request.
     """
 
     def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
-        """Creates a relay without requests.
-
-        Args:
-            lease_sec: Time in seconds that a sampler has to respond to a request.
-        """
+        """Creates a relay without requests."""
         self.version: str | None = None
-        self._lease_sec = lease_sec
+        self.lease_sec = lease_sec
         self._open: dict[str, _OpenRequest] = {}
         self._changed = asyncio.Event()
-        self._templates: dict[str, ChatTemplate] = {}
-        self._loading = asyncio.Lock()
+        self.templates = ChatTemplates()
         self._warn_once = WarnOnce(logger)
 
     async def requests(
@@ -140,36 +136,24 @@ class Relay:
         sampler = _Sampler(self, rollout_id, model, sampling)
         return TokenClient(
             spec=spec or EpisodeSpec(""),
-            load=lambda: self.template(model),
+            load=lambda: self.templates.of(model),
             prepare=sampler.prepare,
             sample=sampler.sample,
             warn=self._warn_once,
             max_concurrency_per_episode=MAX_CONCURRENCY_PER_EPISODE,
+            continues_aborted=True,
         )
 
-    async def check(self, model: str, sampling: Mapping[str, Any]) -> None:
-        """Checks that `policy_for` accepts these arguments.
+    def check(self, sampling: Mapping[str, Any]) -> None:
+        """Checks the sampling parameters of `policy_for`.
 
         Raises:
-            UserError: A sampling parameter is invalid, or the tokenizer cannot be loaded.
+            ConfigError: A parameter is invalid.
         """
         try:
             validated(_Limits, sampling)
         except ValueError as error:
             raise ConfigError(f"The sampling parameters of the submission are invalid: {error}.") from None
-        await self.template(model)
-
-    async def template(self, model: str) -> ChatTemplate:
-        """Returns the chat template of a model, which is loaded once.
-
-        Raises:
-            PreflightError: The tokenizer cannot be loaded, or has no chat template.
-        """
-        async with self._loading:
-            if model not in self._templates:
-                tokenizer = await in_thread(lambda: load_tokenizer(model, chat_template=None, trust_remote_code=False))
-                self._templates[model] = ChatTemplate(tokenizer)
-        return self._templates[model]
 
     async def sampled(
         self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
@@ -193,7 +177,7 @@ class Relay:
         return response, response.version or one.version
 
     def _hand_out(self, one: _OpenRequest) -> dict[str, Any]:
-        one.lease_end = asyncio.get_running_loop().time() + self._lease_sec
+        one.lease_end = asyncio.get_running_loop().time() + self.lease_sec
         one.version = self.version
         one.taken.set()
         return {
@@ -201,7 +185,7 @@ class Relay:
             "rollout_id": one.rollout_id,
             "prompt_ids": [*one.prompt],
             "sampling": {**one.sampling},
-            "deadline": time.time() + self._lease_sec,
+            "deadline": time.time() + self.lease_sec,
         }
 
 
@@ -215,41 +199,35 @@ class _Sampler:
     sampling: Mapping[str, Any]
 
     def prepare(self, request: LLMRequest) -> LLMRequest:
-        return request
+        tokens = self.sampling.get("max_tokens", request.max_output_tokens)
+        return replace(
+            request, max_output_tokens=tokens, stop_sequences=self.sampling.get("stop", request.stop_sequences)
+        )
 
     async def sample(self, asked: TokenRequest) -> LLMResponse:
-        """Requests a response. Continues an aborted response from its sampled ids, perhaps with other weights."""
+        """Requests a response."""
         started = time.perf_counter()
         request = asked.request
         sampling = {
             **sampling_of(request),
+            **self.sampling,
             "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
             "stop": [*(request.stop_sequences or ())],
-            **self.sampling,
         }
-        ids: list[int] = []
-        logprobs: list[float] = []
-        versions: dict[str, None] = {}
-        stop = "abort"
-        while stop == "abort" and len(ids) < sampling["max_tokens"]:
-            left = {**sampling, "max_tokens": sampling["max_tokens"] - len(ids)}
-            part, version = await self.relay.sampled(self.rollout_id, [*asked.prompt, *ids], left, asked.spec)
-            ids += part.ids
-            logprobs += part.logprobs
-            versions |= {version: None} if version is not None and part.ids else {}
-            stop = part.stop
-        if not ids:
+        sampled, version = await self.relay.sampled(self.rollout_id, asked.prompt, sampling, asked.spec)
+        if not sampled.ids and sampled.stop == "length":
             raise ContextOverflowError(f"The prompt has {len(asked.prompt)} tokens and leaves no room for a response.")
-        template = await self.relay.template(self.model)
+        template = await self.relay.templates.of(self.model)
         return LLMResponse.from_text(
-            sampled_text(template, ids, template.ends, sampling["stop"]),
-            usage=Usage(len(asked.prompt), len(ids)),
+            sampled_text(template, sampled.ids, template.ends, sampling["stop"]),
+            usage=Usage(len(asked.prompt), len(sampled.ids)),
             prompt_token_ids=asked.prompt,
-            completion_token_ids=ids,
-            logprobs=logprobs,
-            finish_reason="length" if stop == "abort" else stop,
+            completion_token_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            finish_reason=sampled.stop,
             model=self.model,
             latency_sec=time.perf_counter() - started,
             sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers use the sampling temperature for them
-            policy_version="+".join(versions) or None,
+            policy_version=version,
+            policy_version_from=None if version is None else "body" if sampled.version else "announced",
         )
