@@ -25,7 +25,6 @@ from ares_exp.policies.in_process.chat_template import ChatTemplate, ChatTemplat
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampling_of
 from ares_exp.policies.policy import EpisodeSpec, Weights
-from ares_exp.policies.waiting import OnWait, nobody_waits
 
 logger = logging.getLogger(__name__)
 
@@ -137,11 +136,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
             f"response is in progress, then call update({version!r})."
         )
 
-    async def response_to(
-        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
-    ) -> LLMResponse:
+    async def response_to(self, body: Mapping[str, Any], episode: EpisodeSpec) -> LLMResponse:
         """Posts a body and converts the response; see `EndpointPolicy.response_to`."""
-        response = await super().response_to(body, episode=episode, on_wait=on_wait)
+        response = await super().response_to(body, episode)
         if response.completion_token_ids is None or response.prompt_token_ids is None or response.logprobs is None:
             self._warn_once(
                 f"{self._endpoint.base_url} returns no token ids or no logprobs, although they were requested "
@@ -160,9 +157,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return {"policy_version": self.policy_version, "policy_version_from": "policy"}
 
     async def _processes_logprobs(self) -> bool:
-        """Returns whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
+        """Returns whether the server applies the temperature to log-probabilities.
 
-        The requests have the same prompt and two temperatures, at which the largest log-probabilities must differ.
+        Compares, once per run, the largest log-probabilities of the same prompt at two temperatures.
         """
         async with self._probing:
             if self._processed is None:
@@ -213,7 +210,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             **({} if seed is None else {"seed": seed}),
             **self._extra_body,
         }
-        response = await self.response_to(body, episode=spec, on_wait=spec.on_wait or nobody_waits)
+        response = await self.response_to(body, spec)
         if response.prompt_token_ids is not None and [*response.prompt_token_ids] != asked.prompt:
             raise MalformedResponseError(
                 f"Expected the engine at {self._endpoint.base_url} to report the {len(asked.prompt)} "
@@ -248,13 +245,8 @@ def _as_chat(body: Any) -> Any:
 
 
 def _completion(body: Any) -> LLMResponse:
-    """Converts a completion with token ids.
-
-    Raises:
-        WireFormatError: The body is not a valid completion.
-    """
-    choices = required(typed(body, "the response", Mapping), "choices", list)
-    choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
+    """Converts a completion with token ids; raises `WireFormatError` if it is invalid."""
+    choice = _choice(body)
     usage = optional(body, "usage", Mapping) or {}
     values: list[Any] | None = optional(optional(choice, "logprobs", Mapping) or {}, "token_logprobs", list)
     return LLMResponse.from_text(
@@ -269,15 +261,15 @@ def _completion(body: Any) -> LLMResponse:
     )
 
 
-def _largest_logprob(body: Any) -> float:
-    """Returns the largest log-probability at the first token of a completion.
-
-    Raises:
-        WireFormatError: The completion has no log-probabilities.
-    """
+def _choice(body: Any) -> Mapping[str, Any]:
     choices = required(typed(body, "the response", Mapping), "choices", list)
-    choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
-    positions = required(required(choice, "logprobs", Mapping), "top_logprobs", list)
+    choice: Mapping[str, Any] = typed(choices[0] if choices else None, "choices[0]", Mapping)
+    return choice
+
+
+def _largest_logprob(body: Any) -> float:
+    """Returns the largest log-probability at the first token of a completion."""
+    positions = required(required(_choice(body), "logprobs", Mapping), "top_logprobs", list)
     position = typed(positions[0] if positions else None, "top_logprobs[0]", Mapping)
     return max(float(typed(one, "top_logprobs[0]", float, int)) for one in position.values())
 

@@ -30,9 +30,7 @@ class TokenRequest:
     """A request as token ids.
 
     Attributes:
-        prompt: Token ids of the prompt.
         request: Request with the policy's settings.
-        spec: Episode of the request.
         name: Name of the request, which is the same in every run: a digest of the prompt, and the number of earlier
             requests of the episode with the same prompt.
     """

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.asked_ahead import concurrency_of
 from ares_exp.policies.chat_completions import OpenAIPolicy
-from ares_exp.policies.endpoint_policy import EndpointPolicy
+from ares_exp.policies.endpoint_policy import OWN_SAMPLING, EndpointPolicy
 from ares_exp.policies.in_process.token_client import ABORT, MAX_ABORTED
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
 from ares_exp.policies.responses import OpenAIResponsesPolicy
@@ -35,17 +36,12 @@ if TYPE_CHECKING:
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
 """Sampling parameters whose names differ in the policies."""
-OWN_FIELDS = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 logger = logging.getLogger(__name__)
 
 
 def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
     """Creates the policy of an endpoint, and checks its settings without a connection. Blocking.
-
-    Args:
-        body: The endpoint.
-        needs_tokens: Whether the responses must have token ids.
 
     Raises:
         UserError: A setting is missing or invalid.
@@ -59,7 +55,7 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
             'the wire, or use `on_abort: "resample"`.'
         )
     named = {FIELDS.get(name, name): value for name, value in body.sampling.items()}
-    own = {name: named.pop(name) for name in OWN_FIELDS if name in named}
+    own = {name: named.pop(name) for name in OWN_SAMPLING if name in named}
     kind: type[EndpointPolicy] = OpenAIPolicy
     key, more = body.key or "", dict[str, Any]()
     match body.wire:
@@ -110,23 +106,16 @@ class RolloutPolicies(Policy):
     Attributes:
         in_flight: Number of calls that wait for a response from an endpoint or a trainer.
         relay: Requests of the rollouts in the mode `relay`.
+        version: Current version of the weights, for responses without a version.
     """
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.relay = Relay()
+        self.version: str | None = None
         self._changed = asyncio.Event()
         self._rollouts: dict[tuple[str, int], Rollout] = {}
         self._shared: dict[str, _Shared] = {}
-
-    @property
-    def version(self) -> str | None:
-        """Current version of the weights, for responses without a version."""
-        return self.relay.version
-
-    @version.setter
-    def version(self, version: str) -> None:
-        self.relay.version = version
 
     async def check(self, bodies: list[PolicyBody], *, needs_tokens: bool) -> None:
         """Checks the policies of a submission.
@@ -169,7 +158,7 @@ class RolloutPolicies(Policy):
         if rollout is None:
             raise PolicyError(f"No rollout has the attempt {episode.attempt} at {episode.task_name}.")
         body = rollout.policy
-        may_ask = episode.may_ask or _allowed
+        may_ask = episode.may_ask
         episode = replace(
             episode,
             headers={name: text.replace("{rollout_id}", rollout.rollout_id) for name, text in body.headers.items()},
@@ -185,13 +174,11 @@ class RolloutPolicies(Policy):
 
     async def drained(self, seconds: float) -> int:
         """Waits until no call is in flight, for at most `seconds`. Returns the number of calls in flight."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.in_flight:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            pass
         return self.in_flight
 
     def count(self, change: int) -> None:
@@ -264,10 +251,6 @@ class _Counted:
         self.rollout.calls += 1
         if has_members(self.client, AdvancingClient):
             self.client.advance(request, response)
-
-
-async def _allowed() -> None:
-    """Returns immediately, for runs that cannot be paused."""
 
 
 def _key_of(body: PolicyBody, needs_tokens: bool) -> str:

@@ -8,12 +8,12 @@ import math
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from ares_exp.cancellation import happened
 from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -22,7 +22,7 @@ from ares_exp.policies.in_process.chat_template import ChatTemplates
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text, sampling_of
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.waiting import nobody_waits, reported
+from ares_exp.policies.waiting import reported
 from ares_exp.records.validation import validated
 from ares_exp.training.service.bodies import SampledBody
 
@@ -49,6 +49,7 @@ class _OpenRequest:
     rollout_id: str
     prompt: Sequence[int]
     sampling: Mapping[str, Any]
+    spec: EpisodeSpec
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     lease_end: float = -math.inf
     version: str | None = None
@@ -62,14 +63,12 @@ class Relay:
     A polled request has a lease. It is returned again if no response arrives before the lease ends.
 
     Attributes:
-        version: Version of the weights for responses without a version.
         templates: Chat templates of the models, also for endpoints with token ids.
         lease_sec: Time in seconds that a sampler has to respond to a request.
     """
 
     def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
         """Creates a relay without requests."""
-        self.version: str | None = None
         self.lease_sec = lease_sec
         self._open: dict[str, _OpenRequest] = {}
         self._changed = asyncio.Event()
@@ -79,16 +78,12 @@ class Relay:
     async def requests(
         self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Returns open requests, from the oldest to the newest. Waits if there are no open requests.
+        """Returns open requests, with the fields of `TokenRequestFacts`, from the oldest to the newest.
 
         Args:
-            wait: Maximum wait in seconds. After it, the list is empty.
+            wait: Maximum wait in seconds for a request. After it, the list is empty.
             limit: Maximum number of requests.
             rollout_ids: Rollouts whose requests are returned. `None` means all rollouts.
-
-        Returns:
-            JSON-ready requests: `request_id`, `rollout_id`, `prompt_ids`, `sampling`, and `deadline`, the end of the
-            lease in Unix time.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait
@@ -100,15 +95,10 @@ class Relay:
             if until <= clock():
                 return []
             self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(due - clock()):
-                    await self._changed.wait()
+            await happened(self._changed, due - clock())
 
     def respond(self, response: SampledBody) -> bool:
-        """Passes a sampler's response to the episode that waits for it.
-
-        Returns:
-            Whether the response was used. It is dropped if the request already has a response, or is no longer open.
+        """Passes a sampler's response to the episode that waits for it. Returns whether the response was used.
 
         Raises:
             WireFormatError: The response is longer than requested. The request stays open.
@@ -158,18 +148,16 @@ class Relay:
     async def sampled(
         self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
     ) -> tuple[SampledBody, str | None]:
-        """Adds a request and waits for its response. Time until a sampler takes the request counts as waiting.
+        """Adds a request. Returns its response, and the version of the weights.
 
-        Returns:
-            The response, and the version of its weights.
+        Time until a sampler takes the request does not count towards the time limits of the episode.
         """
-        if spec.may_ask is not None:
-            await spec.may_ask()
-        one = _OpenRequest(rollout_id, prompt, sampling)
+        await spec.may_ask()
+        one = _OpenRequest(rollout_id, prompt, sampling, spec)
         self._open[one.request_id] = one
         self._changed.set()
         try:
-            with reported(spec.on_wait or nobody_waits):
+            with reported(spec.on_wait):
                 await one.taken.wait()
             response = await one.response
         finally:
@@ -178,7 +166,7 @@ class Relay:
 
     def _hand_out(self, one: _OpenRequest) -> dict[str, Any]:
         one.lease_end = asyncio.get_running_loop().time() + self.lease_sec
-        one.version = self.version
+        one.version = one.spec.version()
         one.taken.set()
         return {
             "request_id": one.request_id,
@@ -191,7 +179,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """Requests the sampled responses of one rollout through the relay."""
+    """The sampler of one rollout."""
 
     relay: Relay
     rollout_id: str
@@ -200,12 +188,10 @@ class _Sampler:
 
     def prepare(self, request: LLMRequest) -> LLMRequest:
         tokens = self.sampling.get("max_tokens", request.max_output_tokens)
-        return replace(
-            request, max_output_tokens=tokens, stop_sequences=self.sampling.get("stop", request.stop_sequences)
-        )
+        stop = self.sampling.get("stop", request.stop_sequences)
+        return replace(request, max_output_tokens=tokens, stop_sequences=stop)
 
     async def sample(self, asked: TokenRequest) -> LLMResponse:
-        """Requests a response."""
         started = time.perf_counter()
         request = asked.request
         sampling = {

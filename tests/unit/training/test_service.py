@@ -106,10 +106,10 @@ class TestService(ServiceContract):
     ) -> None:
         append, writing, may_go_on = ServiceRecord.append, threading.Event(), threading.Event()
 
-        def slowly(record: ServiceRecord, *lines: Any) -> None:
+        def slowly(record: ServiceRecord, line: Any) -> None:
             writing.set()
             assert may_go_on.wait(BOUND_SEC)
-            append(record, *lines)
+            append(record, line)
 
         monkeypatch.setattr(ServiceRecord, "append", slowly)
         async with self.served() as service:
