@@ -20,7 +20,7 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`. If the total shows that a server does \
 not include them in the completion tokens, they are added |
 | `cost` | `usage.cost`, OpenRouter's extension |
-| `latency_sec`, `sampling`, `policy_version`, `activations` | the same names, extensions of this package |
+| `latency_sec`, `sampling`, `policy_version`, `policy_version_from`, `activations` | the same names, our extensions |
 
 Fields of a response that only describe the call are dropped: `id`, `object`, `created`, `system_fingerprint`,
 `service_tier`, and the other details in `usage`.
@@ -63,7 +63,7 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
     "service_tier": (str,),
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
-_OWN_KEYS = ("latency_sec", "sampling", "policy_version", "activations")
+_OWN_KEYS = ("latency_sec", "sampling", "policy_version", "policy_version_from", "activations")
 _RESPONSE_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
@@ -194,6 +194,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
             latency_sec=optional(body, "latency_sec", *_NUMBER),
             sampling=optional(body, "sampling", Mapping),
             policy_version=optional(body, "policy_version", str),
+            policy_version_from=optional(body, "policy_version_from", str),
             activations=optional(body, "activations", Mapping),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ares_exp.policies.policy import Policy
 from ares_exp.policies.waiting import Gate
@@ -73,6 +73,7 @@ class TrainedRun:
         running: Callable[[], Iterable[RunningEpisode]],
         gate: Gate,
     ) -> None:
+        self._source = parts.source
         self.policy: Policy = parts.policy
         self.task_names = task_names
         self.agent_name = parts.effective_agent.name
@@ -98,6 +99,14 @@ class TrainedRun:
     def concurrency(self) -> int:
         """The maximum number of concurrent episodes, which a user can change during the run."""
         return self._scheduler.concurrency
+
+    def describe(self, task_name: str) -> Mapping[str, Any]:
+        """Returns the facts that the task itself states, or its digest if the source has no tasks."""
+        task = next((one for one in self._source.tasks if one.name == task_name), None)
+        if task is not None:
+            return task.describe()
+        digest = self._source.digest(task_name)
+        return {} if digest is None else {"digest": digest}
 
     def running(self) -> Mapping[Slot, RunningEpisode]:
         """Returns the running episodes by attempt."""

@@ -170,7 +170,7 @@ def test_warnings_name_the_task(make_task: MakeTask) -> None:
 
 
 def test_description_contains_the_metadata(make_task: MakeTask) -> None:
-    task = load_task(make_task(toml="[task]\nname = 'org/name'\nversion = '2'"))
+    task = load_task(make_task(toml="[task]\nname = 'org/name'\nversion = '2'\n[metadata]\nday = 2026-01-02"))
     assert task.describe() == {
         "format": "harbor",
         "name": "a-task",
@@ -181,6 +181,7 @@ def test_description_contains_the_metadata(make_task: MakeTask) -> None:
         "package_version": "2",
         "origin": None,
         "extra_instructions": [],
+        "metadata": {"day": "2026-01-02"},
     }
 
 
