@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.results import Outcome
 from tests.conftest import rows
 from tests.leaks import wait_until
-from tests.warm_start import warm_command
+from tests.warm_start import WarmProcess, warm_command
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("here")]
 TWO = ["env.tasks=[write-greeting,count-records]", "tracker=none"]
@@ -155,16 +154,17 @@ async def test_cancelling_ends_the_run_which_can_be_resumed(here: Path) -> None:
 
 
 def test_ctrl_c_ends_the_run_and_is_raised(here: Path) -> None:
-    script = f"""
+    script = here / "script.py"
+    script.write_text(f"""
 import ares_exp
 try:
     ares_exp.run({[*SLOW, "hydra.run.dir=mine"]!r}, quiet=True)
 except KeyboardInterrupt:
     print("interrupted")
-"""
-    with subprocess.Popen([sys.executable, "-c", script], cwd=here, stdout=subprocess.PIPE, text=True) as process:
+""")
+    with WarmProcess([], cwd=here, module=str(script)) as process:
         assert wait_until(lambda: list(here.glob("mine/responses/*")))
-        os.kill(process.pid, signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert (said, process.returncode) == ("interrupted\n", 0)
     [row] = rows(Path("mine"))

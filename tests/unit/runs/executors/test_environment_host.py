@@ -34,6 +34,7 @@ from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.runs.executors.hosted import HostedEnvironment, hosted
 from tests.unit.testing.test_bundled_parts import SUBMIT, code_environment
+from tests.warm_start import warm_command
 
 
 class Inside:
@@ -314,7 +315,9 @@ assert found == [], found
 
 @pytest.mark.once
 def test_local_run_does_not_import_ray(tmp_path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", RUN_WORDS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tmp_path / "script.py").write_text(RUN_WORDS)
+    command = warm_command(str(tmp_path / "script.py"))
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
