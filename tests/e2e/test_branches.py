@@ -1,15 +1,14 @@
 """`branch_from=` as a user meets it: a recorded run, and commands that continue from one of its steps."""
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ares_exp.trajectories import load
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.conftest import rows
 from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
@@ -43,10 +42,6 @@ def episodes(here: Path, run_dir: str) -> list[EpisodeTrajectory]:
     return sorted(load(here / run_dir).trajectories(), key=lambda episode: episode.metadata["attempt"])
 
 
-def rows(here: Path, run_dir: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (here / run_dir / "episodes.jsonl").read_text().splitlines()]
-
-
 def shown(episode: EpisodeTrajectory, step: int) -> str:
     observation = episode.steps[step].observation
     assert observation is not None
@@ -70,9 +65,9 @@ def test_eight_branches_share_the_earlier_steps(tmp_path: Path, container: str) 
     )
     assert branched.returncode == 0, branched.stderr
     [recorded], branches = episodes(tmp_path, "a"), episodes(tmp_path, "b")
-    assert [row["reward"] for row in rows(tmp_path, "a")] == [0.0]
-    assert [row["reward"] for row in rows(tmp_path, "b")] == [1.0] * 8
-    assert [row["num_steps"] for row in rows(tmp_path, "b")] == [3] * 8  # the shared responses were paid before
+    assert [row["reward"] for row in rows(tmp_path / "a")] == [0.0]
+    assert [row["reward"] for row in rows(tmp_path / "b")] == [1.0] * 8
+    assert [row["num_steps"] for row in rows(tmp_path / "b")] == [3] * 8  # the shared responses were paid before
     for number, branch in enumerate(branches):
         lineage = branch.metadata["lineage"]
         assert (lineage["root"], lineage["parent"]) == (recorded.episode_id, recorded.episode_id)
@@ -89,7 +84,7 @@ def test_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> None:
     assert branched.returncode == 0, branched.stderr
     assert "differs" not in branched.stderr
     assert all(the_same(episodes(tmp_path, "a")[0], branch, 2) for branch in episodes(tmp_path, "b"))
-    assert [row["reward"] for row in rows(tmp_path, "b")] == [1.0, 1.0]
+    assert [row["reward"] for row in rows(tmp_path / "b")] == [1.0, 1.0]
     random = execute(tmp_path, "c", "branch_from=a/write-greeting@2", "branches=2", replies=[SHOW, SUBMIT])
     assert random.returncode == 0, random.stderr
     assert "differs from the recorded one in 1 request, from step 2 on" in random.stderr
@@ -125,10 +120,10 @@ def test_branch_works_without_task_selection(tmp_path: Path) -> None:
     words = ("--config-dir", "options", "env=plain", "policy=scripted", f"policy.replies=[{quoted(SUBMIT)}]")
     ran = [*warm_command(), *words, "tracker=none", "snapshot=every_step", "hydra.run.dir=a"]
     subprocess.run(ran, cwd=tmp_path, check=True, timeout=110, capture_output=True)
-    task = rows(tmp_path, "a")[1]["task_name"]
+    task = rows(tmp_path / "a")[1]["task_name"]
     branched = execute(tmp_path, "b", f"branch_from=a/{task}@0", "branches=2", replies=[SUBMIT])
     assert branched.returncode == 0, branched.stderr
-    assert [row["task_name"] for row in rows(tmp_path, "b")] == [task, task]
+    assert [row["task_name"] for row in rows(tmp_path / "b")] == [task, task]
     gone = execute(tmp_path, "c", f"branch_from=a/{task}@0", "env=twenty_questions", replies=[SUBMIT])
     assert gone.returncode == 2
     assert "no `export_state`" in gone.stderr

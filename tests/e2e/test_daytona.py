@@ -1,18 +1,16 @@
 """`container=daytona` as a user meets it: against a service on this machine, in whatever way a run ends."""
 
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ares_exp
 from ares_exp import LLMResponse
-from tests.conftest import run_command
+from tests.conftest import rows, run_command
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
 from tests.e2e.killed_run import CONCURRENCY, KINDS, PLAIN, KilledRun, Moment, check, make_tasks
@@ -38,10 +36,6 @@ def _environment(service: DaytonaService, monkeypatch: pytest.MonkeyPatch) -> It
     yield
     assert service.is_empty(), [one.name for one in service.sandboxes()]
     assert service.emulator.unknown == service.emulator.invalid == []
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
 def execute(service: DaytonaService, here: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -13,20 +13,15 @@ import ares_exp
 from ares_exp.agents.toolbox.package import PACKAGES
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.trajectories import load
+from tests.conftest import rows
 from tests.installed_agents import SCRIPTS, SOLVE, call, check_solved, equipped_task, execute, local_python
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("here")]
 
 LOCAL = pytest.mark.local
 DOCKER = pytest.mark.docker
 OTHERS = ("codex", "opencode", "qwen_code")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -64,7 +59,7 @@ def test_mcp_servers_and_skills_reach_the_agent(agent: str, transport: str) -> N
     task = equipped_task(Path("tasks"), transport)
     name = "counter_add" if agent == "opencode" else "mcp__counter__add"
     execute("run", agent, "local", *task, replies=[call(name, by=7), *SCRIPTS[agent]])
-    [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+    [row] = rows(Path("run"))
     assert (row["reward"], row["num_steps"]) == (1.0, 3), row
     first, second = (step.observation for step in load(Path("run"))[0].load().steps[:2])
     assert "greets-in-verse" in json.dumps(first)
@@ -84,7 +79,7 @@ def test_gemini_cli_solves_a_task(container: str) -> None:
 @pytest.mark.npm("mini_swe_agent")
 def test_image_without_python_is_refused_by_name() -> None:
     results = execute("run", "mini_swe_agent", "docker")
-    [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+    [row] = rows(Path("run"))
     assert results.exit_code == 1
     assert row["outcome"] == "agent_error"
     assert "this container has no Python. Choose an image with one of these versions" in row["error"]["message"]
@@ -129,7 +124,7 @@ def test_keepalives_let_codex_outlast_a_slow_policy() -> None:
     check_solved("kept", kept)
     lost = execute("lost", "codex", "local", *impatient, "agent.keepalive_sec=60", delay_sec=4.0)
     assert lost.mean_reward == 0.0  # what it left is scored
-    [row] = [json.loads(line) for line in Path("lost/episodes.jsonl").read_text().splitlines()]
+    [row] = rows(Path("lost"))
     assert row["error"]["type"] == "AgentExitError"
     assert "idle timeout waiting for SSE" in row["error"]["message"]
 

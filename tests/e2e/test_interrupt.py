@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import rows
 from tests.leaks import processes, wait_until
 from tests.warm_start import WarmProcess
 
@@ -52,9 +53,9 @@ def test_ctrl_c_records_cancelled_episodes_and_prints_summary(
     out, err = running.communicate(timeout=SOON_SEC)
     assert running.returncode == 130, err
     assert wait_until(lambda: not sleepers(), SOON_SEC)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
-    assert [row["outcome"] for row in rows] == ["cancelled"] * 4
-    assert [row["reward"] for row in rows] == [None] * 4
+    ended = rows(tmp_path / "run")
+    assert [row["outcome"] for row in ended] == ["cancelled"] * 4
+    assert [row["reward"] for row in ended] == [None] * 4
     outcomes = [json.loads(p.read_text())["outcome"] for p in (tmp_path / "run" / "trajectories").glob("*.json")]
     assert outcomes == ["cancelled"] * 4
     assert "cancelled" in out

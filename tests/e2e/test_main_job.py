@@ -1,6 +1,5 @@
 """The main job as a user meets it."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from ares_exp.records.results import Outcome
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.conftest import rows
 
 QUIET = ("tracker=none",)
 
@@ -17,10 +17,6 @@ QUIET = ("tracker=none",)
 def only_run(tmp_path: Path) -> Path:
     [run_dir] = [path.parent for path in tmp_path.glob("outputs/*/*/episodes.jsonl")]
     return run_dir
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
 def essence(run_dir: Path) -> dict[str, Any]:

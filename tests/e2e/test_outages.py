@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.runs.control.status import RunStatus, read_status
-from tests.conftest import Cli
+from tests.conftest import Cli, rows
 from tests.e2e.conftest import SUBMIT
 from tests.leaks import wait_until
 from tests.loopback_endpoint import completion
@@ -76,10 +76,6 @@ def status(directory: Path) -> RunStatus | None:
     return read_status(directory / "run" / "status.json")
 
 
-def rows(directory: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (directory / "run" / "episodes.jsonl").read_text().splitlines()]
-
-
 def test_restarted_server_gets_all_requests(paused: tuple[WarmProcess, str], tmp_path: Path, cli: Cli) -> None:
     run, port = paused
     shown = cli("ctl", "run", "status").stdout
@@ -91,7 +87,7 @@ def test_restarted_server_gets_all_requests(paused: tuple[WarmProcess, str], tmp
     assert run.returncode == 0, err
     assert err.count("No episode starts until it responds.") == err.count("Episodes start again after") == 1
     assert "12 of 12 episodes finished" in out
-    assert {row["outcome"] for row in rows(tmp_path)} == {"completed"}
+    assert {row["outcome"] for row in rows(tmp_path / "run")} == {"completed"}
 
 
 def test_interrupted_outage_resumes_every_episode(paused: tuple[WarmProcess, str], tmp_path: Path, cli: Cli) -> None:

@@ -10,7 +10,7 @@ import ares_exp
 from ares_exp.trajectories import load
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-pytestmark = [pytest.mark.local, pytest.mark.once]
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.usefixtures("here")]
 
 
 def tools(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -45,12 +45,6 @@ SCRIPTS: dict[str, list[Any]] = {
     ],
 }
 """Replies that solve the task write-greeting."""
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def execute(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> EpisodeTrajectory:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import rows
 from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -18,10 +19,6 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 def script(*commands: str) -> str:
     replies = ",".join(f'"```bash\n{command}\n```"' for command in commands)
     return f"policy.replies=[{replies}]"
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
 
 
 def report_of(run: Path) -> dict[str, Any]:

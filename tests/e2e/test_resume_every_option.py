@@ -20,7 +20,7 @@ import ares_exp
 from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.llms.response import LLMResponse, Usage
 from tests import fake_harbor
-from tests.conftest import ROOT
+from tests.conftest import ROOT, rows
 from tests.docker.podman_service import missing_program, podman_service
 from tests.e2e.daytona_service import DaytonaService
 from tests.e2e.test_own_agents import SCRIPTS as OWN_SCRIPTS
@@ -225,10 +225,6 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
-def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(("group", "name"), [one for group in RECIPES for one in options(group)])
 def test_interrupted_run_resumes(group: str, name: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name in RECIPES[group], f"Add a recipe for {group}={name} to RECIPES."
@@ -237,13 +233,13 @@ def test_interrupted_run_resumes(group: str, name: str, stack: ExitStack, monkey
     if recipe.interrupted:
         with pytest.raises(KeyboardInterrupt):
             ares_exp.run(words, config_dirs=["options"], quiet=True)
-        assert [(row["outcome"], row["num_steps"]) for row in rows()] == [("cancelled", 1)]
+        assert [(row["outcome"], row["num_steps"]) for row in rows(Path("run"))] == [("cancelled", 1)]
     else:
         ares_exp.run(words, quiet=True)
-        assert [(row["attempt"], row["reward"]) for row in rows()] == [(0, recipe.reward)]
+        assert [(row["attempt"], row["reward"]) for row in rows(Path("run"))] == [(0, recipe.reward)]
 
     ares_exp.run(["resume=run", "attempts=2"], quiet=True)
-    final = sorted((row for row in rows() if row["outcome"] != "cancelled"), key=lambda row: row["attempt"])
+    final = sorted((row for row in rows(Path("run")) if row["outcome"] != "cancelled"), key=lambda row: row["attempt"])
     assert [(row["attempt"], row["reward"]) for row in final] == [(0, recipe.reward), (1, recipe.reward)]
     assert [(row["replayed"] or {}).get("steps") for row in final] == [1 if recipe.interrupted else None, None]
     if group == "agent":

@@ -5,7 +5,6 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from ares_exp.records.recorded_results import read_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.reports.run_payload import ShownRun
 from ares_exp.trajectories import load
-from tests.conftest import SECRET_FREE, Cli
+from tests.conftest import SECRET_FREE, Cli, rows
 from tests.loopback_endpoint import LoopbackEndpoint, respond, slow
 from tests.warm_start import WarmProcess
 
@@ -53,10 +52,6 @@ def _own_modules(tmp_path: Path) -> None:
 def grader() -> Iterator[LoopbackEndpoint]:
     with LoopbackEndpoint(otherwise=respond("It greets.\nScore: 8")) as server:
         yield server
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
 
 
 HERE = {"PYTHONPATH": "."}

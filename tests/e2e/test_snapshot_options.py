@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ares_exp.snapshots.store import SnapshotStore
+from tests.conftest import rows
 from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
@@ -43,10 +44,6 @@ def option(tmp_path: Path, node: dict[str, Any]) -> list[str]:
     (tmp_path / "options" / "policy").mkdir(parents=True)
     (tmp_path / "options" / "policy" / "mine.yaml").write_text(f"# mine\n{json.dumps(node)}\n")
     return ["--config-dir", "options", "tracker=none", "policy=mine"]
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
 
 
 def start(tmp_path: Path, *arguments: str) -> WarmProcess:

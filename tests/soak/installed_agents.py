@@ -29,13 +29,7 @@ SAMPLES = Path(__file__).parents[2] / "ares_exp" / "tasks" / "samples"
 STRIPPED, WITH_MUSL = "ares-exp-soak:stripped", "ares-exp-soak:with-musl"
 """Images: busybox, linked statically, and Debian's musl, without glibc; Debian with its musl package."""
 
-pytestmark = [pytest.mark.docker, pytest.mark.local]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = [pytest.mark.docker, pytest.mark.local, pytest.mark.usefixtures("here")]
 
 
 @pytest.fixture(scope="module")

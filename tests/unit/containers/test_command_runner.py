@@ -221,7 +221,7 @@ async def test_stderr_is_separate_for_concurrent_and_background_commands() -> No
 
 async def test_cancelling_many_commands_kills_all(tmp_path: Path) -> None:
     async with host_channels() as (channels, _):
-        tasks = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(12)]
+        tasks = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(6)]
         async with asyncio.timeout(20):
             while len([path for path in tmp_path.iterdir() if path.stat().st_size]) < len(tasks):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
