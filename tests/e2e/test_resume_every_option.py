@@ -19,6 +19,9 @@ from aiohttp import web
 import ares_exp
 from ares_exp.agents.interception.agent_endpoint import wire_at
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.training.sampled_calls import conversations_of
+from ares_exp.trajectories import load
+from ares_exp.trajectories.exports.sft_export import sft_rows
 from tests import fake_harbor
 from tests.conftest import ROOT, rows
 from tests.docker.podman_service import missing_program, podman_service
@@ -124,7 +127,7 @@ async def solve(_: web.Request, received: Received) -> web.StreamResponse:
     """Answers by the wire of the request, with the reply of that turn."""
     wire = wire_at(received.path)
     assert wire is not None
-    asked = wire.read(received.body, received.headers)
+    asked = wire.read(received.body)
     turn = sum(message["role"] == "assistant" for message in asked.request.messages)
     response = LLMResponse.from_text(SCRIPTS["shell"][turn], usage=Usage(10, 5), finish_reason="stop")
     return web.Response(body=wire.whole(asked, response), content_type="application/json")
@@ -243,8 +246,19 @@ def test_interrupted_run_resumes(group: str, name: str, stack: ExitStack, monkey
     assert [(row["attempt"], row["reward"]) for row in final] == [(0, recipe.reward), (1, recipe.reward)]
     assert [(row["replayed"] or {}).get("steps") for row in final] == [1 if recipe.interrupted else None, None]
     if group == "agent":
+        check_training_rows(final[1]["episode_id"], SCRIPTS[name])
         check_replay(final[1]["episode_id"])
         check_branch(final[1]["episode_id"], SCRIPTS[name][1:])
+
+
+def check_training_rows(episode: str, replies: list[Any]) -> None:
+    """Checks that the rows for training contain the work, in the conversation `main`."""
+    [recorded] = [one for one in load(Path("run")).trajectories() if one.episode_id == episode]
+    assert conversations_of(recorded) == ["main"] * len(replies)
+    rows = list(sft_rows([recorded])[0])
+    assert {row["conversation"] for row in rows} == {"main"}
+    assert all("greeting.txt" in json.dumps(row["messages"]) for row in rows)
+    assert sum(message["role"] == "assistant" for message in rows[-1]["messages"]) >= len(replies)
 
 
 def check_replay(episode: str) -> None:

@@ -14,7 +14,8 @@ If all clients of a call disconnect, the call is kept until the agent sends anot
 Agents run subagents, and request titles and summaries in addition to their work. If the client names the conversation
 in a header, the header decides. Otherwise, a request belongs to the conversation that it continues: its messages start
 with the messages of that conversation's last request. If several conversations match, the longest one counts. A request
-that does not continue a conversation starts a new one.
+without tools also continues a conversation without tools if it repeats the last response, because programs such as
+aider rewrite their earlier messages. Any other request starts a new conversation.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any, Literal
 from ares_exp.environment import BACKGROUND_PREFIX, MAIN_CONVERSATION
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.canonical import Canonical, canonical
+from ares_exp.llms.chat_messages import text_of
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts
@@ -90,6 +92,15 @@ class Conversation:
     last: Canonical
     turns: dict[str, Turn] = field(default_factory=dict)
 
+    def is_repeated_by(self, request: LLMRequest) -> bool:
+        """Returns whether a request without tools repeats the last response of this conversation without tools."""
+        turn = self.turns.get(self.last.fingerprint)
+        if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
+            return False
+        said = turn.call.result().text.strip() if turn.call.exception() is None else ""
+        messages = [message for message in request.messages if message["role"] == "assistant"]
+        return bool(said) and any(text_of(message.get("content")).strip() == said for message in messages)
+
 
 class Conversations:
     """The conversations of one agent, by which its requests are assigned to conversations."""
@@ -112,7 +123,8 @@ class Conversations:
             fitting = [conversation for conversation in named if conversation.has_tools == bool(request.tools)]
             conversation = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
         else:
-            conversation = _longest(self._conversations, asked)
+            repeated = (one for one in self._conversations if one.is_repeated_by(request))
+            conversation = _longest(self._conversations, asked) or next(repeated, None)
         if conversation is None:
             conversation = Conversation(self._new_name(request, asked.fingerprint), key, bool(request.tools), asked)
             self._conversations.append(conversation)

@@ -273,6 +273,14 @@ async def test_parallel_requests_are_separate_conversations(port: Port, llm: Rec
     assert len(port.line.report.conversations) == 4
 
 
+async def test_repeated_response_continues_its_conversation(port: Port) -> None:
+    _, body = await port.post(chat("do it"))
+    await port.post(chat("a file", "Ok.", "do it", text_of(body), "again"))
+    assert port.line.report.conversations == ("main",)
+    await port.post(chat("a file", "Ok.", "another task"))
+    assert len(port.line.report.conversations) == 2
+
+
 async def test_conversation_names_are_independent_of_order() -> None:
     async def names(order: list[str]) -> dict[str, str]:
         llm = Recorder()
